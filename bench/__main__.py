@@ -25,7 +25,7 @@ from bench.table import Row, render
 from bench.telegram import telegram_rows
 from bench.turn import flat_rows, turn_rows
 from bench.view import view_rows
-from everhold.cli.commands.up import settle_down
+from everhold.cli.commands.up import freeze_garbage_collector
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 
@@ -97,7 +97,7 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := set(given.works) - set(WORKS):
         parser.error(f"there is no {', '.join(sorted(unknown))}")
-    settle_down()
+    freeze_garbage_collector()
     before = conditions()
     rows: list[Row] = []
     for name in given.works or WORKS:

@@ -13,8 +13,8 @@ import apsw
 
 from bench.house import MESSAGE, House, open_store, room, run_here
 from bench.table import Row, at_least, interleave, median, ratio
-from everhold.core.entries import Heard, Place, Stamp, encode
-from everhold.core.ids import session_id
+from everhold.core.entries import ChatLocation, Heard, Stamp, encode_body
+from everhold.core.ids import make_session_id
 
 CALLERS = {1: 200, 16: 1_600, 64: 4_800}
 """How many wait for an answer at once -> how many messages a round has."""
@@ -109,8 +109,8 @@ class Hand:
         self.count = 0
         self.name = os.urandom(4).hex()
         stamp = Stamp(person="ada", audience=("person:ada",), address="agent:main:table:dm:c0")
-        origin = Place(platform="table", account="main", chat="c0", message="12345-12345")
-        self.body = encode(Heard(origin=origin, text=MESSAGE, stamp=stamp))
+        origin = ChatLocation(platform="table", account="main", chat="c0", message="12345-12345")
+        self.body = encode_body(Heard(origin=origin, text=MESSAGE, stamp=stamp))
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
@@ -142,7 +142,7 @@ class Hand:
         now = time.time()
         session = self.sessions.get(chat)
         if session is None:
-            session = self.sessions[chat] = session_id(now, os.urandom(10))
+            session = self.sessions[chat] = make_session_id(now, os.urandom(10))
             address = f"agent:main:table:dm:{chat}"
             cursor.execute(
                 "insert into sessions(id, agent, address, created) values (?, 'main', ?, ?)", (session, address, now)

@@ -24,10 +24,10 @@ from bench.house import Chance, room
 from bench.modelstub import answer, whole
 from bench.past import Past
 from bench.table import Row
-from everhold.home import Home
+from everhold.infra.home import Home
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.platforms.telegram import TelegramServer
-from everhold.testing.platforms.threaded import Threaded, threaded
+from everhold.testing.platforms.threaded import ThreadedServer, serve_in_thread
 
 TOKEN = "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw"
 ADA = 1001
@@ -149,8 +149,8 @@ def _ours(burst: str, directory: Path, model: Held) -> list[str]:
     home = Home(directory).create()
     home.env.touch(mode=0o600)
     home.env.write_text(f"BOT={TOKEN}\n")
-    with threaded(TelegramServer) as telegram:
-        telegram.server.bot(TOKEN)
+    with serve_in_thread(TelegramServer) as telegram:
+        telegram.server.add_bot(TOKEN)
         config = _config(telegram.server.url, model.url)
         gateway = Gateway(directory, config=config)
         try:
@@ -201,8 +201,8 @@ def _config(telegram: str, model: str) -> str:
     )
 
 
-def _hear(telegram: Threaded[TelegramServer], text: str) -> None:
-    telegram.run(telegram.server.write(text, user=ADA))
+def _hear(telegram: ThreadedServer[TelegramServer], text: str) -> None:
+    telegram.run(telegram.server.write_message(text, user=ADA))
 
 
 async def _age(home: Home) -> None:

@@ -15,9 +15,19 @@ import apsw
 from bench.house import House, open_store, room
 from bench.past import ENTRIES_A_TURN, Past
 from bench.table import Row, at_most, interleave, median, ratio
-from everhold.core.entries import OWN, Began, Changed, Compressed, CompressionRequested, Draft, Ended, Place, Usage
-from everhold.flow.runtime import Runtime
-from everhold.ports.model import Answer, Request
+from everhold.core.entries import (
+    OWN_OPERATION,
+    Began,
+    Changed,
+    ChatLocation,
+    Compressed,
+    CompressionRequested,
+    Ended,
+    EntryDraft,
+    ModelUsage,
+)
+from everhold.engine.agent_runtime import AgentRuntime
+from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.ports.store import Change, Session, Step, Wakeup
 
 SIZES = (200, 2_000, 20_000)
@@ -40,12 +50,12 @@ class Summing:
         self.asked = 0
         self.took = 0.0
 
-    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
         self.asked += 1
         started = time.perf_counter()
         await asyncio.sleep(self.seconds)
         self.took += time.perf_counter() - started
-        return Answer(text=SUMMARY, model=self.name, usage=Usage(input=9, output=9))
+        return ModelResponse(text=SUMMARY, model=self.name, usage=ModelUsage(input=9, output=9))
 
 
 class Folding(House):
@@ -54,7 +64,7 @@ class Folding(House):
     def __init__(self, directory: Path, *, summing: Summing, synchronous: str = "FULL", **settings: object) -> None:
         super().__init__(open_store(directory, synchronous=synchronous), context_tokens=10_000_000)
         self.summing = summing
-        self._runtime = Runtime(
+        self._runtime = AgentRuntime(
             agent="main",
             system="You answer at once.",
             models=self._runtime.models,
@@ -70,11 +80,11 @@ class Folding(House):
                 step=Step.COMMAND,
                 session=session.id,
                 at=time.time(),
-                entries=tuple(Draft(body=body, author="operator", op=OWN) for body in bodies),
+                entries=tuple(EntryDraft(body=body, author="operator", op=OWN_OPERATION) for body in bodies),
                 wakeups=(Wakeup(consumer="compression"),),
             )
         )
-        self.bells.ring(session.id)
+        self.bells.notify(session.id)
 
     async def folded(self, session: str) -> None:
         """Until there is a fold."""
@@ -112,8 +122,8 @@ def cost_rows(rounds: int) -> list[Row]:
 class Plain(Past):
     """One that is answered where it asked."""
 
-    def _place(self) -> Place:
-        return Place(platform="table", account="main", chat=self.chat, message="m")
+    def _place(self) -> ChatLocation:
+        return ChatLocation(platform="table", account="main", chat=self.chat, message="m")
 
 
 @contextlib.asynccontextmanager
@@ -214,15 +224,15 @@ def blocking() -> float:
             assert isinstance(house, Folding)
             for _ in range(40):
                 await house.turn("chat")
-            house._runtime = Runtime(
+            house._runtime = AgentRuntime(
                 agent="main",
                 system="You answer at once.",
                 models=house._runtime.models,
                 summariser=summing,
-                soft=0.00001,
-                hard=0.00002,
-                keep=2,
-                ahead=False,
+                soft_share=0.00001,
+                hard_share=0.00002,
+                keep_turns=2,
+                compress_in_background=False,
             )
             started = time.perf_counter()
             await house.turn("chat")

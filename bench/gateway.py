@@ -23,8 +23,8 @@ from bench.house import MESSAGE, Chance, House, open_store, room
 from bench.past import ENTRIES_A_TURN, Past
 from bench.peers import install
 from bench.table import Row, at_least, at_most, interleave, median, ratio
-from everhold.home import Home
-from everhold.memories.builtin import Index
+from everhold.infra.home import Home
+from everhold.memories.builtin import MemoryIndex
 from everhold.stores.sqlite import SqliteStore
 
 HERE = Path(__file__).parent
@@ -209,7 +209,7 @@ async def _age(home: Home, entries: int) -> None:
     me = getpass.getuser()
     past = Past(store, "s-old", fold_every=FOLD_TURNS, platform="http", account="", person=me)
     await past.live(entries // ENTRIES_A_TURN)
-    index = Index(home.index)
+    index = MemoryIndex(home.index)
     while await index.catch_up(store):
         pass
     await index.close()

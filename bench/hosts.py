@@ -17,10 +17,10 @@ from bench.house import MESSAGE, REPLY, Clock, Silence, room
 from bench.losses import SERVICES, World, plugin_home, plugin_path, plugin_python
 from bench.table import Row, median
 from everhold.core.entries import Stamp
-from everhold.memories.hermes.provider import HermesPlugin
-from everhold.memories.hermes.settings import HermesSettings
-from everhold.ports.memory import Batch, Exchange, Query, Utterance
-from everhold.ports.plugin import Context
+from everhold.hermes.memory.provider import HermesMemory
+from everhold.hermes.memory.settings import HermesSettings
+from everhold.ports.memory import Exchange, MemoryBatch, MemoryQuery, MemoryUtterance
+from everhold.ports.plugin import PluginContext
 
 TURNS = 200
 STAMP = Stamp(person="ada", audience=("person:ada",), address="agent:main:telegram:dm:42")
@@ -75,15 +75,17 @@ async def _turns() -> tuple[float, float, float]:
     return ours, theirs, wall
 
 
-async def _turn(plugin: HermesPlugin, number: int) -> None:
+async def _turn(plugin: HermesMemory, number: int) -> None:
     """As a turn goes: something is recalled for it, and then it is handed over."""
     await plugin.find(
-        Query(text=MESSAGE, agent="main", session="s", name="n", audience=STAMP.audience, person="ada", stamp=STAMP)
+        MemoryQuery(
+            text=MESSAGE, agent="main", session="s", name="n", audience=STAMP.audience, person="ada", stamp=STAMP
+        )
     )
-    heard = Utterance(author="person:ada", text=f"{MESSAGE} {number}", at=1.0, stamp=STAMP)
-    said = Utterance(author="agent:main", text=REPLY, at=2.0, stamp=STAMP)
+    heard = MemoryUtterance(author="person:ada", text=f"{MESSAGE} {number}", at=1.0, stamp=STAMP)
+    said = MemoryUtterance(author="agent:main", text=REPLY, at=2.0, stamp=STAMP)
     item = Exchange(key=str(number), session="s", agent="main", op=1, heard=(heard,), said=(said,), stamp=STAMP)
-    await plugin.store(Batch(name="n", items=(item,)))
+    await plugin.store(MemoryBatch(name="n", items=(item,)))
 
 
 def _residents() -> Iterator[tuple[str, float]]:
@@ -114,11 +116,11 @@ def _resident_mb(pid: int) -> float:
 
 
 @contextlib.asynccontextmanager
-async def _open(directory: Path, **settings: str) -> AsyncIterator[HermesPlugin]:
+async def _open(directory: Path, **settings: str) -> AsyncIterator[HermesMemory]:
     data = directory / "data"
     data.mkdir(parents=True, exist_ok=True)
-    context = Context(agent="main", instance="it", directory=data, log=Quiet(), clock=Clock())
-    plugin = HermesPlugin(HermesSettings.model_validate(settings), context)
+    context = PluginContext(agent="main", instance="it", directory=data, log=Quiet(), clock=Clock())
+    plugin = HermesMemory(HermesSettings.model_validate(settings), context)
     try:
         yield plugin
     finally:

@@ -13,17 +13,25 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from pathlib import Path
 from typing import Any, TypeVar
 
-from everhold.cli.commands.up import loops
-from everhold.core.access import Admission
-from everhold.core.entries import Place, Usage
-from everhold.flow.accept import Accept
-from everhold.flow.gates import Bells, Gates
-from everhold.flow.memory import Attached
-from everhold.flow.runtime import Runtime
-from everhold.flow.supervise import Supervisor
-from everhold.ports.log import Log
-from everhold.ports.model import Answer, Request
-from everhold.ports.platform import Accept as Door, Delivery, Drafting, Incoming, Outgoing, Platform, Verdict
+from everhold.cli.commands.up import choose_loop_factory
+from everhold.core.access import AdmissionDecision
+from everhold.core.entries import ChatLocation, ModelUsage
+from everhold.engine.agent_runtime import AgentRuntime
+from everhold.engine.gates import Gates, Wakeups
+from everhold.engine.memory_client import MemoryClient
+from everhold.engine.supervisor import WorkerSupervisor
+from everhold.ingress.accept import MessageAcceptor
+from everhold.ports.log import EventLogger
+from everhold.ports.model import ModelRequest, ModelResponse
+from everhold.ports.platform import (
+    AcceptMessage as Door,
+    AcceptResult,
+    DeliveryGuarantee,
+    IncomingMessage,
+    OutgoingMessage,
+    Platform,
+    SupportsDrafts,
+)
 from everhold.stores.sqlite import SqliteStore
 
 T = TypeVar("T")
@@ -61,7 +69,7 @@ class Silence:
     def error(self, event: str, /, **fields: object) -> None:
         raise AssertionError(f"{event}: {fields}")
 
-    def bind(self, **fields: object) -> Log:
+    def bind(self, **fields: object) -> EventLogger:
         return self
 
 
@@ -73,8 +81,8 @@ class Instant:
     def __init__(self, context_tokens: int = 100_000) -> None:
         self.context_tokens = context_tokens
 
-    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
-        return Answer(text=REPLY, model=self.name, usage=Usage(output=60))
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
+        return ModelResponse(text=REPLY, model=self.name, usage=ModelUsage(output=60))
 
 
 class Table:
@@ -82,7 +90,7 @@ class Table:
 
     name = "table"
     account = "main"
-    delivery = Delivery.KEYED
+    delivery = DeliveryGuarantee.KEYED
     text_limit = 4_000
     visible_after = 0.0
 
@@ -92,12 +100,12 @@ class Table:
 
     async def listen(self, accept: Door) -> None: ...
 
-    async def send(self, out: Outgoing) -> str:
+    async def send(self, out: OutgoingMessage) -> str:
         self.sent += 1
         self.served(out.to.chat).set()
         return out.key
 
-    async def probe(self, out: Outgoing) -> str | None:
+    async def probe(self, out: OutgoingMessage) -> str | None:
         return None
 
     def served(self, chat: str) -> asyncio.Event:
@@ -110,20 +118,22 @@ class House:
     def __init__(self, store: SqliteStore, *, context_tokens: int = 100_000) -> None:
         self.store = store
         self.gates = Gates(store=store, clock=Clock(), chance=Chance(), log=Silence(), owner=os.urandom(4).hex())
-        self.bells = Bells()
+        self.bells = Wakeups()
         self.table = Table()
         model = Instant(context_tokens)
-        self._runtime = Runtime(agent="main", system="You answer at once.", models=(model,), summariser=model)
-        self.supervisor = Supervisor(self.gates, runtimes=self, bells=self.bells)
-        self.accept = Accept(self.gates, reception=self._admit, bells=self.bells)
+        self._runtime = AgentRuntime(agent="main", system="You answer at once.", models=(model,), summariser=model)
+        self.supervisor = WorkerSupervisor(self.gates, runtimes=self, wakeups=self.bells)
+        self.accept = MessageAcceptor(self.gates, admit=self._admit, wakeups=self.bells)
         self._numbers = iter(range(10**9))
 
-    async def _admit(self, incoming: Incoming) -> Admission:
-        return Admission(agent="main", person="ada")
+    async def _admit(self, incoming: IncomingMessage) -> AdmissionDecision:
+        return AdmissionDecision(agent="main", person="ada")
 
-    async def hear(self, chat: str, text: str = MESSAGE) -> Verdict:
-        origin = Place(platform="table", account="main", chat=chat, message=f"{self.gates.owner}-{next(self._numbers)}")
-        return await self.accept(Incoming(origin=origin, text=text, sender="ada"))
+    async def hear(self, chat: str, text: str = MESSAGE) -> AcceptResult:
+        origin = ChatLocation(
+            platform="table", account="main", chat=chat, message=f"{self.gates.owner}-{next(self._numbers)}"
+        )
+        return await self.accept(IncomingMessage(origin=origin, text=text, sender="ada"))
 
     async def turn(self, chat: str) -> None:
         """From a message at the door to its answer on the table."""
@@ -143,36 +153,36 @@ class House:
         await self.store.revoke_leases(owner=self.gates.owner, at=time.time())
         work = asyncio.create_task(self.supervisor.dispatch())
         yield self
-        self.supervisor.stopping = True
-        self.bells.work.set()
+        self.supervisor.is_stopping = True
+        self.bells.work_available.set()
         await work
         await self.supervisor.drain(10.0)
         await self.store.close()
 
     # -- what the flows ask for
 
-    def runtime(self, agent: str, choices: Mapping[str, str]) -> Runtime:
+    def get_runtime(self, agent: str, choices: Mapping[str, str]) -> AgentRuntime:
         return self._runtime
 
-    def platform(self, name: str, account: str) -> Platform | None:
+    def find_platform(self, name: str, account: str) -> Platform | None:
         return self.table
 
-    def drafting(self, name: str, account: str) -> Drafting | None:
+    def find_draft_platform(self, name: str, account: str) -> SupportsDrafts | None:
         return None
 
-    def in_doubt(self, reader: str, agent: str) -> str:
+    def get_in_doubt_policy(self, consumer: str, agent: str) -> str:
         return "resend"
 
-    def memory(self, instance: str, agent: str) -> Attached | None:
+    def find_memory(self, instance: str, agent: str) -> MemoryClient | None:
         return None
 
-    def attached(self) -> list[Attached]:
+    def list_memories(self) -> list[MemoryClient]:
         return []
 
 
 def run_here(work: Coroutine[Any, Any, T]) -> T:
     """To its end, on the loop that `everhold up` runs on."""
-    with asyncio.Runner(loop_factory=loops()) as runner:
+    with asyncio.Runner(loop_factory=choose_loop_factory()) as runner:
         return runner.run(work)
 
 

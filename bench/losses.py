@@ -28,7 +28,7 @@ from bench.gateway import HERE, Gateway, hermes_python, model
 from bench.house import room
 from everhold.cli.client import ApiClient
 from everhold.cli.transport import SocketTransport
-from everhold.testing.services.base import Service
+from everhold.testing.services.base import LoopbackService
 from everhold.testing.services.hindsight import HindsightService
 from everhold.testing.services.honcho import HonchoService
 from everhold.testing.services.mem0 import Mem0Service
@@ -47,7 +47,11 @@ SLUGGISH_SECONDS = 6.0
 """For one write: longer than a plug-in was seen waiting for the one before."""
 SDKS = ("honcho-ai==2.7.0", "hindsight-client==1.1.0", "mem0ai==2.2.1")
 WHO = ("alone", "hosted", "native")
-SERVICES: dict[str, type[Service]] = {"hindsight": HindsightService, "honcho": HonchoService, "mem0": Mem0Service}
+SERVICES: dict[str, type[LoopbackService]] = {
+    "hindsight": HindsightService,
+    "honcho": HonchoService,
+    "mem0": Mem0Service,
+}
 BEGINS = {"honcho": r"/sessions$", "hindsight": r"/version$|/banks/[^/]+$"}
 """What a conversation needs before its first turn; mem0 needs nothing."""
 WRITES = {"honcho": r"/messages$", "hindsight": r"/memories$", "mem0": r"^/memories$|/v3/memories/add"}
@@ -81,7 +85,7 @@ class Subject(Protocol):
 class World:
     """One service, and what it was told so far."""
 
-    def __init__(self, name: str, service: Service) -> None:
+    def __init__(self, name: str, service: LoopbackService) -> None:
         self.name = name
         self.service = service
         self.said: list[str] = []
@@ -95,11 +99,11 @@ class World:
 
     def slow_to_begin(self) -> None:
         """What a conversation needs before its first turn takes a while."""
-        self.service.fault("slow", BEGINS[self.name], times=None, seconds=SLOW_SECONDS)
+        self.service.plan_fault("slow", BEGINS[self.name], times=None, seconds=SLOW_SECONDS)
 
     def sluggish(self) -> None:
         """Every write takes long, and is done."""
-        self.service.fault("slow", WRITES[self.name], method="POST", times=None, seconds=SLUGGISH_SECONDS)
+        self.service.plan_fault("slow", WRITES[self.name], method="POST", times=None, seconds=SLUGGISH_SECONDS)
 
     def has(self, text: str) -> bool:
         return text in self._whole()
@@ -308,7 +312,7 @@ def beginning(subject: Subject, world: World, say: Callable[[int], None]) -> Non
     time.sleep(SLOW_SECONDS * 2)
     say(3)
     subject.settle()
-    world.service.well()
+    world.service.clear_faults()
 
 
 def outage(subject: Subject, world: World, say: Callable[[int], None]) -> None:

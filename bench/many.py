@@ -13,7 +13,7 @@ from bench.gateway import Gateway
 from bench.house import Chance, room
 from bench.past import Past
 from bench.table import Row, at_most, interleave, median
-from everhold.home import Home
+from everhold.infra.home import Home
 from everhold.stores.sqlite import SqliteStore
 
 SESSIONS = 100_000

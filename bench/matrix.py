@@ -14,8 +14,8 @@ from bench.gateway import Gateway, model
 from bench.house import MESSAGE, room
 from bench.modelstub import REPLY
 from bench.table import Row, at_most, median, ratio
-from everhold.home import Home
-from everhold.testing.platforms.synapse import V3, Member, Synapse
+from everhold.infra.home import Home
+from everhold.testing.platforms.synapse import CLIENT_API_PATH, MatrixTestMember, SynapseServer
 
 TURNS = 20
 TALKERS = 4
@@ -31,7 +31,7 @@ def matrix_rows(rounds: int) -> list[Row]:
     except ImportError:
         return []
     with room() as directory, model() as url:
-        server = Synapse(directory / "synapse")
+        server = SynapseServer(directory / "synapse")
         server.start()
         try:
             return asyncio.run(_measured(rounds, server, directory / "home", url))
@@ -39,8 +39,8 @@ def matrix_rows(rounds: int) -> list[Row]:
             server.stop()
 
 
-async def _measured(rounds: int, server: Synapse, directory: Path, url: str) -> list[Row]:
-    agent, echo = await server.register("agent"), await server.register("echo")
+async def _measured(rounds: int, server: SynapseServer, directory: Path, url: str) -> list[Row]:
+    agent, echo = await server.register_member("agent"), await server.register_member("echo")
     home = Home(directory).create()
     home.env.write_text(f"AGENT={agent.token}\n")
     home.env.chmod(0o600)
@@ -77,7 +77,7 @@ async def _measured(rounds: int, server: Synapse, directory: Path, url: str) -> 
     ]
 
 
-def _config(server: Synapse, url: str) -> str:
+def _config(server: SynapseServer, url: str) -> str:
     account = {"homeserver": server.url, "token_env": "AGENT", "access": {"direct": ["*"]}}
     endpoint = {"provider": "openai", "base_url": url, "name": "instant", "context_tokens": 12_000}
     given = {
@@ -91,13 +91,13 @@ def _config(server: Synapse, url: str) -> str:
 class Talker:
     """Somebody alone with an agent: says something, and watches for the answer as a chat program does."""
 
-    def __init__(self, who: Member, room: str, since: str) -> None:
+    def __init__(self, who: MatrixTestMember, room: str, since: str) -> None:
         self.who = who
         self.room = room
         self.since = since
 
     async def turn(self) -> None:
-        await self.who.say(self.room, MESSAGE)
+        await self.who.send_text(self.room, MESSAGE)
         while True:
             self.since, events = await _news(self.who, self.since)
             if any(chat == self.room and sender != self.who.id and text == REPLY for chat, sender, text in events):
@@ -117,20 +117,20 @@ async def _turns(talkers: list[Talker], turns: int) -> float:
 
 
 @contextlib.asynccontextmanager
-async def _talkers(server: Synapse, partner: Member) -> AsyncIterator[list[Talker]]:
+async def _talkers(server: SynapseServer, partner: MatrixTestMember) -> AsyncIterator[list[Talker]]:
     async with contextlib.AsyncExitStack() as stack:
         talkers = []
         for number in range(TALKERS):
-            who = await stack.enter_async_context(await server.register(f"talker{number}"))
+            who = await stack.enter_async_context(await server.register_member(f"talker{number}"))
             since = (await _news(who, ""))[0]
-            talker = Talker(who, await who.create(partner.id, direct=True), since)
+            talker = Talker(who, await who.create_room(partner.id, direct=True), since)
             await talker.turn()  # the first one opens the session
             talkers.append(talker)
         yield talkers
 
 
 @contextlib.asynccontextmanager
-async def _echoing(who: Member) -> AsyncIterator[None]:
+async def _echoing(who: MatrixTestMember) -> AsyncIterator[None]:
     """The least that can answer: follows every invitation, and answers every message."""
 
     async def echo() -> None:
@@ -139,7 +139,7 @@ async def _echoing(who: Member) -> AsyncIterator[None]:
             since, events = await _news(who, since, joining=True)
             for chat, sender, _ in events:
                 if sender != who.id:
-                    await who.say(chat, REPLY)
+                    await who.send_text(chat, REPLY)
 
     task = asyncio.create_task(echo())
     try:
@@ -148,15 +148,15 @@ async def _echoing(who: Member) -> AsyncIterator[None]:
         task.cancel()
 
 
-async def _news(who: Member, since: str, *, joining: bool = False) -> tuple[str, list[tuple[str, str, str]]]:
+async def _news(who: MatrixTestMember, since: str, *, joining: bool = False) -> tuple[str, list[tuple[str, str, str]]]:
     """(room, sender, text) of what was said or edited since, and the position behind it."""
     wait: dict[str, Any] = {"since": since, "timeout": 30_000} if since else {}
-    answer = await who.http.get(f"{V3}/sync", params={"filter": FILTER, **wait})
+    answer = await who.http.get(f"{CLIENT_API_PATH}/sync", params={"filter": FILTER, **wait})
     news = answer.json()
     rooms = news.get("rooms", {})
     if joining:
         for chat in rooms.get("invite", {}):
-            await who.join(chat)
+            await who.join_room(chat)
     said = [
         (chat, event["sender"], event["content"].get("m.new_content", event["content"])["body"])
         for chat, it in rooms.get("join", {}).items()

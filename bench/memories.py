@@ -19,20 +19,20 @@ from bench.house import Clock, House, Silence, open_store, room
 from bench.past import Past
 from bench.table import Row, at_most, interleave, median
 from everhold.core.consumers import memory_consumer
-from everhold.flow.memory import Attached
-from everhold.plugins import MEMORIES
-from everhold.ports.memory import Batch, Capability, Found, Query
-from everhold.ports.platform import Delivery
-from everhold.ports.plugin import Context
+from everhold.engine.memory_client import MemoryClient
+from everhold.infra.plugins import MEMORY_PLUGINS
+from everhold.ports.memory import MemoryBatch, MemoryCapability, MemoryHit, MemoryQuery
+from everhold.ports.platform import DeliveryGuarantee
+from everhold.ports.plugin import PluginContext
 from everhold.ports.store import Change, Step, Wakeup
-from everhold.testing.services.base import Service
+from everhold.testing.services.base import LoopbackService
 from everhold.testing.services.hindsight import HindsightService
 from everhold.testing.services.honcho import HonchoService
 from everhold.testing.services.mem0 import Mem0Service
 from everhold.testing.services.supermemory import SupermemoryService
 
 LIMIT_MS = 0.3
-SERVICES: dict[str, type[Service]] = {
+SERVICES: dict[str, type[LoopbackService]] = {
     "honcho": HonchoService,
     "hindsight": HindsightService,
     "mem0": Mem0Service,
@@ -44,18 +44,18 @@ SESSIONS = 50
 class Nowhere:
     """A memory that has everything as soon as it is told."""
 
-    delivery = Delivery.KEYED
-    capabilities = frozenset({Capability.PROBE})
+    delivery = DeliveryGuarantee.KEYED
+    capabilities = frozenset({MemoryCapability.PROBE})
     deadline = 30.0
     visible_after = 0.0
 
-    async def store(self, batch: Batch) -> Mapping[str, str]:
+    async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         return {item.key: item.key for item in batch.items}
 
-    async def find(self, query: Query) -> Sequence[Found]:
+    async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         return ()
 
-    async def probe(self, batch: Batch) -> Sequence[str]:
+    async def probe(self, batch: MemoryBatch) -> Sequence[str]:
         return [item.key for item in batch.items]
 
 
@@ -64,17 +64,20 @@ class Remembering(House):
 
     def __init__(self, directory: Path, memories: Mapping[str, Any], *, held: bool = False) -> None:
         super().__init__(open_store(directory))
-        self.memories = {name: Attached(memory, instance=name, agent="main") for name, memory in memories.items()}
+        self.memories = {name: MemoryClient(memory, instance=name, agent="main") for name, memory in memories.items()}
         self._runtime = dataclasses.replace(
-            self._runtime, memories=tuple(memories), recalls=tuple(memories), recall_seconds=0.8 if memories else 0.0
+            self._runtime,
+            memories=tuple(memories),
+            recall_memories=tuple(memories),
+            recall_seconds=0.8 if memories else 0.0,
         )
         if held:
-            self.supervisor.only = ("turn", "platform:table:main")
+            self.supervisor.only_consumers = ("turn", "platform:table:main")
 
-    def memory(self, instance: str, agent: str) -> Attached | None:
+    def find_memory(self, instance: str, agent: str) -> MemoryClient | None:
         return self.memories.get(instance)
 
-    def attached(self) -> list[Attached]:
+    def list_memories(self) -> list[MemoryClient]:
         return list(self.memories.values())
 
 
@@ -134,16 +137,16 @@ def drain(name: str, turns: int) -> float:
         for number in range(SESSIONS):
             await Past(store, f"s-{number}", chat=f"c{number}").live(turns // SESSIONS)
         await store.close()
-        factory = MEMORIES.load(name)
+        factory = MEMORY_PLUGINS.load(name)
         settings = factory.Settings.model_validate({"base_url": url, "api_key": "a-key"})
-        context = Context(agent="main", instance=name, directory=directory, log=Silence(), clock=Clock())
+        context = PluginContext(agent="main", instance=name, directory=directory, log=Silence(), clock=Clock())
         house = Remembering(directory, {name: factory(settings, context)})
         async with house.open():
             started = time.monotonic()
             for number in range(SESSIONS):
                 wake = Wakeup(consumer=memory_consumer(name), start=0)
                 await house.store.commit(Change(step=Step.NOTE, session=f"s-{number}", at=time.time(), wakeups=(wake,)))
-            house.bells.work.set()
+            house.bells.work_available.set()
             await house.rest()
             seconds = time.monotonic() - started
             parked = await house.store.list_dead_letters()
@@ -159,7 +162,7 @@ def drain(name: str, turns: int) -> float:
 
 
 @contextlib.contextmanager
-def served(kind: type[Service]) -> Iterator[tuple[str, Any]]:
+def served(kind: type[LoopbackService]) -> Iterator[tuple[str, Any]]:
     """A service in a process of its own: its address, and how to ask how much it has."""
     here, there = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(kind, there), daemon=True)
@@ -178,7 +181,7 @@ def served(kind: type[Service]) -> Iterator[tuple[str, Any]]:
         process.join()
 
 
-def _serve(kind: type[Service], line: Connection) -> None:
+def _serve(kind: type[LoopbackService], line: Connection) -> None:
     with kind().threaded() as service:
         line.send(service.url)
         while True:
@@ -186,7 +189,7 @@ def _serve(kind: type[Service], line: Connection) -> None:
             line.send(_kept(service))
 
 
-def _kept(service: Service) -> int:
+def _kept(service: LoopbackService) -> int:
     """Exchanges a service has."""
     state = service.state
     if isinstance(service, HonchoService):

@@ -17,7 +17,7 @@ import apsw
 
 from bench.house import room
 from bench.table import Row
-from tests.hermes.built import Built
+from tests.hermes.built_home import BuiltHermesHome
 
 CHATS = 40
 WORDS = "the release plan, the dentist on tuesday, a bug in the parser and what came of it; " * 12
@@ -25,9 +25,9 @@ WORDS = "the release plan, the dentist on tuesday, a bug in the parser and what 
 
 def make(home: Path, megabytes: int) -> Path:
     """A home of about so many megabytes."""
-    built = Built(home)
+    built = BuiltHermesHome(home)
     built.db.pragma("wal_autocheckpoint", 4000)
-    sessions = [built.chat(f"chat-{n}", f"agent:main:telegram:dm:{n}") for n in range(CHATS)]
+    sessions = [built.add_chat(f"chat-{n}", f"agent:main:telegram:dm:{n}") for n in range(CHATS)]
     row = (
         "insert into messages(session_id, role, content, timestamp, tool_calls, tool_call_id) values (?, ?, ?, ?, ?, ?)"
     )
@@ -49,7 +49,7 @@ def make(home: Path, megabytes: int) -> Path:
         with built.db:
             built.db.executemany(row, rows)
             for session in sessions[::2]:
-                built.compress(session, head=(), tail=_tail(built.db, session))
+                built.compress_in_place(session, head=(), tail=_tail(built.db, session))
         built.db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     return built.close()
 

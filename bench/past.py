@@ -5,7 +5,18 @@ from __future__ import annotations
 import time
 
 from bench.house import MESSAGE, REPLY
-from everhold.core.entries import Began, Compressed, Draft, Ended, Heard, Place, Said, Stamp, Thought, Usage
+from everhold.core.entries import (
+    Began,
+    ChatLocation,
+    Compressed,
+    Ended,
+    EntryDraft,
+    Heard,
+    ModelUsage,
+    Said,
+    Stamp,
+    Thought,
+)
 from everhold.ports.store import Change, Opening, Step
 from everhold.stores.sqlite import SqliteStore
 
@@ -56,16 +67,18 @@ class Past:
 
     async def turn(self) -> None:
         """What was heard, and the turn that answered it, in two commits as in use."""
-        await self._commit(Step.ACCEPT, Draft(body=self._heard(), author=self.author))
+        await self._commit(Step.ACCEPT, EntryDraft(body=self._heard(), author=self.author))
         heard, op = self.seq, self.seq + 1
         self.turns.append(op)
         bodies = (
             Began(type="turn", takes=(heard,), compression=self.fold, generation=self.generation, consumer="turn"),
-            Thought(text=REPLY, model="instant", generation=self.generation, request="0" * 64, usage=Usage(input=9)),
+            Thought(
+                text=REPLY, model="instant", generation=self.generation, request="0" * 64, usage=ModelUsage(input=9)
+            ),
             Said(text=REPLY, to=self._place(), parts=(REPLY,), stamp=self.stamp),
-            Ended(usage=Usage(input=9)),
+            Ended(usage=ModelUsage(input=9)),
         )
-        await self._commit(Step.END, *(Draft(body=body, author="agent:main", op=op) for body in bodies))
+        await self._commit(Step.END, *(EntryDraft(body=body, author="agent:main", op=op) for body in bodies))
 
     async def compress(self) -> None:
         op = self.seq + 1
@@ -75,17 +88,17 @@ class Past:
             Compressed(summary=SUMMARY, covers=covers, based_on=self.fold, generation=self.generation),
             Ended(),
         )
-        await self._commit(Step.COMPRESSION_END, *(Draft(body=body, author="system", op=op) for body in bodies))
+        await self._commit(Step.COMPRESSION_END, *(EntryDraft(body=body, author="system", op=op) for body in bodies))
         self.fold = op
         self.generation += 1
 
-    def _place(self) -> Place:
-        return Place(platform=self.platform, account=self.account, chat=self.chat, message=str(self.seq))
+    def _place(self) -> ChatLocation:
+        return ChatLocation(platform=self.platform, account=self.account, chat=self.chat, message=str(self.seq))
 
     def _heard(self) -> Heard:
         return Heard(origin=self._place(), text=MESSAGE, stamp=self.stamp)
 
-    async def _commit(self, step: Step, *drafts: Draft) -> None:
+    async def _commit(self, step: Step, *drafts: EntryDraft) -> None:
         opens = Opening(agent="main", address=self.stamp.address) if not self.seq else None
         change = Change(step=step, session=self.session, at=time.time(), entries=drafts, opens=opens)
         done = await self.store.commit(change)

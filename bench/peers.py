@@ -13,8 +13,8 @@ from typing import IO
 from bench.house import MESSAGE, REPLY, open_store, room
 from bench.past import Past
 from bench.table import Row, median
-from everhold.core.context import messages
-from everhold.flow.view import view_at
+from everhold.core.context import render_messages
+from everhold.engine.context_cache import load_context_at
 
 HERE = Path(__file__).parent
 VENV = HERE / ".venv-peers"
@@ -92,7 +92,7 @@ class Ours:
         append = (time.perf_counter() - started) / 5
         started = time.perf_counter()
         session = await self.store.get_session("s-old")
-        messages(await view_at(self.store, session, at=session.last_seq + 1))
+        render_messages(await load_context_at(self.store, session, at=session.last_seq + 1))
         return append * 1e3, (time.perf_counter() - started) * 1e3
 
     def close(self) -> None:

@@ -17,8 +17,8 @@ from bench.past import ENTRIES_A_TURN, Past
 from bench.recall.speed import sentences
 from bench.table import Row, at_most, interleave, median
 from everhold.core.entries import Heard
-from everhold.flow.memory import Attached
-from everhold.memories.builtin import Builtin, Index
+from everhold.engine.memory_client import MemoryClient
+from everhold.memories.builtin import BuiltinMemory, MemoryIndex
 
 LIMIT_MS = 1.0
 TURNS = 60
@@ -43,13 +43,15 @@ class Recalling(House):
     def __init__(self, directory: Path, *, recall: bool) -> None:
         store = open_store(directory)
         super().__init__(store, context_tokens=WINDOW_TOKENS)
-        self.index = Index(directory / "index.db")
-        memory = Builtin(index=self.index, store=store, agent="main")
-        self._attached = Attached(memory, instance="builtin", agent="main")
+        self.index = MemoryIndex(directory / "index.db")
+        memory = BuiltinMemory(index=self.index, store=store, agent="main")
+        self._attached = MemoryClient(memory, instance="builtin", agent="main")
         if recall:
-            self._runtime = dataclasses.replace(self._runtime, recalls=("builtin",), recall_seconds=RECALL_SECONDS)
+            self._runtime = dataclasses.replace(
+                self._runtime, recall_memories=("builtin",), recall_seconds=RECALL_SECONDS
+            )
 
-    def memory(self, instance: str, agent: str) -> Attached | None:
+    def find_memory(self, instance: str, agent: str) -> MemoryClient | None:
         return self._attached if instance == "builtin" else None
 
     async def say(self, text: str) -> None:
@@ -97,7 +99,7 @@ async def _age(directory: Path, entries: int, *, various: bool) -> None:
     if isinstance(past, Various):
         past.texts = texts(7)
     await past.live(entries // ENTRIES_A_TURN)
-    index = Index(directory / "index.db")
+    index = MemoryIndex(directory / "index.db")
     while await index.catch_up(store):
         pass
     await index.close()

@@ -17,12 +17,12 @@ from typing import Any
 from bench.gateway import hermes_python
 from bench.house import room
 from bench.table import Row, at_least
-from everhold.core.compression import ASK, tokens
-from everhold.evals.conversation import Conversation, bundled
-from everhold.evals.score import Score, holds, normal
-from everhold.evals.stage import KEEP, play
+from everhold.core.compression import SUMMARY_PROMPT, estimate_message_tokens
+from everhold.evals.conversation import EvalConversation, load_bundled_conversations
+from everhold.evals.runner import KEPT_EXCHANGES, score_conversation
+from everhold.evals.score import CompressionScore, has_answer, normalize_text
 from everhold.models.offline import OfflineModel
-from everhold.ports.model import Message, Request
+from everhold.ports.model import ModelMessage, ModelRequest
 
 ROOT = Path(__file__).parent.parent
 FOLDS = (1, 3)
@@ -36,14 +36,14 @@ _ROLES = {"[USER]:": "user:", "[ASSISTANT]:": "assistant:"}
 
 def summary_rows(rounds: int) -> list[Row]:
     """Deterministic: a round is as good as five."""
-    conversations = bundled()
+    conversations = load_bundled_conversations()
     theirs = peer(conversations)
     rows = []
     for folds in FOLDS:
-        ours = [play(one, OfflineModel(), folds=folds) for one in conversations]
-        assert all(score.sound for score in ours)
+        ours = [score_conversation(one, OfflineModel(), compressions=folds) for one in conversations]
+        assert all(score.is_sound for score in ours)
         facts = sum(len(score.outcomes) for score in ours)
-        kept = sum(score.count("kept") for score in ours) / facts
+        kept = sum(score.count_outcomes("kept") for score in ours) / facts
         other = sum(found for found, _ in theirs[folds]) / facts
         rows.append(
             at_least(
@@ -59,7 +59,7 @@ def summary_rows(rounds: int) -> list[Row]:
     return rows
 
 
-def _size(ours: list[Score], theirs: list[tuple[int, int]], folds: int) -> Row:
+def _size(ours: list[CompressionScore], theirs: list[tuple[int, int]], folds: int) -> Row:
     before = sum(score.tokens_before for score in ours)
     left, other = sum(score.tokens_after for score in ours) / before, sum(size for _, size in theirs) / before
     return Row(
@@ -74,7 +74,7 @@ def _size(ours: list[Score], theirs: list[tuple[int, int]], folds: int) -> Row:
 # -- the peer ----------------------------------------------------------------------------------------------------------
 
 
-def peer(conversations: list[Conversation]) -> dict[int, list[tuple[int, int]]]:
+def peer(conversations: list[EvalConversation]) -> dict[int, list[tuple[int, int]]]:
     """For each number of folds, what its compressor leaves of each conversation: facts, and tokens."""
     python = hermes_python()
     jobs = [_job(one, folds) for folds in FOLDS for one in conversations]
@@ -95,16 +95,18 @@ def peer(conversations: list[Conversation]) -> dict[int, list[tuple[int, int]]]:
     return {folds: found[n * size : (n + 1) * size] for n, folds in enumerate(FOLDS)}
 
 
-def _job(conversation: Conversation, folds: int) -> dict[str, Any]:
+def _job(conversation: EvalConversation, folds: int) -> dict[str, Any]:
     """The conversation in pieces, each to be compressed when it has been said; the same tail stays as with us."""
     turns = [_messages(turn, n) for n, turn in enumerate(conversation.turns)]
-    cuts = [0, *(KEEP + round((len(turns) - KEEP) * n / folds) for n in range(1, folds + 1))]
+    cuts = [0, *(KEPT_EXCHANGES + round((len(turns) - KEPT_EXCHANGES) * n / folds) for n in range(1, folds + 1))]
     segments = [[m for turn in turns[a:b] for m in turn] for a, b in itertools.pairwise(cuts)]
-    tail = [m for turn in turns[-KEEP:] for m in turn]
+    tail = [m for turn in turns[-KEPT_EXCHANGES:] for m in turn]
     return {
         "segments": segments,
         "tail_messages": len(tail),
-        "tail_tokens": tokens(tuple(Message(role="user", text=str(m.get("content", ""))) for m in tail)),
+        "tail_tokens": estimate_message_tokens(
+            tuple(ModelMessage(role="user", text=str(m.get("content", ""))) for m in tail)
+        ),
     }
 
 
@@ -128,11 +130,13 @@ def _messages(turn: Any, number: int) -> list[dict[str, Any]]:
     return out
 
 
-def _judge(conversation: Conversation, left: list[dict[str, Any]]) -> tuple[int, int]:
+def _judge(conversation: EvalConversation, left: list[dict[str, Any]]) -> tuple[int, int]:
     texts = [f"{m.get('content') or ''} {json.dumps(m.get('tool_calls', ''), ensure_ascii=False)}" for m in left]
-    shown = normal("\n".join(texts))
-    kept = sum(holds(shown, question.answers) for question in conversation.questions)
-    return kept, tokens(tuple(Message(role="user", text=str(m.get("content") or "")) for m in left))
+    shown = normalize_text("\n".join(texts))
+    kept = sum(has_answer(shown, question.answers) for question in conversation.questions)
+    return kept, estimate_message_tokens(
+        tuple(ModelMessage(role="user", text=str(m.get("content") or "")) for m in left)
+    )
 
 
 # -- the model that both have ------------------------------------------------------------------------------------------
@@ -196,7 +200,7 @@ def summed(prompt: str) -> str:
     # a user's line names who spoke: `user: Mara: …` is `Mara: …`
     turns = re.sub(r"^user: (?=[^:\n]{1,40}: )", "", turns, flags=re.MULTILINE)
     before = f"everhold: [Summary of the conversation so far]\n{match['before']}\n" if match["before"] else ""
-    request = Request(system=ASK, messages=(Message(role="user", text=before + turns),))
+    request = ModelRequest(system=SUMMARY_PROMPT, messages=(ModelMessage(role="user", text=before + turns),))
     return asyncio.run(OfflineModel().answer(request)).text
 
 

@@ -13,8 +13,8 @@ from bench.gateway import Gateway, model
 from bench.house import MESSAGE, room
 from bench.modelstub import REPLY
 from bench.table import Row, median, ratio
-from everhold.home import Home
-from everhold.testing.platforms.loopback import Answer, Request
+from everhold.infra.home import Home
+from everhold.testing.platforms.loopback import LoopbackRequest, LoopbackResponse
 from everhold.testing.platforms.telegram import TelegramServer
 
 TOKEN = "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw"
@@ -91,17 +91,17 @@ class Watched(TelegramServer):
         super().__init__()
         self.done = asyncio.Event()
 
-    async def answer(self, request: Request) -> Answer:
-        answer = await super().answer(request)
+    async def answer_call(self, request: LoopbackRequest) -> LoopbackResponse:
+        answer = await super().answer_call(request)
         done, self.done = self.done, asyncio.Event()
         done.set()
         return answer
 
     async def turn(self, chat: int) -> None:
         """Somebody says something, until the whole reply is there: one that grows is there when it is whole."""
-        before = self.said(chat).count(REPLY)
-        await self.write(MESSAGE, user=chat)
-        while self.said(chat).count(REPLY) == before:
+        before = self.list_bot_texts(chat).count(REPLY)
+        await self.write_message(MESSAGE, user=chat)
+        while self.list_bot_texts(chat).count(REPLY) == before:
             await self.done.wait()
 
 

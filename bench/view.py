@@ -9,8 +9,8 @@ from pathlib import Path
 from bench.house import Chance, open_store, room
 from bench.past import Past
 from bench.table import Row, at_most, median
-from everhold.core.context import build, fingerprint, messages
-from everhold.flow.view import view_at
+from everhold.core.context import build_model_request, fingerprint_request, render_messages
+from everhold.engine.context_cache import load_context_at
 from everhold.stores.sqlite import SqliteStore
 
 LIMIT_MS = 5.0
@@ -46,9 +46,9 @@ def load(directory: Path) -> tuple[float, int]:
         store = SqliteStore.open(directory / "log.db", chance=Chance())
         session = await store.get_session("s-old")
         started = time.perf_counter()
-        view = await view_at(store, session, at=session.last_seq + 1)
-        request = build(messages(view), system="You answer at once.")
-        fingerprint(request)
+        view = await load_context_at(store, session, at=session.last_seq + 1)
+        request = build_model_request(render_messages(view), system="You answer at once.")
+        fingerprint_request(request)
         took = time.perf_counter() - started
         await store.close()
         return took * 1e3, len(request.messages)

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from everhold.memories.builtin.encoder import Weights, session
+from everhold.memories.builtin.onnx_embeddings import Weights, session
 
 TARGET: Final = Path(__file__).resolve().parents[1] / "src" / "everhold" / "memories" / "builtin" / "data"
 FIRST: Final = 999

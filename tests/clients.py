@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from everhold.app import App
+from everhold.app import GatewayApp
 from everhold.cli.client import ApiClient
 from everhold.cli.in_process import InProcessTransport
 
 
-def client_of(app: App) -> ApiClient:
+def client_of(app: GatewayApp) -> ApiClient:
     return ApiClient(InProcessTransport(app.api))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from everhold.testing.platforms.synapse import Synapse
+from everhold.testing.platforms.synapse import SynapseServer
 
 # Hypothesis gives each example 200 ms and takes slow generation for a mistake: both would measure a busy machine.
 settings.register_profile("everhold", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,10 +32,10 @@ def _tokens_of_ones_own() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def synapse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Synapse]:
+def synapse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SynapseServer]:
     pytest.importorskip("synapse", reason="matrix-synapse is not installed: pip install -e '.[dev]'")
     own = tmp_path_factory.getbasetemp()
-    server = Synapse((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "synapse")
+    server = SynapseServer((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "synapse")
     server.start()
     yield server
     server.stop()

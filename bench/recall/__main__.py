@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bench.recall import beside, fresh, quality, speed
 from bench.recall.data import ABSENT, DATA, beam, locomo
-from everhold.memories.builtin import encoder
-from everhold.memories.builtin.meaning import Use
+from everhold.memories.builtin import onnx_embeddings
+from everhold.memories.builtin.embeddings import EmbeddingsMode
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
         "--items", type=int, action="append", help="sizes for speed and fresh; 10,000 and 100,000 by default"
     )
     options = parser.parse_args()
-    uses: list[Use] = options.use or ["table", "auto"]
+    uses: list[EmbeddingsMode] = options.use or ["table", "auto"]
     if options.what == "speed":
         asyncio.run(_speed(options.items or [10_000, 100_000], [use for use in uses if use != "auto"]))
     elif options.what == "fresh":
@@ -35,14 +35,14 @@ def main() -> None:
         asyncio.run(_quality(options.data, uses, options.models))
 
 
-async def _quality(data: Path, uses: list[Use], models: Path | None) -> None:
+async def _quality(data: Path, uses: list[EmbeddingsMode], models: Path | None) -> None:
     sets = {"LoCoMo": locomo(data), "BEAM-100K": beam(data)}
     if not any(sets.values()):
         print(ABSENT)
         return
     print("| set | embeddings | questions | R@5 | R@10 | R@20 | in 1,700 tokens |\n|---|---|---|---|---|---|---|")
     for use in uses:
-        if use == "auto" and not encoder.available(models):
+        if use == "auto" and not onnx_embeddings.is_available(models):
             print(f"| | {use}: not installed | | | | | |")
             continue
         for name, talks in sets.items():
@@ -69,7 +69,7 @@ async def _beside(data: Path) -> None:
         print("|", " | ".join([name, *cells]), "|", flush=True)
 
 
-async def _speed(sizes: list[int], uses: list[Use]) -> None:
+async def _speed(sizes: list[int], uses: list[EmbeddingsMode]) -> None:
     print(
         "| items | embeddings | take in, CPU ms | first ms | p50 ms | p95 ms | CPU p50 | CPU p95 | new item ms "
         "| a turn, CPU ms | MB |"

@@ -21,9 +21,9 @@ from msgspec import Struct
 from bench.recall import stage
 from bench.recall.data import Conversation, Question, Said
 from bench.recall.speed import sentences
-from everhold.memories.builtin import Builtin, Index, table
-from everhold.memories.builtin.words import content
-from everhold.ports.memory import Query
+from everhold.memories.builtin import BuiltinMemory, MemoryIndex, static_embeddings
+from everhold.memories.builtin.tokenizing import extract_content_words
+from everhold.ports.memory import MemoryQuery
 
 DEEP = 80
 BUDGET = 1_700
@@ -47,8 +47,8 @@ class Everhold:
     def __init__(self, home: Path, talk: Conversation) -> None:
         self.talk = talk
         self.store = stage.open_store(home)
-        self.index = Index(home / "index.db", inline=True, embeddings="table")
-        self.memory = Builtin(index=self.index, store=self.store, agent="main")
+        self.index = MemoryIndex(home / "index.db", inline=True, embeddings="table")
+        self.memory = BuiltinMemory(index=self.index, store=self.store, agent="main")
         self.places: dict[tuple[str, int], str] = {}
         self.opened: set[str] = set()
 
@@ -59,7 +59,7 @@ class Everhold:
         await self.index.catch_up(self.store)
 
     async def find(self, text: str, limit: int) -> list[tuple[str, str]]:
-        query = Query(
+        query = MemoryQuery(
             text=text,
             agent="main",
             session="elsewhere",
@@ -88,7 +88,7 @@ class Bare:
         self.db.execute("insert into said values (?, ?)", (message.id, message.text))
 
     async def find(self, text: str, limit: int) -> list[tuple[str, str]]:
-        words = " OR ".join(f'"{word}"' for word in content(text))
+        words = " OR ".join(f'"{word}"' for word in extract_content_words(text))
         if not words:
             return []
         found: list[Any] = self.db.execute(
@@ -110,12 +110,12 @@ class Mem0:
 
         logging.disable(logging.WARNING)  # it says with every search which extras it does without
         key = {"api_key": "none is asked"}
-        vectors = {"path": str(home / "vectors"), "on_disk": True, "embedding_model_dims": table.DIMENSIONS}
+        vectors = {"path": str(home / "vectors"), "on_disk": True, "embedding_model_dims": static_embeddings.DIMENSIONS}
         self.memory: Any = mem0.Memory.from_config(
             {
                 "vector_store": {"provider": "qdrant", "config": vectors},
                 "llm": {"provider": "openai", "config": key},
-                "embedder": {"provider": "openai", "config": {**key, "embedding_dims": table.DIMENSIONS}},
+                "embedder": {"provider": "openai", "config": {**key, "embedding_dims": static_embeddings.DIMENSIONS}},
                 "history_db_path": str(home / "history.db"),
             }
         )
@@ -139,10 +139,10 @@ class Embedder:
     """everhold's table, in the shape mem0ai asks for."""
 
     class config:  # its name there
-        embedding_dims = table.DIMENSIONS
+        embedding_dims = static_embeddings.DIMENSIONS
 
     def embed(self, text: str, memory_action: str | None = None) -> list[float]:
-        found: list[float] = table.load().question(text).tolist()
+        found: list[float] = static_embeddings.load_static_embeddings().embed_question(text).tolist()
         return found
 
     def embed_batch(self, texts: Sequence[str], memory_action: str | None = None) -> list[list[float]]:

@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from bench.recall import stage
 from bench.recall.speed import AUDIENCE, sentences
-from everhold.core.entries import Draft, Heard, Noted, Place, Stamp
-from everhold.memories.builtin import Builtin, Index
-from everhold.ports.memory import Query
+from everhold.core.entries import ChatLocation, EntryDraft, Heard, Noted, Stamp
+from everhold.memories.builtin import BuiltinMemory, MemoryIndex
+from everhold.ports.memory import MemoryQuery
 from everhold.ports.store import Change, Opening, Step, Store
 
 NOTES = 41
@@ -36,11 +36,11 @@ async def measure(items: int) -> Fresh:
     with tempfile.TemporaryDirectory() as home:
         store = stage.open_store(Path(home))
         await _fill(store, items)
-        index = Index(Path(home) / "index.db", embeddings="table")
+        index = MemoryIndex(Path(home) / "index.db", embeddings="table")
         while await index.catch_up(store, 5_000):
             pass
-        await index.warm()  # as a gateway does after it started
-        memory = Builtin(index=index, store=store, agent="main")
+        await index.warm_cache()  # as a gateway does after it started
+        memory = BuiltinMemory(index=index, store=store, agent="main")
         texts = list(sentences(NOTES + 10, seed=9))
         for text in texts[NOTES:]:
             await memory.find(_query(text))
@@ -58,7 +58,7 @@ async def _fill(store: Store, items: int) -> None:
     for number in range(-(-items // A_SESSION)):
         session = f"s{number}"
         bodies = (
-            Heard(origin=Place(platform="bench"), text=text, stamp=STAMP)
+            Heard(origin=ChatLocation(platform="bench"), text=text, stamp=STAMP)
             for text in itertools.islice(texts, min(A_SESSION, items - number * A_SESSION))
         )
         await store.commit(
@@ -66,14 +66,14 @@ async def _fill(store: Store, items: int) -> None:
                 step=Step.ACCEPT,
                 session=session,
                 at=float(number),
-                entries=tuple(Draft(body=body, author="person:ada") for body in bodies),
+                entries=tuple(EntryDraft(body=body, author="person:ada") for body in bodies),
                 opens=Opening(agent="main", address=f"agent:main:bench:dm:{number}"),
             )
         )
 
 
-async def _once(store: Store, memory: Builtin, text: str) -> tuple[float, float, float]:
-    draft = Draft(body=Noted(text=text, stamp=STAMP), author="person:ada")
+async def _once(store: Store, memory: BuiltinMemory, text: str) -> tuple[float, float, float]:
+    draft = EntryDraft(body=Noted(text=text, stamp=STAMP), author="person:ada")
     committed = await store.commit(Change(step=Step.NOTE, session="s0", at=time.time(), entries=(draft,)))
     wall, cpu = time.perf_counter(), time.process_time()
     found = await memory.find(_query(text))
@@ -85,9 +85,9 @@ async def _once(store: Store, memory: Builtin, text: str) -> tuple[float, float,
     return first, spent, (time.perf_counter() - wall) * 1e3
 
 
-def _query(text: str) -> Query:
+def _query(text: str) -> MemoryQuery:
     """As a turn asks: by a part of the words."""
-    return Query(
+    return MemoryQuery(
         text=" ".join(text.split()[:8]),
         agent="main",
         session="elsewhere",

@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from bench.recall import stage
 from bench.recall.data import Conversation
-from everhold.memories.builtin import Builtin, Index
-from everhold.memories.builtin.meaning import Use
-from everhold.ports.memory import Query
+from everhold.memories.builtin import BuiltinMemory, MemoryIndex
+from everhold.memories.builtin.embeddings import EmbeddingsMode
+from everhold.ports.memory import MemoryQuery
 
 BUDGET = 1_700
 DEEP = 80
@@ -30,7 +30,7 @@ class Score(Struct, frozen=True, kw_only=True):
     kinds: dict[str, float]
 
 
-async def measure(talks: Sequence[Conversation], *, use: Use, models: Path | None = None) -> Score:
+async def measure(talks: Sequence[Conversation], *, use: EmbeddingsMode, models: Path | None = None) -> Score:
     """Each conversation in a home of its own, each question through the provider's `find`."""
     shares: dict[str, list[float]] = defaultdict(list)
     kinds: dict[str, list[float]] = defaultdict(list)
@@ -38,14 +38,14 @@ async def measure(talks: Sequence[Conversation], *, use: Use, models: Path | Non
         with tempfile.TemporaryDirectory() as home:
             store = stage.open_store(Path(home))
             places = await stage.tell(store, talk)
-            index = Index(Path(home) / "index.db", inline=True, embeddings=use, models=models)
+            index = MemoryIndex(Path(home) / "index.db", inline=True, embeddings=use, models=models)
             while await index.catch_up(store):
                 pass
-            while await index.fill(64):
+            while await index.fill_embeddings(64):
                 pass
-            memory = Builtin(index=index, store=store, agent="main")
+            memory = BuiltinMemory(index=index, store=store, agent="main")
             for question in talk.questions:
-                query = Query(
+                query = MemoryQuery(
                     text=question.text,
                     agent="main",
                     session="elsewhere",

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from everhold.core.entries import Entry, Heard, Kind, Place, Stamp
-from everhold.memories.builtin import Index
-from everhold.memories.builtin.meaning import Use
+from everhold.core.entries import ChatLocation, Entry, EntryKind, Heard, Stamp
+from everhold.memories.builtin import MemoryIndex
+from everhold.memories.builtin.embeddings import EmbeddingsMode
 from everhold.ports.store import Session
 
 AUDIENCE = ("person:ada",)
@@ -69,12 +69,12 @@ def sentences(count: int, seed: int = 7) -> Iterator[str]:
 
 
 def entry(pos: int, text: str) -> Entry:
-    body = Heard(origin=Place(platform="bench"), text=text, stamp=Stamp(person="ada", audience=AUDIENCE))
+    body = Heard(origin=ChatLocation(platform="bench"), text=text, stamp=Stamp(person="ada", audience=AUDIENCE))
     return Entry(
         session=str((pos - 1) // 100),
         seq=(pos - 1) % 100 + 1,
         pos=pos,
-        kind=Kind.HEARD,
+        kind=EntryKind.HEARD,
         op=None,
         author="person:ada",
         at=float(pos),
@@ -84,11 +84,11 @@ def entry(pos: int, text: str) -> Entry:
     )
 
 
-async def measure(items: int, *, use: Use) -> Times:
+async def measure(items: int, *, use: EmbeddingsMode) -> Times:
     texts = list(sentences(items + ASKED))
     store = Feed(texts[:items])
     with tempfile.TemporaryDirectory() as home:
-        index = Index(Path(home) / "index.db", inline=True, embeddings=use)
+        index = MemoryIndex(Path(home) / "index.db", inline=True, embeddings=use)
         started = time.process_time()
         while await index.catch_up(store, 5_000):  # type: ignore[arg-type]  # only what is read
             pass
@@ -130,7 +130,7 @@ async def _sooner(store: Feed, ask: Callable[[str], Awaitable[tuple[float, float
     return first - again
 
 
-async def _turn(store: Feed, index: Index, said: Sequence[str]) -> float:
+async def _turn(store: Feed, index: MemoryIndex, said: Sequence[str]) -> float:
     store.texts += said
     started = time.process_time()
     await index.catch_up(store)  # type: ignore[arg-type]

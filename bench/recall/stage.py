@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from bench.recall.data import Conversation, Said
-from everhold.core.entries import Draft, Heard, Place, Said as SaidBody, Stamp
+from everhold.core.entries import ChatLocation, EntryDraft, Heard, Said as SaidBody, Stamp
 from everhold.ports.store import Change, Opening, Step, Store
 from everhold.stores.sqlite import SqliteStore
 
@@ -48,15 +48,15 @@ def audience(talk: Conversation) -> tuple[str, ...]:
     return (f"chat:agent:main:bench:group:{talk.name}",)
 
 
-def _draft(talk: Conversation, message: Said) -> Draft:
-    place = Place(platform="bench", account="main", chat=talk.name)
+def _draft(talk: Conversation, message: Said) -> EntryDraft:
+    place = ChatLocation(platform="bench", account="main", chat=talk.name)
     stamp = Stamp(
         person=message.speaker.lower(), audience=audience(talk), address=f"agent:main:bench:group:{talk.name}"
     )
     if message.agent:
-        return Draft(body=SaidBody(text=message.text, to=place, stamp=stamp), author="agent:main")
+        return EntryDraft(body=SaidBody(text=message.text, to=place, stamp=stamp), author="agent:main")
     body = Heard(origin=place, text=message.text, sender=message.speaker, stamp=stamp)
-    return Draft(body=body, author=f"person:{message.speaker.lower()}")
+    return EntryDraft(body=body, author=f"person:{message.speaker.lower()}")
 
 
 def tokens(texts: Sequence[str]) -> int:

@@ -11,93 +11,93 @@ from typing import TYPE_CHECKING, Final
 
 __version__ = "0.1.0.dev0"
 
-_HOMES: Final = {
-    "everhold.core.entries": "Attachment Call Place Stamp Usage",
-    "everhold.errors": "Conflict EverholdError InDoubt Misuse NotFound Overloaded Partial Refused TooLong Transient",
-    "everhold.ports.clock": "Chance Clock",
-    "everhold.ports.log": "Log",
+_NAMES_BY_MODULE: Final = {
+    "everhold.core.entries": "Attachment ToolCall ChatLocation Stamp ModelUsage",
+    "everhold.errors": "Conflict EverholdError InDoubt InvalidRequest NotFound Overloaded PartiallyDone Refused TooLong Transient",
+    "everhold.ports.clock": "RandomSource Clock",
+    "everhold.ports.log": "EventLogger",
     "everhold.ports.memory": (
-        "Batch Capability Exchange Forgotten Found Health Job MemoryProvider Note Query Retraction Scope Switch "
-        "Utterance"
+        "MemoryBatch MemoryCapability Exchange ForgetResult MemoryHit ProviderHealth JobResult MemoryProvider MemoryNote MemoryQuery MemoryRetraction MemoryScope SessionSwitch "
+        "MemoryUtterance"
     ),
-    "everhold.ports.model": "Answer Message Model Request ToolSpec",
-    "everhold.ports.platform": "Accept Delivery Drafting Incoming Outgoing Platform PlatformOffset Verdict",
-    "everhold.ports.plugin": "Context",
-    "everhold.ports.tool": "Effect Result Saying Tool ToolContext",
+    "everhold.ports.model": "ModelResponse ModelMessage Model ModelRequest ToolSpec",
+    "everhold.ports.platform": "AcceptMessage DeliveryGuarantee SupportsDrafts IncomingMessage OutgoingMessage Platform PlatformOffset AcceptResult",
+    "everhold.ports.plugin": "PluginContext",
+    "everhold.ports.tool": "ToolEffect ToolResult SendRequest Tool ToolContext",
 }
-_HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names.split()}
+_MODULE_BY_NAME: Final = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 if TYPE_CHECKING:  # the same names for readers that do not run the code
     from everhold.core.entries import (
         Attachment as Attachment,
-        Call as Call,
-        Place as Place,
+        ChatLocation as ChatLocation,
+        ModelUsage as ModelUsage,
         Stamp as Stamp,
-        Usage as Usage,
+        ToolCall as ToolCall,
     )
     from everhold.errors import (
         Conflict as Conflict,
         EverholdError as EverholdError,
         InDoubt as InDoubt,
-        Misuse as Misuse,
+        InvalidRequest as InvalidRequest,
         NotFound as NotFound,
         Overloaded as Overloaded,
-        Partial as Partial,
+        PartiallyDone as PartiallyDone,
         Refused as Refused,
         TooLong as TooLong,
         Transient as Transient,
     )
-    from everhold.ports.clock import Chance as Chance, Clock as Clock
-    from everhold.ports.log import Log as Log
+    from everhold.ports.clock import Clock as Clock, RandomSource as RandomSource
+    from everhold.ports.log import EventLogger as EventLogger
     from everhold.ports.memory import (
-        Batch as Batch,
-        Capability as Capability,
         Exchange as Exchange,
-        Forgotten as Forgotten,
-        Found as Found,
-        Health as Health,
-        Job as Job,
+        ForgetResult as ForgetResult,
+        JobResult as JobResult,
+        MemoryBatch as MemoryBatch,
+        MemoryCapability as MemoryCapability,
+        MemoryHit as MemoryHit,
+        MemoryNote as MemoryNote,
         MemoryProvider as MemoryProvider,
-        Note as Note,
-        Query as Query,
-        Retraction as Retraction,
-        Scope as Scope,
-        Switch as Switch,
-        Utterance as Utterance,
+        MemoryQuery as MemoryQuery,
+        MemoryRetraction as MemoryRetraction,
+        MemoryScope as MemoryScope,
+        MemoryUtterance as MemoryUtterance,
+        ProviderHealth as ProviderHealth,
+        SessionSwitch as SessionSwitch,
     )
     from everhold.ports.model import (
-        Answer as Answer,
-        Message as Message,
         Model as Model,
-        Request as Request,
+        ModelMessage as ModelMessage,
+        ModelRequest as ModelRequest,
+        ModelResponse as ModelResponse,
         ToolSpec as ToolSpec,
     )
     from everhold.ports.platform import (
-        Accept as Accept,
-        Delivery as Delivery,
-        Drafting as Drafting,
-        Incoming as Incoming,
-        Outgoing as Outgoing,
+        AcceptMessage as AcceptMessage,
+        AcceptResult as AcceptResult,
+        DeliveryGuarantee as DeliveryGuarantee,
+        IncomingMessage as IncomingMessage,
+        OutgoingMessage as OutgoingMessage,
         Platform as Platform,
         PlatformOffset as PlatformOffset,
-        Verdict as Verdict,
+        SupportsDrafts as SupportsDrafts,
     )
-    from everhold.ports.plugin import Context as Context
+    from everhold.ports.plugin import PluginContext as PluginContext
     from everhold.ports.tool import (
-        Effect as Effect,
-        Result as Result,
-        Saying as Saying,
+        SendRequest as SendRequest,
         Tool as Tool,
         ToolContext as ToolContext,
+        ToolEffect as ToolEffect,
+        ToolResult as ToolResult,
     )
 
-__all__ = ["__version__", *_HOME_OF]  # noqa: PLE0604  # names all the same
+__all__ = ["__version__", *_MODULE_BY_NAME]  # noqa: PLE0604  # names all the same
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
+    if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module 'everhold' has no attribute {name!r}")
-    value: object = getattr(import_module(_HOME_OF[name]), name)
+    value: object = getattr(import_module(_MODULE_BY_NAME[name]), name)
     globals()[name] = value
     return value
 

@@ -18,7 +18,7 @@ EverholdError
 ├── HomeBusy         another process holds this home
 ├── NotFound         there is no such session, lane, person…
 └── Misuse           the request itself makes no sense: usage
-    └── ConfigError  the configuration does: everything wrong with it at once (config/problems.py)
+    └── ConfigError  the configuration does: everything wrong with it at once (config/errors.py)
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class InDoubt(EverholdError):
     """It may have happened: the request left, the answer did not come."""
 
 
-class Partial(InDoubt):
+class PartiallyDone(InDoubt):
     """Some of it was done, and something in it will not be however often it is tried."""
 
 
@@ -104,5 +104,5 @@ class NotFound(EverholdError):
     """There is no such thing."""
 
 
-class Misuse(EverholdError):
+class InvalidRequest(EverholdError):
     """The request makes no sense as it stands."""

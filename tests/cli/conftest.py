@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.house import Gateway, House, make_plugin
+from tests.cli.command_home import CommandHome, GatewayProcess, make_plugin
 
 
 @pytest.fixture(scope="session")
@@ -14,17 +14,17 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def house(tmp_path: Path, plugin: Path) -> Iterator[House]:
-    house = House(tmp_path / "home", plugin)
+def house(tmp_path: Path, plugin: Path) -> Iterator[CommandHome]:
+    house = CommandHome(tmp_path / "home", plugin)
     yield house
     house.close()
 
 
 @pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory, plugin: Path) -> Iterator[House]:
+def busy(tmp_path_factory: pytest.TempPathFactory, plugin: Path) -> Iterator[CommandHome]:
     """A home with a gateway at work and a conversation in it: `hello`, `the dentist is on tuesday`."""
-    house = House(tmp_path_factory.mktemp("busy") / "home", plugin)
-    house.up()
+    house = CommandHome(tmp_path_factory.mktemp("busy") / "home", plugin)
+    house.start_gateway()
     house.run("send", "hello").ok()
     house.run("send", "the dentist is on tuesday").ok()
     yield house
@@ -32,5 +32,5 @@ def busy(tmp_path_factory: pytest.TempPathFactory, plugin: Path) -> Iterator[Hou
 
 
 @pytest.fixture
-def gateway(house: House) -> Gateway:
-    return house.up()
+def gateway(house: CommandHome) -> GatewayProcess:
+    return house.start_gateway()

@@ -24,7 +24,7 @@ AGAIN_SECONDS = 0.1
 """In the place of RestartSec."""
 
 
-def unit(name: str) -> configparser.SectionProxy:
+def read_unit(name: str) -> configparser.SectionProxy:
     parser = configparser.ConfigParser(interpolation=None, strict=True, delimiters=("=",), comment_prefixes=("#",))
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string((FOLDER / name).read_text())
@@ -32,19 +32,19 @@ def unit(name: str) -> configparser.SectionProxy:
     return parser["Service"]
 
 
-def words(line: str) -> list[str]:
+def split_command(line: str) -> list[str]:
     """Split and unescape, as systemd.service(5) says."""
     return [word.replace("%h", os.environ["HOME"]).replace("%%", "%").replace("$$", "$") for word in shlex.split(line)]
 
 
-def tell(name: str, **news: object) -> None:
+def write_state(name: str, **news: object) -> None:
     path = STATE / name
     new = path.with_suffix(".new")
-    new.write_text(json.dumps({**told(name), **news}))
+    new.write_text(json.dumps({**read_state(name), **news}))
     new.replace(path)
 
 
-def told(name: str) -> dict[str, object]:
+def read_state(name: str) -> dict[str, object]:
     try:
         found: dict[str, object] = json.loads((STATE / name).read_text())
     except FileNotFoundError:
@@ -55,12 +55,12 @@ def told(name: str) -> dict[str, object]:
 # -- the part that stays -----------------------------------------------------------------------------------------------
 
 
-class Watch:
+class ServiceSupervisor:
     """Looks after one service until it is stopped or must not be started anew."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.unit = unit(name)
+        self.unit = read_unit(name)
         self.stopping = False
         self.child: subprocess.Popen[bytes] | None = None
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -81,38 +81,40 @@ class Watch:
         final = {int(code) for code in self.unit["RestartPreventExitStatus"].split()}
         restarts = 0
         while True:
-            code, result = self.once(restarts)
+            code, result = self.run_once(restarts)
             if self.stopping or code == 0:
-                tell(self.name, ActiveState="inactive", SubState="dead", Result="success", MainPID=0)
+                write_state(self.name, ActiveState="inactive", SubState="dead", Result="success", MainPID=0)
                 return
-            tell(self.name, ActiveState="failed", SubState="failed", Result=result, ExecMainStatus=code, MainPID=0)
+            write_state(
+                self.name, ActiveState="failed", SubState="failed", Result=result, ExecMainStatus=code, MainPID=0
+            )
             if code in final:
                 return
             time.sleep(AGAIN_SECONDS)
             restarts += 1
 
-    def once(self, restarts: int) -> tuple[int, str]:
+    def run_once(self, restarts: int) -> tuple[int, str]:
         environ = {name: os.environ[name] for name in ("HOME", "PYTHONPATH") if name in os.environ}
-        environ |= dict(word.split("=", 1) for word in words(self.unit["Environment"]))
+        environ |= dict(word.split("=", 1) for word in split_command(self.unit["Environment"]))
         environ |= {"NOTIFY_SOCKET": "@" + self.address[1:], "WATCHDOG_USEC": str(int(self.watchdog * 1e6))}
         with open(STATE / f"{self.name}.journal", "ab") as journal:
             self.child = subprocess.Popen(
-                words(self.unit["ExecStart"]),
+                split_command(self.unit["ExecStart"]),
                 env=environ,
-                cwd=words(self.unit["WorkingDirectory"])[0],
+                cwd=split_command(self.unit["WorkingDirectory"])[0],
                 stdout=journal,
                 stderr=journal,
                 start_new_session=True,
             )
-        tell(self.name, ActiveState="activating", SubState="start", MainPID=self.child.pid, NRestarts=restarts)
+        write_state(self.name, ActiveState="activating", SubState="start", MainPID=self.child.pid, NRestarts=restarts)
         heard, ready, result = time.monotonic(), False, "exit-code"
         while (code := self.child.poll()) is None:
             if self.stopping and ready:
                 ready = False
-            news = self.hear()
+            news = self.receive_notification()
             if news.get("READY") == "1":
                 ready, heard = True, time.monotonic()
-                tell(self.name, ActiveState="active", SubState="running", Result="success")
+                write_state(self.name, ActiveState="active", SubState="running", Result="success")
             if "WATCHDOG" in news:
                 heard = time.monotonic()
             if "STOPPING" in news:
@@ -120,17 +122,17 @@ class Watch:
             if ready and time.monotonic() - heard > self.watchdog:
                 result, ready = "watchdog", False
                 self.child.send_signal(signal.SIGABRT)
-        while self.hear():
+        while self.receive_notification():
             pass
         return code, result
 
-    def hear(self) -> dict[str, str]:
+    def receive_notification(self) -> dict[str, str]:
         try:
             news = dict(line.split("=", 1) for line in self.socket.recv(4096).decode().splitlines())
         except TimeoutError:
             return {}
         if "STATUS" in news:
-            tell(self.name, StatusText=news["STATUS"])
+            write_state(self.name, StatusText=news["STATUS"])
         return news
 
 
@@ -150,7 +152,7 @@ def main(verb: str, *rest: str) -> int:
     match verb:
         case "show":
             enabled = (STATE / f"{name}.enabled").exists()
-            shown = {**told(name), "UnitFileState": "enabled" if enabled else "disabled"}
+            shown = {**read_state(name), "UnitFileState": "enabled" if enabled else "disabled"}
             sys.stdout.writelines(f"{key}={value}\n" for key, value in shown.items())
         case "enable":
             (STATE / f"{name}.enabled").touch()
@@ -167,9 +169,9 @@ def main(verb: str, *rest: str) -> int:
 
 
 def start(name: str) -> int:
-    if told(name)["ActiveState"] == "active":
+    if read_state(name)["ActiveState"] == "active":
         return 0
-    tell(name, ActiveState="activating", Result="success", NRestarts=0)
+    write_state(name, ActiveState="activating", Result="success", NRestarts=0)
     watch = subprocess.Popen(
         [sys.executable, __file__, "watch", name],
         stdin=subprocess.DEVNULL,
@@ -178,7 +180,7 @@ def start(name: str) -> int:
         start_new_session=True,
     )
     (STATE / f"{name}.pid").write_text(str(watch.pid))
-    while (state := told(name)["ActiveState"]) == "activating" and watch.poll() is None:
+    while (state := read_state(name)["ActiveState"]) == "activating" and watch.poll() is None:
         time.sleep(0.02)
     if state != "active":
         sys.stderr.write(f"Job for {name} failed because the control process exited with error code.\n")
@@ -193,7 +195,7 @@ def stop(name: str) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     deadline = time.monotonic() + 100
-    while told(name)["ActiveState"] not in ("inactive", "failed") and time.monotonic() < deadline:
+    while read_state(name)["ActiveState"] not in ("inactive", "failed") and time.monotonic() < deadline:
         time.sleep(0.02)
     (STATE / f"{name}.pid").unlink()
     return 0
@@ -201,7 +203,7 @@ def stop(name: str) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "watch":
-        Watch(sys.argv[2]).run()
+        ServiceSupervisor(sys.argv[2]).run()
     else:
         assert sys.argv[1] == "--user", "never the system's"
         sys.exit(main(*sys.argv[2:]))

@@ -18,18 +18,18 @@ from typing import Any
 
 import pytest
 
+from everhold.api import unix_socket
 from everhold.cli.client import ApiClient
 from everhold.cli.errors import get_exit_code, get_type_name, read_error, show_error
 from everhold.cli.message import make_message
 from everhold.cli.transport import ApiResponse, ApiTransport, GatewayGone, SocketTransport
-from everhold.core.entries import clean
-from everhold.errors import EverholdError, Misuse, NotFound, Refused, StoreFull, Transient
-from everhold.web import unix_socket
-from tests.cli.house import House, until
+from everhold.core.entries import strip_surrogates
+from everhold.errors import EverholdError, InvalidRequest, NotFound, Refused, StoreFull, Transient
+from tests.cli.command_home import CommandHome, wait_until
 
 
 @contextlib.contextmanager
-def connected(house: House) -> Iterator[socket.socket]:
+def connected(house: CommandHome) -> Iterator[socket.socket]:
     with unix_socket.connect_to(house.path / "api.sock") as sock:
         sock.settimeout(20)
         yield sock
@@ -61,15 +61,15 @@ def answer(sock: socket.socket) -> tuple[int, Any]:
     return status, json.loads(body) if fields.get(b"content-type") == b"application/json" else body
 
 
-def test_only_its_owner_may_open_the_socket(busy: House) -> None:
+def test_only_its_owner_may_open_the_socket(busy: CommandHome) -> None:
     state = (busy.path / "api.sock").stat()
     assert stat.S_ISSOCK(state.st_mode)
     assert stat.S_IMODE(state.st_mode) == 0o600
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can try as somebody else")
-def test_another_user_gets_no_answer_even_through_an_open_door(house: House) -> None:
-    gateway = house.up()
+def test_another_user_gets_no_answer_even_through_an_open_door(house: CommandHome) -> None:
+    gateway = house.start_gateway()
     script = (
         "import os, socket, sys\n"
         "sock = socket.socket(socket.AF_UNIX); os.setuid(65534)\n"
@@ -83,11 +83,11 @@ def test_another_user_gets_no_answer_even_through_an_open_door(house: House) -> 
         [sys.executable, "-c", script], cwd=house.path, capture_output=True, text=True, check=False
     )
     assert stranger.returncode == 0, stranger.stderr
-    assert house.ask("status", "--json").json["running"]
-    until(lambda: any("api_socket.refused" in line for line in gateway.log))
+    assert house.run_in_process("status", "--json").json["running"]
+    wait_until(lambda: any("api_socket.refused" in line for line in gateway.log))
 
 
-def test_a_caller_on_the_socket_is_an_operator_and_one_that_a_proxy_forwards_is_not(busy: House) -> None:
+def test_a_caller_on_the_socket_is_an_operator_and_one_that_a_proxy_forwards_is_not(busy: CommandHome) -> None:
     with connected(busy) as sock:
         status, me = ask(sock, "/api/me")
         assert (status, me["operator"]) == (200, True)
@@ -107,7 +107,7 @@ BOTH = b'{"text": "x", "chat": "a", "location": {"origin": {"platform": "termina
 @pytest.mark.parametrize(
     "data", [b"\x00\xff\xfe garbage\r\n\r\n", b"[1, 2]\n\n", b"GET\r\n\r\n", b"GET /health HTTP/9.9\r\n\r\n"]
 )
-def test_garbage_is_refused_and_ends_only_that_connection(busy: House, data: bytes) -> None:
+def test_garbage_is_refused_and_ends_only_that_connection(busy: CommandHome, data: bytes) -> None:
     with connected(busy) as sock, connected(busy) as other:
         sock.sendall(data)
         assert answer(sock)[0] in (0, 400)
@@ -135,7 +135,7 @@ def test_garbage_is_refused_and_ends_only_that_connection(busy: House, data: byt
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_and_the_connection_goes_on(
-    busy: House, method: str, target: str, body: bytes, status: int
+    busy: CommandHome, method: str, target: str, body: bytes, status: int
 ) -> None:
     with connected(busy) as sock:
         found, content = ask(sock, target, method=method, body=body)
@@ -143,27 +143,27 @@ def test_what_makes_no_sense_is_refused_and_the_connection_goes_on(
         assert ask(sock)[1]["role"] == "gateway"
 
 
-def test_a_head_that_does_not_end_is_cut_off(busy: House) -> None:
+def test_a_head_that_does_not_end_is_cut_off(busy: CommandHome) -> None:
     with connected(busy) as sock:
         with contextlib.suppress(OSError):
             for _ in range(20):
                 sock.sendall(b"x-more: " + b"x" * (1 << 14))
         assert answer(sock)[0] in (0, 400)
-    busy.ask("agents").ok()
+    busy.run_in_process("agents").ok()
 
 
-def test_a_body_may_be_large_and_not_endless(busy: House) -> None:
+def test_a_body_may_be_large_and_not_endless(busy: CommandHome) -> None:
     with connected(busy) as sock:
         status, content = ask(sock, "/api/notes", method="POST", head="content-length: 99999999\r\n")
         assert (status, content["error"]["type"]) == (413, "too_large")
-    kept = busy.ask("send", "x" * 2_000_000, "--session", "large", "--json").json
+    kept = busy.run_in_process("send", "x" * 2_000_000, "--session", "large", "--json").json
     assert (kept["seq"], kept["outcome"]) == (1, "failed"), "it is kept; no model has a window for it"
-    done = busy.ask("send", "x" * 20_000_000, "--session", "large")
+    done = busy.run_in_process("send", "x" * 20_000_000, "--session", "large")
     assert (done.code, "16,777,216 bytes" in done.err) == (2, True)
 
 
-def test_clients_that_hang_or_die_harm_nobody(busy: House) -> None:
-    session = busy.ask("sessions", "show", "agent:main:terminal:dm:me", "--json").json["session"]["id"]
+def test_clients_that_hang_or_die_harm_nobody(busy: CommandHome) -> None:
+    session = busy.run_in_process("sessions", "show", "agent:main:terminal:dm:me", "--json").json["session"]["id"]
     follow = f"GET /api/events?session={session}&after_seq=0 HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
     with contextlib.ExitStack() as stack:
         for _ in range(40):
@@ -173,12 +173,12 @@ def test_clients_that_hang_or_die_harm_nobody(busy: House) -> None:
             with connected(busy) as sock:
                 sock.sendall(follow[:20])  # and gone
         big = "x" * 300_000
-        assert busy.ask("send", big, "--json").ok().json["outcome"] == "done"
+        assert busy.run_in_process("send", big, "--json").ok().json["outcome"] == "done"
     with connected(busy) as sock:
         assert ask(sock)[1]["role"] == "gateway"
 
 
-def test_too_many_clients_are_told_to_try_again(busy: House) -> None:
+def test_too_many_clients_are_told_to_try_again(busy: CommandHome) -> None:
     with contextlib.ExitStack() as stack:
         held: list[socket.socket] = []
 
@@ -187,20 +187,20 @@ def test_too_many_clients_are_told_to_try_again(busy: House) -> None:
                 held.append(stack.enter_context(unix_socket.connect_to(busy.path / "api.sock")))
             return len(held) == 128
 
-        until(hold)
+        wait_until(hold)
 
         def refused() -> bool:
-            done = busy.ask("agents")
+            done = busy.run_in_process("agents")
             return done.code == 75 and "too many commands at once" in done.err
 
-        until(refused)
-    until(lambda: busy.ask("agents").code == 0)
+        wait_until(refused)
+    wait_until(lambda: busy.run_in_process("agents").code == 0)
 
 
 # -- following ---------------------------------------------------------------------------------------------------------
 
 
-def test_several_may_follow_and_see_everything_in_order(busy: House) -> None:
+def test_several_may_follow_and_see_everything_in_order(busy: CommandHome) -> None:
     async def follow(session: str, count: int) -> list[int]:
         seen: list[int] = []
         async with contextlib.aclosing(client_at(busy.path).follow_session(session)) as events:
@@ -223,7 +223,7 @@ def test_several_may_follow_and_see_everything_in_order(busy: House) -> None:
     assert asyncio.run(all_of_them()) == [list(range(1, 11))] * 4
 
 
-def test_a_growing_reply_comes_in_deltas_that_add_up(busy: House) -> None:
+def test_a_growing_reply_comes_in_deltas_that_add_up(busy: CommandHome) -> None:
     async def watch() -> tuple[str, str, int]:
         client = client_at(busy.path)
         location = await client.find_chat_location("growing")
@@ -243,7 +243,7 @@ def test_a_growing_reply_comes_in_deltas_that_add_up(busy: House) -> None:
     assert deltas >= 3
 
 
-def test_a_follower_that_comes_late_sees_what_has_grown(busy: House, tmp_path: Path) -> None:
+def test_a_follower_that_comes_late_sees_what_has_grown(busy: CommandHome, tmp_path: Path) -> None:
     async def watch() -> str:
         client = client_at(busy.path)
         location = await client.find_chat_location("late")
@@ -262,9 +262,9 @@ def test_a_follower_that_comes_late_sees_what_has_grown(busy: House, tmp_path: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_follower_is_told_when_the_gateway_ends(house: House, number: int) -> None:
-    gateway = house.up()
-    session = house.ask("send", "hello", "--json").ok().json["session"]
+def test_a_follower_is_told_when_the_gateway_ends(house: CommandHome, number: int) -> None:
+    gateway = house.start_gateway()
+    session = house.run_in_process("send", "hello", "--json").ok().json["session"]
 
     async def follow() -> None:
         async with contextlib.aclosing(client_at(house.path).follow_session(session)) as events:
@@ -274,25 +274,27 @@ def test_a_follower_is_told_when_the_gateway_ends(house: House, number: int) -> 
 
     with pytest.raises(GatewayGone):
         asyncio.run(asyncio.wait_for(follow(), 30))
-    gateway.end()
+    gateway.wait_until_ended()
     assert (house.path / "api.sock").exists() is (number == signal.SIGKILL), "a killed process leaves it behind"
     assert house.run("send", "alone").ok().out == "You said: alone\n", "a stale socket misleads nobody"
 
 
-def test_a_request_that_a_stopping_gateway_cannot_finish_is_not_taken_for_done(house: House, tmp_path: Path) -> None:
-    gateway = house.up()
+def test_a_request_that_a_stopping_gateway_cannot_finish_is_not_taken_for_done(
+    house: CommandHome, tmp_path: Path
+) -> None:
+    gateway = house.start_gateway()
     late = tmp_path / "late"
-    asking = house.begin("send", f"hold {late}", "--timeout", "1")
-    until(lambda: "Holding" in house.ask("sessions", "show", "last").out or asking.poll() is not None)
+    asking = house.start_command("send", f"hold {late}", "--timeout", "1")
+    wait_until(lambda: "Holding" in house.run_in_process("sessions", "show", "last").out or asking.poll() is not None)
     assert asking.wait(20) == 75
     gateway.signal(signal.SIGTERM)
     gateway.signal(signal.SIGTERM)
-    assert gateway.end() == 0
+    assert gateway.wait_until_ended() == 0
     assert "Traceback" not in "\n".join(gateway.log)
 
 
-def test_a_follower_of_a_quiet_session_costs_next_to_nothing(busy: House) -> None:
-    session = busy.ask("sessions", "show", "agent:main:terminal:dm:me", "--json").json["session"]
+def test_a_follower_of_a_quiet_session_costs_next_to_nothing(busy: CommandHome) -> None:
+    session = busy.run_in_process("sessions", "show", "agent:main:terminal:dm:me", "--json").json["session"]
     gateway = busy.started[0].pid
     target = f"/api/events?session={session['id']}&after_seq={session['last_seq']}"
     with contextlib.ExitStack() as stack:
@@ -317,7 +319,9 @@ def cpu_seconds(pid: int) -> float:
 # -- errors cross ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [NotFound("no", remedy="look"), Misuse("what?"), StoreFull("full", remedy="room")])
+@pytest.mark.parametrize(
+    "error", [NotFound("no", remedy="look"), InvalidRequest("what?"), StoreFull("full", remedy="room")]
+)
 def test_an_error_arrives_as_what_it_was(error: EverholdError) -> None:
     arrived = read_error(500, json.loads(json.dumps({"error": show_error(error)})))
     assert (type(arrived), arrived.message, arrived.remedy) == (type(error), error.message, error.remedy)
@@ -374,8 +378,8 @@ async def test_what_was_typed_arrives_and_what_is_no_text_becomes_a_replacement(
     canned = Canned(202, b'{"session": "s", "seq": 1}')
     await ApiClient(canned).send_message({"text": "a\udcffb ä\u2028", "id": "1"})
     ((_, _, body),) = canned.asked
-    assert json.loads(body or b"")["text"] == clean("a\udcffb ä\u2028")[0]
-    with pytest.raises(Misuse, match="no characters"):
+    assert json.loads(body or b"")["text"] == strip_surrogates("a\udcffb ä\u2028")[0]
+    with pytest.raises(InvalidRequest, match="no characters"):
         await ApiClient(canned).find_session("\udcff")
 
 
@@ -419,11 +423,11 @@ def test_a_home_may_have_a_longer_path_than_a_socket(tmp_path: Path, descriptors
 
 
 def test_a_gateway_in_a_home_with_a_long_path_is_reached(tmp_path: Path, plugin: Path) -> None:
-    house = House(tmp_path / ("deep" * 20) / ("deeper" * 20), plugin)
+    house = CommandHome(tmp_path / ("deep" * 20) / ("deeper" * 20), plugin)
     try:
-        house.up()
+        house.start_gateway()
         assert house.run("send", "hello").ok().out == "You said: hello\n"
-        assert house.ask("status", "--json").json["running"]
+        assert house.run_in_process("status", "--json").json["running"]
     finally:
         house.close()
 

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from everhold.cli.chat.terminal import Terminal
+from everhold.cli.chat.terminal import ChatTerminal
 from everhold.cli.message import make_message
-from everhold.cli.render import Paint, Screen
-from tests.cli.house import House, command, until
+from everhold.cli.render import CommandScreen, TextPainter
+from tests.cli.command_home import CommandHome, build_command, wait_until
 from tests.waiting import LIMIT_SECONDS
 
 
-class Typist:
+class TerminalUser:
     """Somebody at a terminal in which `everhold chat` runs."""
 
-    def __init__(self, house: House, *args: str, **env: str) -> None:
+    def __init__(self, house: CommandHome, *args: str, **env: str) -> None:
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            command("chat", *args),
+            build_command("chat", *args),
             env=house.env(**{"TERM": "xterm", "NO_COLOR": "1", **env}),
             stdin=slave,
             stdout=slave,
@@ -61,7 +61,7 @@ class Typist:
         before, self._read_to = self._read_to, found + len(text)
         return self.seen[before : self._read_to]
 
-    def leave(self) -> int:
+    def close(self) -> int:
         self.expect("you> ")
         self.type("\x04")
         self.expect("it is kept")
@@ -76,25 +76,25 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def test_a_chat_needs_nothing_but_itself(house: House) -> None:
-    chat = Typist(house)
+def test_a_chat_needs_nothing_but_itself(house: CommandHome) -> None:
+    chat = TerminalUser(house)
     chat.expect("new session with main")
     chat.say("hello")
     id = chat.expect("main> ").split("session ")[1][:26]
     chat.expect("You said: hello")
     chat.say("/whoami")
     chat.expect(f"in session {id}")
-    assert chat.leave() == 0
-    again = Typist(house)
+    assert chat.close() == 0
+    again = TerminalUser(house)
     again.expect(f"session {id}")
     again.expect("/whoami")  # the last exchange is there again
-    assert again.leave() == 0
-    assert house.ask("audit").code == 0
+    assert again.close() == 0
+    assert house.run_in_process("audit").code == 0
 
 
-def test_a_session_with_a_title_is_called_by_it(busy: House) -> None:
-    busy.ask("send", "/title Holiday plans", "--session", "titled").ok()
-    chat = Typist(busy, "--session", "titled")
+def test_a_session_with_a_title_is_called_by_it(busy: CommandHome) -> None:
+    busy.run_in_process("send", "/title Holiday plans", "--session", "titled").ok()
+    chat = TerminalUser(busy, "--session", "titled")
     chat.expect("— “Holiday plans” · session ")
     chat.expect("you> ")
     chat.type("\x04")
@@ -102,18 +102,18 @@ def test_a_session_with_a_title_is_called_by_it(busy: House) -> None:
     assert chat.process.wait(timeout=15) == 0
 
 
-def test_whoever_leaves_without_a_word_is_told_of_no_session(busy: House) -> None:
-    chat = Typist(busy, "--session", "silent")
+def test_whoever_leaves_without_a_word_is_told_of_no_session(busy: CommandHome) -> None:
+    chat = TerminalUser(busy, "--session", "silent")
     chat.expect("you> ")
     chat.type("\x04")
     chat.expect("— left\r\n")
     assert chat.process.wait(timeout=LIMIT_SECONDS) == 0
     assert "it is kept" not in chat.seen
-    assert busy.ask("sessions", "show", "agent:main:terminal:dm:silent").code == 1
+    assert busy.run_in_process("sessions", "show", "agent:main:terminal:dm:silent").code == 1
 
 
-def test_a_reply_is_seen_growing_and_stands_there_once(busy: House) -> None:
-    chat = Typist(busy, "--session", "growing")
+def test_a_reply_is_seen_growing_and_stands_there_once(busy: CommandHome) -> None:
+    chat = TerminalUser(busy, "--session", "growing")
     chat.say("slow 12")
     shown = chat.expect("word11")
     assert re.sub(r"\s+", " ", shown).count(" ".join(f"word{n}" for n in range(12))) == 1
@@ -124,17 +124,17 @@ def test_a_reply_is_seen_growing_and_stands_there_once(busy: House) -> None:
     assert "\x1b[1" not in chat.seen  # no colours: NO_COLOR is set
 
 
-def test_a_terminal_shows_colours(busy: House) -> None:
-    chat = Typist(busy, "--session", "coloured", NO_COLOR="")
+def test_a_terminal_shows_colours(busy: CommandHome) -> None:
+    chat = TerminalUser(busy, "--session", "coloured", NO_COLOR="")
     chat.expect("\x1b[1;36myou> ")
     chat.type("hello\r")
     chat.expect("\x1b[1;32mmain>\x1b[0m You said: hello")
 
 
-def test_a_killed_gateway_leaves_no_gap_in_a_chat(house: House, tmp_path: Path) -> None:
-    gateway = house.up()
+def test_a_killed_gateway_leaves_no_gap_in_a_chat(house: CommandHome, tmp_path: Path) -> None:
+    gateway = house.start_gateway()
     late = tmp_path / "late"
-    chat = Typist(house, "--session", "survivor")
+    chat = TerminalUser(house, "--session", "survivor")
     chat.say("before")
     chat.expect("You said: before")
     chat.say(f"hold {late}")
@@ -142,38 +142,38 @@ def test_a_killed_gateway_leaves_no_gap_in_a_chat(house: House, tmp_path: Path) 
     gateway.kill()
     chat.expect("the gateway is gone; waiting for it to come back")
     late.touch()
-    house.up()
+    house.start_gateway()
     chat.expect("it is back")
     chat.expect("Holding is over")
     chat.say("after")
     chat.expect("You said: after")
-    assert chat.leave() == 0
-    entries = house.ask("sessions", "show", "agent:main:terminal:dm:survivor", "--json").json["entries"]
+    assert chat.close() == 0
+    entries = house.run_in_process("sessions", "show", "agent:main:terminal:dm:survivor", "--json").json["entries"]
     heard = [entry["body"]["text"].split()[0] for entry in entries if entry["kind"] == "heard"]
     assert heard == ["before", "hold", "after"]
     assert sum(entry["kind"] == "said" for entry in entries) == 3
-    assert house.ask("audit").code == 0
+    assert house.run_in_process("audit").code == 0
 
 
-def test_what_is_said_while_the_gateway_is_down_is_said_once_it_is_back(house: House) -> None:
-    gateway = house.up()
-    chat = Typist(house, "--session", "patient")
+def test_what_is_said_while_the_gateway_is_down_is_said_once_it_is_back(house: CommandHome) -> None:
+    gateway = house.start_gateway()
+    chat = TerminalUser(house, "--session", "patient")
     chat.say("before")
     chat.expect("You said: before")
     chat.expect("you> ")
     gateway.kill()
     chat.type("meanwhile\r")
     chat.expect("waiting for it to come back")
-    house.up()
+    house.start_gateway()
     chat.expect("You said: meanwhile")
-    assert chat.leave() == 0
-    entries = house.ask("sessions", "show", "agent:main:terminal:dm:patient", "--json").json["entries"]
+    assert chat.close() == 0
+    entries = house.run_in_process("sessions", "show", "agent:main:terminal:dm:patient", "--json").json["entries"]
     assert [entry["seq"] for entry in entries] == list(range(1, 11))
 
 
-def test_what_nobody_took_is_not_claimed_to_be_kept(house: House) -> None:
-    gateway = house.up()
-    chat = Typist(house)
+def test_what_nobody_took_is_not_claimed_to_be_kept(house: CommandHome) -> None:
+    gateway = house.start_gateway()
+    chat = TerminalUser(house)
     chat.expect("you> ")
     gateway.kill()
     chat.type("lost?\r")
@@ -186,8 +186,8 @@ def test_what_nobody_took_is_not_claimed_to_be_kept(house: House) -> None:
     assert chat.process.wait(timeout=LIMIT_SECONDS) == 0
 
 
-def test_ctrl_c_stops_a_reply_and_ctrl_c_at_the_prompt_does_not_leave(busy: House, tmp_path: Path) -> None:
-    chat = Typist(busy, "--session", "stopped")
+def test_ctrl_c_stops_a_reply_and_ctrl_c_at_the_prompt_does_not_leave(busy: CommandHome, tmp_path: Path) -> None:
+    chat = TerminalUser(busy, "--session", "stopped")
     chat.say(f"hold {tmp_path / 'never'}")
     chat.expect("Holding")
     chat.type("\x03")
@@ -197,88 +197,88 @@ def test_ctrl_c_stops_a_reply_and_ctrl_c_at_the_prompt_does_not_leave(busy: Hous
     chat.expect("Ctrl-D leaves")
     chat.say("still here")
     chat.expect("You said: still here")
-    assert chat.leave() == 0
-    entries = busy.ask("sessions", "show", "agent:main:terminal:dm:stopped", "--json").json["entries"]
+    assert chat.close() == 0
+    entries = busy.run_in_process("sessions", "show", "agent:main:terminal:dm:stopped", "--json").json["entries"]
     outcomes = [entry["body"].get("outcome", "done") for entry in entries if entry["kind"] == "ended"]
     assert "stopped" in outcomes
     assert not any("half a though" in str(entry["body"]) for entry in entries)
 
 
-def test_what_others_say_in_the_session_appears_above_the_prompt(busy: House) -> None:
-    chat = Typist(busy, "--session", "shared")
+def test_what_others_say_in_the_session_appears_above_the_prompt(busy: CommandHome) -> None:
+    chat = TerminalUser(busy, "--session", "shared")
     chat.say("hello")
     chat.expect("You said: hello")
     chat.expect("you> ")
     chat.type("half")
     chat.expect("half")
-    busy.ask("send", "from elsewhere", "--session", "shared").ok()
+    busy.run_in_process("send", "from elsewhere", "--session", "shared").ok()
     chat.expect("You said: from elsewhere")
     chat.expect("half")
     chat.type(" done\r")
     chat.expect("You said: half done")
 
 
-def test_what_is_pasted_is_one_message_however_many_lines_it_has(busy: House) -> None:
-    chat = Typist(busy, "--session", "pasted")
+def test_what_is_pasted_is_one_message_however_many_lines_it_has(busy: CommandHome) -> None:
+    chat = TerminalUser(busy, "--session", "pasted")
     chat.expect("you> ")
     chat.type("\x1b[200~first\rsecond\r\rlast\r\x1b[201~")
     chat.expect("last")
     chat.type("\r")
     chat.expect("You said: first")
-    assert chat.leave() == 0
-    entries = busy.ask("sessions", "show", "agent:main:terminal:dm:pasted", "--json").json["entries"]
+    assert chat.close() == 0
+    entries = busy.run_in_process("sessions", "show", "agent:main:terminal:dm:pasted", "--json").json["entries"]
     assert [entry["body"]["text"] for entry in entries if entry["kind"] == "heard"] == ["first\nsecond\n\nlast"]
 
 
-def test_tab_completes_a_command_and_nothing_else(busy: House) -> None:
-    chat = Typist(busy, "--session", "completed")
+def test_tab_completes_a_command_and_nothing_else(busy: CommandHome) -> None:
+    chat = TerminalUser(busy, "--session", "completed")
     chat.expect("you> ")
     chat.type("/who\t\r")
     chat.expect("You are ")
     chat.expect("you> ")
     chat.type("see /who\t\r")
     chat.expect("You said: see /who\r\n")
-    assert chat.leave() == 0
+    assert chat.close() == 0
 
 
-def test_a_dumb_terminal_is_not_steered(busy: House) -> None:
-    chat = Typist(busy, "--session", "dumb", TERM="dumb")
+def test_a_dumb_terminal_is_not_steered(busy: CommandHome) -> None:
+    chat = TerminalUser(busy, "--session", "dumb", TERM="dumb")
     chat.say("hello")
     chat.expect("You said: hello")
-    assert chat.leave() == 0
+    assert chat.close() == 0
     assert "\x1b" not in chat.seen
 
 
-def test_branching_goes_on_in_the_branch(busy: House) -> None:
-    chat = Typist(busy, "--session", "tree")
+def test_branching_goes_on_in_the_branch(busy: CommandHome) -> None:
+    chat = TerminalUser(busy, "--session", "tree")
     chat.say("trunk")
     chat.expect("You said: trunk")
     chat.say("/branch")
     chat.expect("Branched into session ")
     chat.say("twig")
     chat.expect("You said: twig")
-    listed = busy.ask("sessions", "--json").json["sessions"]
+    listed = busy.run_in_process("sessions", "--json").json["sessions"]
     assert sum(session["address"] == "agent:main:terminal:dm:tree" for session in listed) == 2
-    assert chat.leave() == 0
+    assert chat.close() == 0
 
 
-def test_a_chat_takes_over_when_the_one_it_went_through_leaves(house: House) -> None:
-    first = Typist(house, "--session", "first")
+def test_a_chat_takes_over_when_the_one_it_went_through_leaves(house: CommandHome) -> None:
+    first = TerminalUser(house, "--session", "first")
     first.say("hello")
     first.expect("You said: hello")
-    second = Typist(house, "--session", "second")
+    second = TerminalUser(house, "--session", "second")
     second.say("hello")
     second.expect("You said: hello")
-    assert first.leave() == 0
+    assert first.close() == 0
     second.say("alone now")
     second.expect("You said: alone now")
-    assert second.leave() == 0
-    assert house.ask("audit").code == 0
+    assert second.close() == 0
+    assert house.run_in_process("audit").code == 0
 
 
-def test_a_model_that_is_down_gives_the_prompt_back_and_answers_later(busy: House, tmp_path: Path) -> None:
+def test_a_model_that_is_down_gives_the_prompt_back_and_answers_later(busy: CommandHome, tmp_path: Path) -> None:
     back = tmp_path / "back"
-    chat = Typist(busy, "--session", "lunch")
+    chat = TerminalUser(busy, "--session", "lunch")
     chat.say(f"down {back}")
     chat.expect("cannot be reached")
     chat.expect("you> ")
@@ -286,20 +286,20 @@ def test_a_model_that_is_down_gives_the_prompt_back_and_answers_later(busy: Hous
     chat.expect("You said: down")
 
 
-def test_a_program_behind_a_pipe_gets_replies_only(busy: House) -> None:
+def test_a_program_behind_a_pipe_gets_replies_only(busy: CommandHome) -> None:
     done = busy.run("chat", "--session", "pipe", input="one\n\ntwo\n").ok()
     assert (done.out, done.err) == ("You said: one\nYou said: two\n", "")
     assert busy.run("chat", "--session", "pipe", input="refuse\n").code == 1
 
 
-def test_sigterm_ends_a_chat_in_order(house: House) -> None:
-    chat = Typist(house)
+def test_sigterm_ends_a_chat_in_order(house: CommandHome) -> None:
+    chat = TerminalUser(house)
     chat.say("hello")
     chat.expect("You said: hello")
     chat.expect("you> ")
     chat.process.send_signal(signal.SIGTERM)
     assert chat.process.wait(timeout=LIMIT_SECONDS) == 128 + signal.SIGTERM
-    until(lambda: not (house.path / "api.sock").exists())
+    wait_until(lambda: not (house.path / "api.sock").exists())
 
 
 # -- what is on the screen ---------------------------------------------------------------------------------------------
@@ -317,49 +317,49 @@ def test_a_message_says_which_repository_it_was_said_in(
 
 
 @pytest.fixture
-def screen(tmp_path: Path) -> Screen:
+def screen(tmp_path: Path) -> CommandScreen:
     file = (tmp_path / "screen").open("w+", encoding="utf-8")
-    return Screen(out=file, err=file, json=False, paint=Paint(False), paint_err=Paint(False))
+    return CommandScreen(out=file, err=file, json=False, paint=TextPainter(False), paint_err=TextPainter(False))
 
 
-def shown(screen: Screen) -> str:
+def get_shown_text(screen: CommandScreen) -> str:
     screen.out.flush()
     return Path(screen.out.name).read_text(encoding="utf-8")
 
 
-def live(screen: Screen) -> Terminal:
-    terminal = Terminal(screen)
+def live(screen: CommandScreen) -> ChatTerminal:
+    terminal = ChatTerminal(screen)
     terminal.live = True
     return terminal
 
 
-def test_a_reply_that_turns_out_otherwise_is_shown_whole(screen: Screen) -> None:
+def test_a_reply_that_turns_out_otherwise_is_shown_whole(screen: CommandScreen) -> None:
     terminal = live(screen)
-    terminal.grow("main", 7, "Perhaps")
-    terminal.reply("main", 7, "Certainly not")
-    assert shown(screen) == "main> Perhaps\nmain> Certainly not\n"
+    terminal.update_reply("main", 7, "Perhaps")
+    terminal.print_reply("main", 7, "Certainly not")
+    assert get_shown_text(screen) == "main> Perhaps\nmain> Certainly not\n"
 
 
-def test_pieces_of_another_operation_begin_a_line_of_their_own(screen: Screen) -> None:
+def test_pieces_of_another_operation_begin_a_line_of_their_own(screen: CommandScreen) -> None:
     terminal = live(screen)
-    terminal.grow("main", 7, "One ")
-    terminal.grow("main", 9, "Two ")
-    terminal.grow("main", 9, "Two and")
-    terminal.reply("main", 9, "Two and more")
-    assert shown(screen) == "main> One \nmain> Two and more\n"
+    terminal.update_reply("main", 7, "One ")
+    terminal.update_reply("main", 9, "Two ")
+    terminal.update_reply("main", 9, "Two and")
+    terminal.print_reply("main", 9, "Two and more")
+    assert get_shown_text(screen) == "main> One \nmain> Two and more\n"
 
 
-def test_a_hushed_reply_grows_no_further(screen: Screen) -> None:
+def test_a_hushed_reply_grows_no_further(screen: CommandScreen) -> None:
     terminal = live(screen)
-    terminal.grow("main", 7, "On and")
-    terminal.hush()
-    terminal.grow("main", 7, "On and on")
-    terminal.remark("stopping")
-    assert shown(screen) == "main> On and\n— stopping\n"
+    terminal.update_reply("main", 7, "On and")
+    terminal.hide_growing_reply()
+    terminal.update_reply("main", 7, "On and on")
+    terminal.print_remark("stopping")
+    assert get_shown_text(screen) == "main> On and\n— stopping\n"
 
 
-def test_nothing_that_is_said_can_steer_the_terminal(screen: Screen) -> None:
+def test_nothing_that_is_said_can_steer_the_terminal(screen: CommandScreen) -> None:
     terminal = live(screen)
-    terminal.grow("main", 7, "\x1b[2J")
-    terminal.reply("main", 7, "\x1b[2J\u202eboo")
-    assert shown(screen) == "main> \\x1b[2J\\u202eboo\n"
+    terminal.update_reply("main", 7, "\x1b[2J")
+    terminal.print_reply("main", 7, "\x1b[2J\u202eboo")
+    assert get_shown_text(screen) == "main> \\x1b[2J\\u202eboo\n"

@@ -10,20 +10,20 @@ import sys
 import pytest
 
 from everhold import __version__
-from everhold.cli.main import parse
-from everhold.cli.parser import build, leaves
-from everhold.flow.command_handlers import ALONE_REPLIES
-from tests.cli.house import House
+from everhold.cli.main import parse_arguments
+from everhold.cli.parser import build_parser, list_commands
+from everhold.engine.commands.handlers import ALONE_REPLIES
+from tests.cli.command_home import CommandHome
 
 
-def test_the_version_costs_nothing_to_ask_for(busy: House) -> None:
+def test_the_version_costs_nothing_to_ask_for(busy: CommandHome) -> None:
     assert busy.run("--version").ok().out == f"everhold {__version__}\n"
     script = "import sys, everhold.cli; everhold.cli.main(['--version']); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert {"asyncio", "msgspec", "pydantic", "apsw", "ruamel.yaml"}.isdisjoint(loaded)
 
 
-def test_asking_a_gateway_loads_neither_its_store_nor_its_configuration(busy: House) -> None:
+def test_asking_a_gateway_loads_neither_its_store_nor_its_configuration(busy: CommandHome) -> None:
     script = "import sys, everhold.cli; everhold.cli.main(['status', '--json']); print(*sys.modules)"
     asked = subprocess.run(
         [sys.executable, "-c", script], env=busy.env(), capture_output=True, text=True, check=True
@@ -33,10 +33,10 @@ def test_asking_a_gateway_loads_neither_its_store_nor_its_configuration(busy: Ho
     )
 
 
-@pytest.mark.parametrize("words", [words for words, _ in leaves(build())], ids=" ".join)
+@pytest.mark.parametrize("words", [words for words, _ in list_commands(build_parser())], ids=" ".join)
 def test_every_command_explains_itself(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        build().parse_args([*words, "--help"])
+        build_parser().parse_args([*words, "--help"])
     assert left.value.code == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"usage: everhold {' '.join(words)}")
@@ -53,7 +53,7 @@ def test_every_command_explains_itself(words: tuple[str, ...], capsys: pytest.Ca
     ],
 )
 def test_general_options_work_before_and_after_the_command(argv: list[str]) -> None:
-    args = parse(argv)
+    args = parse_arguments(argv)
     assert (args.home, args.json, args.log, args.id) == ("x", True, "json", "last")
 
 
@@ -75,8 +75,8 @@ def test_general_options_work_before_and_after_the_command(argv: list[str]) -> N
         ([], "everhold chat"),
     ],
 )
-def test_a_wrong_usage_exits_2_and_says_what_helps(busy: House, argv: list[str], told: str) -> None:
-    done = busy.ask(*argv) if argv else busy.run()
+def test_a_wrong_usage_exits_2_and_says_what_helps(busy: CommandHome, argv: list[str], told: str) -> None:
+    done = busy.run_in_process(*argv) if argv else busy.run()
     assert done.code == 2
     assert told in done.err
     assert not done.out
@@ -85,31 +85,31 @@ def test_a_wrong_usage_exits_2_and_says_what_helps(busy: House, argv: list[str],
 # -- talking -----------------------------------------------------------------------------------------------------------
 
 
-def test_send_prints_the_reply_and_nothing_else(busy: House) -> None:
+def test_send_prints_the_reply_and_nothing_else(busy: CommandHome) -> None:
     done = busy.run("send", "good morning", "--session", "early").ok()
     assert (done.out, done.err) == ("You said: good morning\n", "")
 
 
-def test_send_as_json_says_where_it_is_kept(busy: House) -> None:
-    sent = busy.ask("--json", "send", "noon", "--session", "lunch").ok().json
+def test_send_as_json_says_where_it_is_kept(busy: CommandHome) -> None:
+    sent = busy.run_in_process("--json", "send", "noon", "--session", "lunch").ok().json
     assert sent == {"session": sent["session"], "seq": 1, "outcome": "done", "reply": "You said: noon", "notices": []}
 
 
-def test_the_same_id_counts_once_and_other_words_under_it_are_refused(busy: House) -> None:
-    first = busy.ask("send", "--id", "a1", "--session", "once", "--json", "only once").ok().json
-    again = busy.ask("send", "--id", "a1", "--session", "once", "--json", "only once").ok().json
-    other = busy.ask("send", "--id", "a1", "--session", "once", "something else")
+def test_the_same_id_counts_once_and_other_words_under_it_are_refused(busy: CommandHome) -> None:
+    first = busy.run_in_process("send", "--id", "a1", "--session", "once", "--json", "only once").ok().json
+    again = busy.run_in_process("send", "--id", "a1", "--session", "once", "--json", "only once").ok().json
+    other = busy.run_in_process("send", "--id", "a1", "--session", "once", "something else")
     assert (again["seq"], again["reply"]) == (first["seq"], "You said: only once")
     assert other.code == 2
     assert "--id" in other.err
 
 
-def test_send_reads_standard_input_and_keeps_what_is_no_text(busy: House) -> None:
+def test_send_reads_standard_input_and_keeps_what_is_no_text(busy: CommandHome) -> None:
     assert busy.run("send", "-", "--session", "stdin", input="two\nlines\n").ok().out == "You said: two\nlines\n\n"
-    assert busy.ask("send", " ").code == 2
+    assert busy.run_in_process("send", " ").code == 2
 
 
-def test_a_message_larger_than_the_window_fails_and_the_next_one_is_answered(busy: House) -> None:
+def test_a_message_larger_than_the_window_fails_and_the_next_one_is_answered(busy: CommandHome) -> None:
     giant = busy.run("send", "-", "--session", "giant", input="word " * 600_000)
     assert giant.code == 1
     assert "the message does not fit the model" in giant.err
@@ -120,22 +120,22 @@ def test_a_message_larger_than_the_window_fails_and_the_next_one_is_answered(bus
     assert done.out == "You said: and now?\n"
 
 
-def test_a_command_in_a_message_is_answered_by_the_gateway(busy: House) -> None:
-    assert "/undo" in busy.ask("send", "/help", "--session", "help").ok().out
-    said = busy.ask("send", "/halt", "--session", "help").ok().out
+def test_a_command_in_a_message_is_answered_by_the_gateway(busy: CommandHome) -> None:
+    assert "/undo" in busy.run_in_process("send", "/help", "--session", "help").ok().out
+    said = busy.run_in_process("send", "/halt", "--session", "help").ok().out
     assert said == "Nothing is running. " + ALONE_REPLIES["halt"] + "\n"
-    assert busy.ask("send", "hello", "--session", "help").ok().out == "You said: hello\n", "and it is so"
+    assert busy.run_in_process("send", "hello", "--session", "help").ok().out == "You said: hello\n", "and it is so"
 
 
-def test_whoever_has_something_answered_again_gets_the_new_answer(busy: House) -> None:
-    busy.ask("send", "once", "--session", "again").ok()
-    assert busy.ask("send", "/retry", "--session", "again").ok().out == "You said: once\n"
+def test_whoever_has_something_answered_again_gets_the_new_answer(busy: CommandHome) -> None:
+    busy.run_in_process("send", "once", "--session", "again").ok()
+    assert busy.run_in_process("send", "/retry", "--session", "again").ok().out == "You said: once\n"
     piped = busy.run("chat", "--session", "again", input="/retry\n").ok().out
     assert piped.splitlines()[-1] == "You said: once"
 
 
-def test_an_agent_that_is_not_there_is_named(busy: House) -> None:
-    done = busy.ask("send", "hello", "--agent", "nobody")
+def test_an_agent_that_is_not_there_is_named(busy: CommandHome) -> None:
+    done = busy.run_in_process("send", "hello", "--agent", "nobody")
     assert done.code == 1
     assert "there is no agent 'nobody'" in done.err
     done = busy.run("chat", "--agent", "nobody")
@@ -143,31 +143,31 @@ def test_an_agent_that_is_not_there_is_named(busy: House) -> None:
     assert "there is no agent 'nobody'" in done.err
 
 
-def test_a_session_can_be_named_by_its_id_its_beginning_its_title_or_last(busy: House) -> None:
-    first = busy.ask("send", "/title Holiday plans", "--session", "named", "--json").ok().json
+def test_a_session_can_be_named_by_its_id_its_beginning_its_title_or_last(busy: CommandHome) -> None:
+    first = busy.run_in_process("send", "/title Holiday plans", "--session", "named", "--json").ok().json
     id = first["session"]
     for name in (id, id[:20], "holiday PLANS", "last", "agent:main:terminal:dm:named"):
-        assert busy.ask("send", "and then", "--session", name, "--json").ok().json["session"] == id
+        assert busy.run_in_process("send", "and then", "--session", name, "--json").ok().json["session"] == id
 
 
-def test_a_short_word_begins_a_chat_of_its_own_whatever_ids_begin_with(busy: House) -> None:
-    id = busy.ask("send", "hello", "--session", "short", "--json").ok().json["session"]
-    assert busy.ask("send", "hello", "--session", id[:2], "--json").ok().json["session"] != id
+def test_a_short_word_begins_a_chat_of_its_own_whatever_ids_begin_with(busy: CommandHome) -> None:
+    id = busy.run_in_process("send", "hello", "--session", "short", "--json").ok().json["session"]
+    assert busy.run_in_process("send", "hello", "--session", id[:2], "--json").ok().json["session"] != id
 
 
-def test_a_reply_cannot_steer_the_terminal(busy: House) -> None:
-    assert busy.ask("send", "escape", "--session", "danger").ok().out == "red \\x1b[31malert\\x07\n"
+def test_a_reply_cannot_steer_the_terminal(busy: CommandHome) -> None:
+    assert busy.run_in_process("send", "escape", "--session", "danger").ok().out == "red \\x1b[31malert\\x07\n"
 
 
-def test_a_reply_that_was_cut_off_says_so_beside_it(busy: House) -> None:
-    done = busy.ask("send", "cut", "--session", "cut").ok()
+def test_a_reply_that_was_cut_off_says_so_beside_it(busy: CommandHome) -> None:
+    done = busy.run_in_process("send", "cut", "--session", "cut").ok()
     assert done.out == "Once upon a\n"
     assert "cut off at the model's length limit" in done.err
-    assert "cut off" in busy.ask("sessions", "show", "last").ok().out
+    assert "cut off" in busy.run_in_process("sessions", "show", "last").ok().out
 
 
-def test_a_turn_that_fails_exits_1_with_its_notice(busy: House) -> None:
-    done = busy.ask("send", "refuse", "--session", "refusals")
+def test_a_turn_that_fails_exits_1_with_its_notice(busy: CommandHome) -> None:
+    done = busy.run_in_process("send", "refuse", "--session", "refusals")
     assert done.code == 1
     assert done.out == ""
     assert len(done.err.splitlines()) == 1, "a failure is said once"
@@ -176,8 +176,8 @@ def test_a_turn_that_fails_exits_1_with_its_notice(busy: House) -> None:
 # -- looking -----------------------------------------------------------------------------------------------------------
 
 
-def test_sessions_are_listed(busy: House) -> None:
-    listed = busy.ask("sessions", "--json").ok().json["sessions"]
+def test_sessions_are_listed(busy: CommandHome) -> None:
+    listed = busy.run_in_process("sessions", "--json").ok().json["sessions"]
     mine = next(session for session in listed if session["address"] == "agent:main:terminal:dm:me")
     assert mine.keys() == {
         "id",
@@ -191,66 +191,66 @@ def test_sessions_are_listed(busy: House) -> None:
         "at",
     }
     assert (mine["agent"], mine["pending"], mine["state"]) == ("main", 0, "idle")
-    assert mine["id"] in busy.ask("sessions", "list", "--limit", "1000").ok().out
-    assert len(busy.ask("sessions", "list", "--limit", "1", "--json").ok().json["sessions"]) == 1
+    assert mine["id"] in busy.run_in_process("sessions", "list", "--limit", "1000").ok().out
+    assert len(busy.run_in_process("sessions", "list", "--limit", "1", "--json").ok().json["sessions"]) == 1
 
 
-def test_a_session_is_shown_entry_by_entry(busy: House) -> None:
-    shown = busy.ask("sessions", "show", "agent:main:terminal:dm:me", "--json").ok().json
+def test_a_session_is_shown_entry_by_entry(busy: CommandHome) -> None:
+    shown = busy.run_in_process("sessions", "show", "agent:main:terminal:dm:me", "--json").ok().json
     entries = shown["entries"]
     assert [entry["seq"] for entry in entries] == list(range(1, len(entries) + 1))
     assert [entry["kind"] for entry in entries[:5]] == ["heard", "began", "thought", "said", "ended"]
     assert entries[0].keys() == {"pos", "seq", "kind", "op", "author", "at", "body"}
     assert entries[0]["body"]["stamp"]["directory"]
-    text = busy.ask("sessions", "show", shown["session"]["id"], "--after", "5").ok().out
+    text = busy.run_in_process("sessions", "show", shown["session"]["id"], "--after", "5").ok().out
     assert "the dentist" in text
     assert "hello" not in text
 
 
-def test_the_context_of_a_turn_is_exactly_what_was_sent(busy: House) -> None:
+def test_the_context_of_a_turn_is_exactly_what_was_sent(busy: CommandHome) -> None:
     name = "agent:main:terminal:dm:me"
-    at = busy.ask("sessions", "context", name, "--at", "1", "--json").ok().json
+    at = busy.run_in_process("sessions", "context", name, "--at", "1", "--json").ok().json
     assert (at["exact"], at["at"]) == (True, 3)
     assert [message["text"] for message in at["request"]["messages"]] == ["hello"]
-    upcoming = busy.ask("sessions", "context", name, "--json").ok().json
+    upcoming = busy.run_in_process("sessions", "context", name, "--json").ok().json
     assert upcoming["exact"] is None
-    assert "exactly what was sent" in busy.ask("sessions", "context", name, "--at", "3").ok().out
-    missing = busy.ask("sessions", "context", name, "--at", "99999")
+    assert "exactly what was sent" in busy.run_in_process("sessions", "context", name, "--at", "3").ok().out
+    missing = busy.run_in_process("sessions", "context", name, "--at", "99999")
     assert missing.code == 1
 
 
-def test_search_finds_words_and_exits_1_without_a_hit(busy: House) -> None:
-    hits = busy.ask("sessions", "search", "TUESDAY dentist", "--json").ok().json["hits"]
+def test_search_finds_words_and_exits_1_without_a_hit(busy: CommandHome) -> None:
+    hits = busy.run_in_process("sessions", "search", "TUESDAY dentist", "--json").ok().json["hits"]
     assert {hit["kind"] for hit in hits} == {"heard", "said"}
-    assert busy.ask("sessions", "search", "tuesday").ok().out.count("dentist") == len(hits)
-    assert busy.ask("sessions", "search", "rhinoceros").code == 1
+    assert busy.run_in_process("sessions", "search", "tuesday").ok().out.count("dentist") == len(hits)
+    assert busy.run_in_process("sessions", "search", "rhinoceros").code == 1
 
 
-def test_a_session_without_summaries_says_so(busy: House) -> None:
-    assert busy.ask("sessions", "compressions", "last", "--json").ok().json["compressions"] == []
-    assert busy.ask("sessions", "compressions", "last").ok().out == ""
+def test_a_session_without_summaries_says_so(busy: CommandHome) -> None:
+    assert busy.run_in_process("sessions", "compressions", "last", "--json").ok().json["compressions"] == []
+    assert busy.run_in_process("sessions", "compressions", "last").ok().out == ""
 
 
-def test_export_holds_every_entry_or_reads_as_a_conversation(busy: House) -> None:
+def test_export_holds_every_entry_or_reads_as_a_conversation(busy: CommandHome) -> None:
     name = "agent:main:terminal:dm:me"
-    shown = busy.ask("sessions", "show", name, "--json").ok().json
-    lines = [json.loads(line) for line in busy.ask("sessions", "export", name).ok().out.splitlines()]
+    shown = busy.run_in_process("sessions", "show", name, "--json").ok().json
+    lines = [json.loads(line) for line in busy.run_in_process("sessions", "export", name).ok().out.splitlines()]
     assert lines == [{"session": shown["session"]["id"], **entry} for entry in shown["entries"]]
-    page = busy.ask("sessions", "export", name, "--format", "markdown").ok().out
+    page = busy.run_in_process("sessions", "export", name, "--format", "markdown").ok().out
     assert re.search(r"\*\*main\*\* · .* · 4\n\nYou said: hello\n", page)
 
 
-def test_what_is_not_there_exits_1_with_a_remedy(busy: House) -> None:
-    done = busy.ask("sessions", "show", "nowhere")
+def test_what_is_not_there_exits_1_with_a_remedy(busy: CommandHome) -> None:
+    done = busy.run_in_process("sessions", "show", "nowhere")
     assert done.code == 1
     assert done.err == "everhold: there is no session 'nowhere'\n  → `everhold sessions list` shows those there are\n"
-    told = busy.ask("sessions", "show", "nowhere", "--json")
+    told = busy.run_in_process("sessions", "show", "nowhere", "--json")
     assert told.json["error"]["type"] == "not_found"
     assert told.json["error"].keys() == {"type", "message", "remedy"}
 
 
-def test_status_says_what_is_wrong_and_exits_accordingly(busy: House) -> None:
-    done = busy.ask("status", "--json")
+def test_status_says_what_is_wrong_and_exits_accordingly(busy: CommandHome) -> None:
+    done = busy.run_in_process("status", "--json")
     status = done.json
     assert done.code == (1 if status["wrong"] else 0)
     # without a memory of its own in this build, that one may be off; nothing else is
@@ -260,80 +260,88 @@ def test_status_says_what_is_wrong_and_exits_accordingly(busy: House) -> None:
     assert status["agents"][0]["spent"]["tokens"] > 0
     (person,) = status["people"]
     assert person["spent"] == status["agents"][0]["spent"]
-    assert f"person    {person['name']} · today {person['spent']['tokens']:,} tokens" in busy.ask("status").out
-    assert "has been running for" in busy.ask("status").out
+    assert (
+        f"person    {person['name']} · today {person['spent']['tokens']:,} tokens" in busy.run_in_process("status").out
+    )
+    assert "has been running for" in busy.run_in_process("status").out
 
 
-def test_audit_prints_eight_promises_with_their_evidence(busy: House) -> None:
-    report = busy.ask("audit", "--json").ok().json
+def test_audit_prints_eight_promises_with_their_evidence(busy: CommandHome) -> None:
+    report = busy.run_in_process("audit", "--json").ok().json
     assert [line["promise"] for line in report["promises"]] == [f"P{n}" for n in range(1, 9)]
     assert report["holds"]
     assert report["checked"]["entries"] >= 10
-    text = busy.ask("audit").ok().out
+    text = busy.run_in_process("audit").ok().out
     assert text.count("  holds   ") == 7
     assert "P7  unseen" in text
     assert "nothing is taken twice" in text
     assert "sessions:" in text
-    one = busy.ask("audit", "agent:main:terminal:dm:me", "--json").ok().json
+    one = busy.run_in_process("audit", "agent:main:terminal:dm:me", "--json").ok().json
     assert one["sessions"] == 1
 
 
-def test_agents_are_listed_with_what_they_work_with(busy: House) -> None:
-    listed = busy.ask("agents", "--json").ok().json
+def test_agents_are_listed_with_what_they_work_with(busy: CommandHome) -> None:
+    listed = busy.run_in_process("agents", "--json").ok().json
     assert listed["default"] == "main"
     assert listed["agents"][0]["model"] == "m"
-    assert "main *" in busy.ask("agents").ok().out
+    assert "main *" in busy.run_in_process("agents").ok().out
 
 
-def test_logs_are_shown_as_they_were_written_or_as_json(busy: House) -> None:
-    assert "message.accepted" in busy.ask("logs").ok().out
-    lines = [json.loads(line) for line in busy.ask("logs", "--json", "-n", "1000").ok().out.splitlines()]
+def test_logs_are_shown_as_they_were_written_or_as_json(busy: CommandHome) -> None:
+    assert "message.accepted" in busy.run_in_process("logs").ok().out
+    lines = [json.loads(line) for line in busy.run_in_process("logs", "--json", "-n", "1000").ok().out.splitlines()]
     accepted = [line for line in lines if line.get("event") == "message.accepted"]
     assert accepted[0]["seq"] == 1
     assert accepted[0]["asks"] is True
-    assert len(busy.ask("logs", "-n", "2").ok().out.splitlines()) == 2
-    assert json.loads(busy.ask("--log", "json", "logs", "-n", "1").ok().out)["event"]
+    assert len(busy.run_in_process("logs", "-n", "2").ok().out.splitlines()) == 2
+    assert json.loads(busy.run_in_process("--log", "json", "logs", "-n", "1").ok().out)["event"]
 
 
 # -- changing ----------------------------------------------------------------------------------------------------------
 
 
-def test_undo_takes_turns_back_until_there_are_none(busy: House) -> None:
+def test_undo_takes_turns_back_until_there_are_none(busy: CommandHome) -> None:
     for text in ("one", "two", "three"):
-        busy.ask("send", text, "--session", "undone").ok()
+        busy.run_in_process("send", text, "--session", "undone").ok()
     name = "agent:main:terminal:dm:undone"
-    assert busy.ask("undo", name, "turn").ok().out == "Took back 1 turn.\n"
-    assert busy.ask("undo", name, "-n", "5", "--json").ok().json["message"] == "Took back 2 turns."
-    nothing = busy.ask("undo", name)
+    assert busy.run_in_process("undo", name, "turn").ok().out == "Took back 1 turn.\n"
+    assert busy.run_in_process("undo", name, "-n", "5", "--json").ok().json["message"] == "Took back 2 turns."
+    nothing = busy.run_in_process("undo", name)
     assert (nothing.code, nothing.out) == (1, "There is nothing to undo.\n")
-    assert busy.ask("undo", name, "compress").code == 1
-    assert busy.ask("sessions", "context", name, "--json").ok().json["request"]["messages"] == []
+    assert busy.run_in_process("undo", name, "compress").code == 1
+    assert busy.run_in_process("sessions", "context", name, "--json").ok().json["request"]["messages"] == []
 
 
-def test_stop_with_nothing_running_exits_1(busy: House) -> None:
-    done = busy.ask("stop", "last")
+def test_stop_with_nothing_running_exits_1(busy: CommandHome) -> None:
+    done = busy.run_in_process("stop", "last")
     assert (done.code, done.out) == (1, "Nothing is running.\n")
 
 
-def test_a_fact_is_noted_and_nothing_is_parked(busy: House) -> None:
-    noted = busy.ask("memory", "note", "Ada likes tea", "--session", "agent:main:terminal:dm:me", "--json").ok().json
-    shown = busy.ask("sessions", "show", noted["session"], "--after", str(noted["seq"] - 1), "--json").ok().json
+def test_a_fact_is_noted_and_nothing_is_parked(busy: CommandHome) -> None:
+    noted = (
+        busy.run_in_process("memory", "note", "Ada likes tea", "--session", "agent:main:terminal:dm:me", "--json")
+        .ok()
+        .json
+    )
+    shown = (
+        busy.run_in_process("sessions", "show", noted["session"], "--after", str(noted["seq"] - 1), "--json").ok().json
+    )
     assert shown["entries"][0]["body"]["text"] == "Ada likes tea"
-    assert busy.ask("dead-letters", "--json").ok().json == {"dead_letters": []}
-    assert busy.ask("dead-letters", "replay", "--json").ok().json == {"replayed": 0}
-    assert busy.ask("dead-letters", "replay", "7").code == 1
+    assert busy.run_in_process("dead-letters", "--json").ok().json == {"dead_letters": []}
+    assert busy.run_in_process("dead-letters", "replay", "--json").ok().json == {"replayed": 0}
+    assert busy.run_in_process("dead-letters", "replay", "7").code == 1
 
 
 # -- how it looks ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("argv", [["sessions"], ["status"], ["audit"], ["agents"], ["logs"], ["sessions", "nowhere"]])
-def test_what_is_not_a_terminal_gets_no_colours(busy: House, argv: list[str]) -> None:
-    done = busy.ask(*argv)
+def test_what_is_not_a_terminal_gets_no_colours(busy: CommandHome, argv: list[str]) -> None:
+    done = busy.run_in_process(*argv)
     assert "\x1b" not in done.out + done.err
 
 
-def test_a_reader_that_has_had_enough_is_no_error(busy: House) -> None:
+def test_a_reader_that_has_had_enough_is_no_error(busy: CommandHome) -> None:
     line = f"{sys.executable} -m everhold sessions export agent:main:terminal:dm:me | head -n 1"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", line], env=busy.env(), capture_output=True, text=True, check=False

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.house import House, make_plugin
+from tests.cli.command_home import CommandHome, make_plugin
 
 OFFLINE = "models: {m: {provider: offline}}\ndefaults: {model: m, memories: [], tools: []}\n"
 
 
 @pytest.fixture(params=["alone", "gateway"])
 def house(request: pytest.FixtureRequest, tmp_path: Path) -> object:
-    house = House(tmp_path / "home", make_plugin(tmp_path / "plugin"))
+    house = CommandHome(tmp_path / "home", make_plugin(tmp_path / "plugin"))
     (house.path / "config.yaml").write_text(OFFLINE)
     if request.param == "gateway":
-        house.up()
+        house.start_gateway()
     for n in range(5):
         house.run(
             "send", f"The locker number {n} belongs to somebody who likes long sentences about nothing much."
@@ -25,7 +25,7 @@ def house(request: pytest.FixtureRequest, tmp_path: Path) -> object:
     house.close()
 
 
-def test_a_session_is_compressed_from_the_shell_under_its_id(house: House) -> None:
+def test_a_session_is_compressed_from_the_shell_under_its_id(house: CommandHome) -> None:
     before = house.run("sessions", "list", "--json").ok().json["sessions"][0]["id"]
     preview = house.run("compress", "last", "--preview", "--keep", "1").ok()
     assert "Nothing was changed" in preview.out
@@ -45,6 +45,6 @@ def test_a_session_is_compressed_from_the_shell_under_its_id(house: House) -> No
     house.run("audit").ok()
 
 
-def test_what_is_not_there_cannot_be_compressed_or_compared(house: House) -> None:
+def test_what_is_not_there_cannot_be_compressed_or_compared(house: CommandHome) -> None:
     assert "there is no session" in house.run("compress", "nowhere").err
     assert "no compression 3" in house.run("sessions", "diff", "last", "--compression", "3").err

@@ -10,21 +10,21 @@ from pathlib import Path
 import apsw
 import pytest
 
-from everhold.doctor import own
-from everhold.testing.services.base import Service
+from everhold.doctor import home as doctor_home
+from everhold.testing.services.base import LoopbackService
 from everhold.testing.services.hindsight import HindsightService
 from everhold.testing.services.honcho import HonchoService
 from everhold.testing.services.mem0 import Mem0Service
 from everhold.testing.services.supermemory import SupermemoryService
-from tests.cli.house import CONFIG, House
-from tests.hermes.built import Built
+from tests.cli.command_home import CONFIG, CommandHome
+from tests.hermes.built_home import BuiltHermesHome
+from tests.hermes.test_agent_log import line
 from tests.hermes.test_doctor import forked, healthy
-from tests.hermes.test_log import line
 
 SECRET = "sk-doctor-0123456789abcdefghij"
 
 
-def doctor(house: House, *args: str, code: int = 1) -> dict[str, list[str]]:
+def run_doctor(house: CommandHome, *args: str, code: int = 1) -> dict[str, list[str]]:
     """What `doctor --json` found: check -> texts."""
     done = house.run("doctor", "--json", *args)
     assert done.code == code, done.out + done.err
@@ -37,62 +37,62 @@ def doctor(house: House, *args: str, code: int = 1) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def lived(house: House) -> House:
+def lived(house: CommandHome) -> CommandHome:
     house.run("send", "hello").ok()
     return house
 
 
-def test_a_home_in_order_gives_nothing_to_say(lived: House) -> None:
-    assert doctor(lived, code=0) == {}
+def test_a_home_in_order_gives_nothing_to_say(lived: CommandHome) -> None:
+    assert run_doctor(lived, code=0) == {}
     assert "nothing is wrong" in lived.run("doctor").ok().out
 
 
-def test_a_running_gateway_is_looked_at_too(house: House) -> None:
-    house.up()
-    house.ask("send", "hello").ok()
-    assert doctor(house, code=0) == {}
+def test_a_running_gateway_is_looked_at_too(house: CommandHome) -> None:
+    house.start_gateway()
+    house.run_in_process("send", "hello").ok()
+    assert run_doctor(house, code=0) == {}
 
 
-def test_files_that_others_can_read_are_found_and_mended(lived: House) -> None:
+def test_files_that_others_can_read_are_found_and_mended(lived: CommandHome) -> None:
     (lived.path / ".env").write_text(f"OPENAI_API_KEY={SECRET}\n")
     (lived.path / ".env").chmod(0o644)
     (lived.path / "everhold.db").chmod(0o640)
-    found = doctor(lived)
+    found = run_doctor(lived)
     assert len(found["permissions"]) == 2
-    doctor(lived, "--fix", code=0)
+    run_doctor(lived, "--fix", code=0)
     assert (lived.path / ".env").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_broken_configuration_is_told_with_its_line(lived: House) -> None:
+def test_a_broken_configuration_is_told_with_its_line(lived: CommandHome) -> None:
     (lived.path / "config.yaml").write_text("agents: {main: {busy: sometimes}}\n")
-    assert any("config.yaml:1" in text for text in doctor(lived)["config"])
+    assert any("config.yaml:1" in text for text in run_doctor(lived)["config"])
 
 
-def test_a_missing_secret_is_told_by_its_name(lived: House) -> None:
+def test_a_missing_secret_is_told_by_its_name(lived: CommandHome) -> None:
     config = "models: {m: {provider: openai, name: x, api_key_env: NO_SUCH_KEY}}\ndefaults: {model: m}\n"
     (lived.path / "config.yaml").write_text(config)
-    found = doctor(lived)
+    found = run_doctor(lived)
     assert any("NO_SUCH_KEY" in text for texts in found.values() for text in texts)
 
 
-def test_a_model_that_does_not_answer_is_told_unless_nobody_should_ask(lived: House) -> None:
+def test_a_model_that_does_not_answer_is_told_unless_nobody_should_ask(lived: CommandHome) -> None:
     config = (
         "models: {m: {provider: openai, name: x, base_url: 'http://127.0.0.1:9/v1'}}\n"
         "defaults: {model: m, memories: [], tools: []}\n"
     )
     (lived.path / "config.yaml").write_text(config)
-    assert "model" in doctor(lived)
-    assert doctor(lived, "--offline", code=0) == {}
+    assert "model" in run_doctor(lived)
+    assert run_doctor(lived, "--offline", code=0) == {}
 
 
-def test_a_store_that_contradicts_itself_is_told(lived: House) -> None:
+def test_a_store_that_contradicts_itself_is_told(lived: CommandHome) -> None:
     db = apsw.Connection(str(lived.path / "everhold.db"))
     db.execute("update entries set body = replace(body, 'hello', 'hullo') where kind = 'heard'")
     db.close()
-    assert any("digest" in text for text in doctor(lived)["integrity"])
+    assert any("digest" in text for text in run_doctor(lived)["integrity"])
 
 
-def test_a_damaged_store_is_told_with_the_command_that_helps(lived: House) -> None:
+def test_a_damaged_store_is_told_with_the_command_that_helps(lived: CommandHome) -> None:
     store = lived.path / "everhold.db"
     data = bytearray(store.read_bytes())
     data[4096 * 2 :] = bytes(byte ^ 0x5A for byte in data[4096 * 2 :])
@@ -102,7 +102,7 @@ def test_a_damaged_store_is_told_with_the_command_that_helps(lived: House) -> No
     assert "everhold restore" in done.out
 
 
-def test_what_waits_and_what_was_given_up_on_is_told(lived: House) -> None:
+def test_what_waits_and_what_was_given_up_on_is_told(lived: CommandHome) -> None:
     db = apsw.Connection(str(lived.path / "everhold.db"))
     session = db.execute("select id from sessions").get
     db.execute(
@@ -115,36 +115,36 @@ def test_what_waits_and_what_was_given_up_on_is_told(lived: House) -> None:
         (session,),
     )
     db.close()
-    found = doctor(lived)
+    found = run_doctor(lived)
     assert "it is down" in found["lanes"][0]
     assert "too odd" in found["parked"][0]
 
 
-def test_a_clock_behind_the_log_is_told(lived: House) -> None:
+def test_a_clock_behind_the_log_is_told(lived: CommandHome) -> None:
     db = apsw.Connection(str(lived.path / "everhold.db"))
     db.execute("update entries set at = at + 99999")
     db.close()
-    assert "clock" in doctor(lived)
+    assert "clock" in run_doctor(lived)
 
 
-def test_a_damaged_index_is_removed_and_made_again(lived: House) -> None:
+def test_a_damaged_index_is_removed_and_made_again(lived: CommandHome) -> None:
     (lived.path / "index.db").write_bytes(b"not an index" * 400)
-    assert "index" in doctor(lived, "--offline")
-    doctor(lived, "--offline", "--fix", code=0)
+    assert "index" in run_doctor(lived, "--offline")
+    run_doctor(lived, "--offline", "--fix", code=0)
     lived.run("send", "again").ok()
-    doctor(lived, code=0)
+    run_doctor(lived, code=0)
 
 
-def test_an_old_copy_is_told_and_a_new_one_helps(lived: House) -> None:
+def test_an_old_copy_is_told_and_a_new_one_helps(lived: CommandHome) -> None:
     made = lived.run("backup", "--json").ok().json
     old = Path(made["path"])
     old.rename(old.with_name("everhold-20200101T000000Z-1.db"))
-    assert "backup" in doctor(lived)
+    assert "backup" in run_doctor(lived)
     lived.run("backup").ok()
-    assert doctor(lived, code=0) == {}
+    assert run_doctor(lived, code=0) == {}
 
 
-def test_a_bundle_holds_no_text_no_key_and_nobody_s_number(lived: House, tmp_path: Path) -> None:
+def test_a_bundle_holds_no_text_no_key_and_nobody_s_number(lived: CommandHome, tmp_path: Path) -> None:
     (lived.path / ".env").write_text(f"OPENAI_API_KEY={SECRET}\n")
     (lived.path / ".env").chmod(0o600)
     lived.run("send", "my number is 4915112345678 and the word is marzipan").ok()
@@ -170,7 +170,7 @@ def test_a_bundle_holds_no_text_no_key_and_nobody_s_number(lived: House, tmp_pat
 
 
 @pytest.mark.parametrize("service", [HonchoService, HindsightService, SupermemoryService, Mem0Service])
-def test_a_memory_is_tried_with_a_canary_that_does_not_stay(lived: House, service: type[Service]) -> None:
+def test_a_memory_is_tried_with_a_canary_that_does_not_stay(lived: CommandHome, service: type[LoopbackService]) -> None:
     name = service.__name__.removesuffix("Service").lower()
     with service(key=SECRET).threaded() as running:
         (lived.path / ".env").write_text(f"MEMORY_KEY={SECRET}\n")
@@ -178,17 +178,19 @@ def test_a_memory_is_tried_with_a_canary_that_does_not_stay(lived: House, servic
         section = f"{{base_url: '{running.url}', api_key_env: MEMORY_KEY, visible_seconds: 0}}"
         text = f"{CONFIG.replace('memories: []', f'memories: [{name}]')}memories: {{{name}: {section}}}\n"
         (lived.path / "config.yaml").write_text(text)
-        assert all(finding["level"] == "note" for finding in asked(lived, "doctor")), "at most that it takes a while"
+        assert all(finding["level"] == "note" for finding in find_memory_findings(lived, "doctor")), (
+            "at most that it takes a while"
+        )
         written = [call for call in running.requests if "canary" in str(call.json)]
         assert written, "it was tried"
-        assert not re.search("canary[0-9a-f]{8}", str(kept_by(running))), "and nothing stays"
-        assert asked(lived, "doctor", "--offline") == []
-    (finding,) = asked(lived, "doctor")
+        assert not re.search("canary[0-9a-f]{8}", str(list_stored(running))), "and nothing stays"
+        assert find_memory_findings(lived, "doctor", "--offline") == []
+    (finding,) = find_memory_findings(lived, "doctor")
     assert (finding["check"], finding["level"]) == ("memory", "wrong"), "nobody answers any more"
     assert name in finding["remedy"]
 
 
-def test_trying_a_memory_where_everybody_is_one_peer_deletes_nobody_s(lived: House) -> None:
+def test_trying_a_memory_where_everybody_is_one_peer_deletes_nobody_s(lived: CommandHome) -> None:
     with HonchoService(key=SECRET).threaded() as running:
         (lived.path / ".env").write_text(f"MEMORY_KEY={SECRET}\n")
         (lived.path / ".env").chmod(0o600)
@@ -197,16 +199,20 @@ def test_trying_a_memory_where_everybody_is_one_peer_deletes_nobody_s(lived: Hou
         (lived.path / "config.yaml").write_text(text)
         theirs = {"id": "con_1", "content": "ours", "observer_id": "main", "observed_id": "we", "session_id": "home"}
         running.state.conclusions.append({**theirs, "workspace_id": "everhold", "created_at": "2026-01-01T00:00:00Z"})
-        assert all(finding["level"] == "note" for finding in asked(lived, "doctor")), "at most that it takes a while"
-        assert kept_by(running) == ["ours"]
+        assert all(finding["level"] == "note" for finding in find_memory_findings(lived, "doctor")), (
+            "at most that it takes a while"
+        )
+        assert list_stored(running) == ["ours"]
 
 
-def asked(house: House, *args: str) -> list[dict[str, str]]:
+def find_memory_findings(house: CommandHome, *args: str) -> list[dict[str, str]]:
     """What is said about memories; the model of this house is only known to processes of their own."""
-    return [finding for finding in house.ask(*args, "--json").json["findings"] if finding["check"] == "memory"]
+    return [
+        finding for finding in house.run_in_process(*args, "--json").json["findings"] if finding["check"] == "memory"
+    ]
 
 
-def kept_by(service: Service) -> list[object]:
+def list_stored(service: LoopbackService) -> list[object]:
     """What a service keeps of what it was told."""
     state = service.state
     match service:
@@ -218,13 +224,13 @@ def kept_by(service: Service) -> list[object]:
             return list(state.documents.values())
 
 
-def test_a_machine_that_is_not_fit_is_told(lived: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "LEAST_FREE", 1 << 60)
-    monkeypatch.setattr(own, "OLDEST_SQLITE", (99, 0, 0))
+def test_a_machine_that_is_not_fit_is_told(lived: CommandHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_home, "MIN_FREE_BYTES", 1 << 60)
+    monkeypatch.setattr(doctor_home, "OLDEST_SQLITE", (99, 0, 0))
     db = apsw.Connection(str(lived.path / "everhold.db"))
     db.pragma("journal_mode", "delete")
     db.close()
-    done = lived.ask("doctor", "--offline", "--json")
+    done = lived.run_in_process("doctor", "--offline", "--json")
     assert done.code == 1
     found: dict[str, list[str]] = {}
     for finding in done.json["findings"]:
@@ -238,15 +244,15 @@ def test_a_machine_that_is_not_fit_is_told(lived: House, monkeypatch: pytest.Mon
 # -- somebody else's, from the command line ----------------------------------------------------------------------------
 
 
-def test_a_foreign_home_is_looked_at_mended_and_taken_back(house: House, tmp_path: Path) -> None:
+def test_a_foreign_home_is_looked_at_mended_and_taken_back(house: CommandHome, tmp_path: Path) -> None:
     home = tmp_path / "theirs"
     built = healthy(home)
     forked(built)
     built.close()
     (home / "logs").mkdir()
     (home / "logs" / "agent.log").write_text(line(1, "started", "f-1") + line(2, "done", "f-2", messages="50->9"))
-    other = Built(home / "profiles" / "coder")
-    other.talk(other.session("c-1"), "a")
+    other = BuiltHermesHome(home / "profiles" / "coder")
+    other.add_exchanges(other.add_session("c-1"), "a")
     other.close()
     shown = house.run("doctor", str(home))
     assert shown.code == 1
@@ -267,7 +273,7 @@ def test_a_foreign_home_is_looked_at_mended_and_taken_back(house: House, tmp_pat
 
 
 @pytest.mark.parametrize("what", ["nowhere", "home"])
-def test_what_is_no_home_of_anybody_s_is_said_to_be_none(house: House, tmp_path: Path, what: str) -> None:
+def test_what_is_no_home_of_anybody_s_is_said_to_be_none(house: CommandHome, tmp_path: Path, what: str) -> None:
     (tmp_path / "home").mkdir(exist_ok=True)
     done = house.run("doctor", str(tmp_path / "empty" if what == "nowhere" else tmp_path / "home"))
     assert done.code == 2

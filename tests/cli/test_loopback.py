@@ -17,17 +17,17 @@ from typing import Any, cast
 
 import pytest
 
+from everhold.api import loopback, unix_socket
+from everhold.api.local_server import LocalServer
+from everhold.api.loopback import LoopbackEndpoint
+from everhold.api.middleware import GuardMiddleware
+from everhold.api.scope_keys import OPERATOR_CONNECTION
 from everhold.app import SystemClock
 from everhold.cli.client import ApiClient
 from everhold.cli.transport import GatewayGone, SocketTransport
 from everhold.config import ConfigError
-from everhold.logs import open_log
-from everhold.web import loopback, unix_socket
-from everhold.web.guard import Guard
-from everhold.web.local_server import LocalServer
-from everhold.web.loopback import LoopbackEndpoint
-from everhold.web.scope_keys import OPERATOR_CONNECTION
-from tests.cli.house import House, make_plugin, until
+from everhold.telemetry.logs import open_log
+from tests.cli.command_home import CommandHome, make_plugin, wait_until
 
 NO_SOCKETS = """
 import errno, socket
@@ -44,34 +44,34 @@ socket.socket = Socket
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandHome]:
     root = tmp_path_factory.mktemp("loopback")
     plugin = make_plugin(root / "plugin")
     (plugin / "sitecustomize.py").write_text(NO_SOCKETS)
-    made = House(root / "home", plugin)
+    made = CommandHome(root / "home", plugin)
     yield made
     made.close()
 
 
-def test_commands_reach_the_gateway_and_what_it_leaves_behind_misleads_nobody(house: House) -> None:
-    gateway = house.up()
+def test_commands_reach_the_gateway_and_what_it_leaves_behind_misleads_nobody(house: CommandHome) -> None:
+    gateway = house.start_gateway()
     door = house.path / "api.sock"
     assert stat.S_IMODE(door.stat().st_mode) == 0o600
     assert stat.S_ISREG(door.stat().st_mode)
-    until(lambda: any("api_socket.opened" in line for line in gateway.log))
-    assert house.ask("send", "hello").ok().out.strip() == "You said: hello"
-    assert house.ask("send", "x" * 300_000, "--json").ok().json["outcome"] == "done"
-    assert house.ask("status", "--json").ok().json["running"]
+    wait_until(lambda: any("api_socket.opened" in line for line in gateway.log))
+    assert house.run_in_process("send", "hello").ok().out.strip() == "You said: hello"
+    assert house.run_in_process("send", "x" * 300_000, "--json").ok().json["outcome"] == "done"
+    assert house.run_in_process("status", "--json").ok().json["running"]
     token = json.loads(door.read_text())["token"]
     assert not any(token in line for line in gateway.log)
     gateway.kill()
 
     assert door.exists(), "it had no time to clean up"
     assert house.run("send", "alone").ok().out.strip() == "You said: alone", "nobody is there, so it works by itself"
-    second = house.up()
+    second = house.start_gateway()
     assert json.loads(door.read_text())["token"] != token
     second.signal(signal.SIGTERM)
-    assert second.end() == 0
+    assert second.wait_until_ended() == 0
     assert not door.exists()
 
 
@@ -101,7 +101,7 @@ async def gateway(path: Path) -> AsyncIterator[tuple[LoopbackEndpoint, list[str]
         await send({"type": "http.response.body", "body": b'{"role": "gateway"}'})
 
     log = open_log(clock=SystemClock(), stream=io.StringIO())
-    server = LoopbackServer(cast(Guard, app), path, monotonic=time.monotonic, log=log)
+    server = LoopbackServer(cast(GuardMiddleware, app), path, monotonic=time.monotonic, log=log)
     await server.open()
     try:
         yield server.endpoint, asked
@@ -180,7 +180,7 @@ async def test_a_side_cannot_be_proved_with_the_others_proof(tmp_path: Path) -> 
 
 async def test_a_connection_that_proves_nothing_is_closed(tmp_path: Path) -> None:
     log = open_log(clock=SystemClock(), stream=io.StringIO())
-    server = LoopbackServer(cast(Guard, None), tmp_path / "api.sock", monotonic=time.monotonic, log=log)
+    server = LoopbackServer(cast(GuardMiddleware, None), tmp_path / "api.sock", monotonic=time.monotonic, log=log)
     server.idle_seconds = server.sweep_seconds = 0.05
     await server.open()
     reader, writer = await asyncio.open_connection(loopback.HOST, server.endpoint.port)

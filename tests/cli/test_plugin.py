@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from everhold.cli.main import run as main
+from everhold.cli.main import run_command as main
 from everhold.core.builtin_tools import BUILTIN_TOOLS, SELECTABLE_TOOLS
-from everhold.core.entries import Call
-from everhold.testing.conformance import CHECKS, run_virtually
-from everhold.testing.modelserver import ModelServer, Reply
-from everhold.testing.plugin import context
-from tests.e2e.town import KEY, Town, endpoint
-from tests.memories.hermes.test_readback import KEEPER
+from everhold.core.entries import ToolCall
+from everhold.testing.conformance import CHECKS, run_checks_virtually
+from everhold.testing.model_server import ModelServer, ModelServerReply
+from everhold.testing.plugin_context import make_plugin_context
+from tests.e2e.running_gateway import KEY, RunningGateway, make_model_section
+from tests.hermes.memory.test_readback import KEEPER
 from tests.waiting import LIMIT_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,9 @@ def test_the_skeleton_keeps_the_whole_promise(here: Path, capsys: pytest.Capture
     sys.path.insert(0, str(here / "everhold-note-book"))
     from everhold_note_book import NoteBook, Settings  # type: ignore[import-not-found]
 
-    outcomes = run_virtually(lambda agent, path: NoteBook(Settings(), context(agent=agent, directory=path)), here / "x")
+    outcomes = run_checks_virtually(
+        lambda agent, path: NoteBook(Settings(), make_plugin_context(agent=agent, directory=path)), here / "x"
+    )
     assert {it.check for it in outcomes} == set(CHECKS)
     assert [it for it in outcomes if it.state == "failed"] == []
     assert [it.check for it in outcomes if it.state == "skipped"] == ["order", "signature", "far-side-outage"]
@@ -166,17 +168,17 @@ async def test_a_package_that_is_installed_and_named_works_with_no_file_of_ours_
         "defaults": {"tools": [], "memories": [name], "recall": {"deadline_seconds": 60}},
         "memories": {name: {"most": 5}},
     }
-    async with Town(here, json.dumps(config)) as t:
-        verdict = await t.say("My goat is called Berta.")
-        await t.said(verdict.session)
-        await t.rest()
-        await t.say("/new")
-        answer = await t.ask("What is my goat called?", chat="another")
+    async with RunningGateway(here, json.dumps(config)) as t:
+        verdict = await t.send_message("My goat is called Berta.")
+        await t.wait_for_replies(verdict.session)
+        await t.wait_until_idle()
+        await t.send_message("/new")
+        answer = await t.send_and_wait("What is my goat called?", chat="another")
         assert "Berta" in answer
-        await t.rest()
-        (memory,) = (await t.app.control.status())["memories"]
+        await t.wait_until_idle()
+        (memory,) = (await t.app.session_admin.collect_status())["memories"]
         assert (memory["memory"], memory["state"], memory["lag"]) == (name, "well", 0)
-        assert not t.app.about()["problems"]
+        assert not t.app.describe()["problems"]
 
 
 async def test_a_stranger_s_tool_is_offered_and_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,26 +188,26 @@ async def test_a_stranger_s_tool_is_offered_and_run(here: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(str(here / "site"))
     async with ModelServer(key=KEY) as server:
         config: dict[str, Any] = {
-            "models": {"m": endpoint(server.openai)},
+            "models": {"m": make_model_section(server.openai)},
             "defaults": {"tools": ["attach", "big"], "memories": []},
             "tools": {"big": {"provider": "dice", "sides": 20, "seal_env": "MODEL_KEY"}},
             "agents": {"main": {}, "other": {"tools": ["dice", "big"]}},
         }
-        async with Town(here, json.dumps(config)) as t:
-            server.script(Reply(calls=(Call(id="c", tool="roll"),)), Reply(text="Twenty."))
-            assert await t.ask("roll it", agent="main") == "Twenty."
+        async with RunningGateway(here, json.dumps(config)) as t:
+            server.add_steps(ModelServerReply(calls=(ToolCall(id="c", tool="roll"),)), ModelServerReply(text="Twenty."))
+            assert await t.send_and_wait("roll it", agent="main") == "Twenty."
             assert '"20 of big for main, sealed"' in server.requests[1].body.decode()
             assert (here / "home" / "tools" / "big" / "main").is_dir()
-            assert not t.app.about()["problems"]
+            assert not t.app.describe()["problems"]
             # two of one name: the first has it, and the other is named with the reason
-            assert t.app.agents.runtime("other", {}).tools["roll"].deadline == 6.0
-            (problem,) = t.app.about()["problems"]
+            assert t.app.agents.get_runtime("other", {}).tools["roll"].deadline == 6.0
+            (problem,) = t.app.describe()["problems"]
             assert (problem["key"], "another tool is called roll" in problem["message"]) == ("tools.big", True)
             config["tools"]["big"]["sides"] = "many"
             t.configure(json.dumps(config))
-            server.script(Reply(text="As before."))
-            assert await t.ask("and now?", agent="main") == "As before."
-            assert [it["key"] for it in t.app.about()["refused"]] == ["tools.big.sides"]
+            server.add_steps(ModelServerReply(text="As before."))
+            assert await t.send_and_wait("and now?", agent="main") == "As before."
+            assert [it["key"] for it in t.app.describe()["refused"]] == ["tools.big.sides"]
 
 
 @pytest.mark.parametrize("wrong, says", [("raise OSError('no dice')", "no dice"), ("return 3", "is no tool")])
@@ -217,21 +219,21 @@ async def test_a_tool_that_cannot_be_built_costs_itself_only(
         f"    def __new__(cls, settings, context):\n        {wrong}\n"
     )
     monkeypatch.syspath_prepend(str(here))
-    async with Town(here, json.dumps({"defaults": {"tools": ["everhold_bent:Bent", "nowhere"]}})) as t:
-        assert await t.ask("hello")
-        problems = {it["key"]: it["message"] for it in t.app.about()["problems"]}
+    async with RunningGateway(here, json.dumps({"defaults": {"tools": ["everhold_bent:Bent", "nowhere"]}})) as t:
+        assert await t.send_and_wait("hello")
+        problems = {it["key"]: it["message"] for it in t.app.describe()["problems"]}
         assert says in problems["tools.everhold_bent:Bent"]
         assert [key for key, text in problems.items() if "no tool 'nowhere'" in text] == ["defaults.tools[1]"]
 
 
 async def test_every_tool_of_our_own_is_what_its_name_brings(here: Path) -> None:
     agents = {name: {"tools": [name], "send_to": ["agent:send"] if name == "send" else []} for name in SELECTABLE_TOOLS}
-    async with Town(here, json.dumps({"agents": agents})) as t:
+    async with RunningGateway(here, json.dumps({"agents": agents})) as t:
         for name in SELECTABLE_TOOLS:
-            assert name in t.app.agents.runtime(name, {}).tools
-        built = {tool for name in SELECTABLE_TOOLS for tool in t.app.agents.runtime(name, {}).tools}
+            assert name in t.app.agents.get_runtime(name, {}).tools
+        built = {tool for name in SELECTABLE_TOOLS for tool in t.app.agents.get_runtime(name, {}).tools}
         assert built == {tool.name for tool in BUILTIN_TOOLS}, "the table lists every built-in tool, and no other"
-        assert not t.app.about()["problems"]
+        assert not t.app.describe()["problems"]
 
 
 @pytest.mark.prove

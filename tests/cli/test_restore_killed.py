@@ -11,34 +11,36 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.house import House, command
+from tests.cli.command_home import CommandHome, build_command
 from tests.cli.test_backup import texts
 
 pytestmark = pytest.mark.prove
 
 
 @pytest.mark.parametrize("seed", range(max(2, int(os.environ.get("EVERHOLD_KILLS", "20")) // 50)))
-def test_killed_anywhere_a_restore_is_safe_to_repeat(house: House, tmp_path: Path, plugin: Path, seed: int) -> None:
+def test_killed_anywhere_a_restore_is_safe_to_repeat(
+    house: CommandHome, tmp_path: Path, plugin: Path, seed: int
+) -> None:
     house.run("send", "one").ok()
     house.run("backup").ok()
     house.run("send", "two").ok()
     chance = random.Random(seed)
     ended = 0
     for round in range(5):
-        home = House(tmp_path / f"copy-{round}", plugin)
+        home = CommandHome(tmp_path / f"copy-{round}", plugin)
         shutil.copytree(house.path, home.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("api.sock"))
         process = subprocess.Popen(
-            command("restore", "--yes"), env=home.env(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            build_command("restore", "--yes"), env=home.env(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         time.sleep(chance.uniform(0.2, 1.2))
         process.kill()
         ended += process.wait() == 0
-        looked = home.ask("status")
+        looked = home.run_in_process("status")
         if looked.code not in (0, 1) or "is damaged" in looked.err or "acknowledged" in looked.err:
             assert "restore" in looked.err or "delete" in looked.err
         else:
             assert texts(home) in (["one"], ["one", "two"])
-        home.ask("restore", "--yes").ok()
+        home.run_in_process("restore", "--yes").ok()
         assert texts(home) == ["one"]
-        home.ask("audit").ok()
+        home.run_in_process("audit").ok()
     assert ended < 5

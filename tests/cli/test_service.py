@@ -20,7 +20,7 @@ import pytest
 from everhold.cli.main import _is_final
 from everhold.config import ConfigError
 from everhold.errors import HomeBusy, Refused, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreNewer
-from tests.cli.house import CONFIG, Done, House, until
+from tests.cli.command_home import CONFIG, CommandHome, CommandResult, wait_until
 from tests.waiting import LIMIT_SECONDS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stand-in for systemd needs abstract sockets")
@@ -36,16 +36,16 @@ exec unshare --mount sh -c '
 
 
 @dataclass
-class Machine:
+class SystemdMachine:
     """A user's machine with systemd: a real one, or all that the unit can tell of it."""
 
-    house: House
+    home: CommandHome
     root: Path
     shell: pytest.MonkeyPatch
-    real: subprocess.Popen[bytes] | None = None
+    systemd_process: subprocess.Popen[bytes] | None = None
     watchdog: str = ""
 
-    def watch(self, seconds: int) -> None:
+    def set_watchdog(self, seconds: int) -> None:
         """Be less patient than the unit is."""
         self.watchdog = str(seconds)
         self.add("watch", f"WatchdogSec={seconds}\n")
@@ -56,29 +56,29 @@ class Machine:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.conf").write_text(f"[Service]\n{lines}")
 
-    def begin(self) -> None:
+    def start_systemd(self) -> None:
         """Start a real systemd, or skip the test."""
         runtime = self.root / "run"
         runtime.mkdir(mode=0o700)
         journal = self.root / "state" / "everhold.service.journal"
         self.add("journal", f"StandardOutput=append:{journal}\nStandardError=append:{journal}\n")
         with open(self.root / "state" / "systemd.log", "wb") as log:
-            self.real = subprocess.Popen(["sh", "-c", REAL], env=self.environ, stdout=log, stderr=log)
+            self.systemd_process = subprocess.Popen(["sh", "-c", REAL], env=self.environ, stdout=log, stderr=log)
 
         def runs() -> bool:
-            assert self.real is not None
-            if self.real.poll() is not None:
+            assert self.systemd_process is not None
+            if self.systemd_process.poll() is not None:
                 pytest.skip(f"no systemd here: {(self.root / 'state' / 'systemd.log').read_text()[-300:]}")
             return (runtime / "systemd" / "private").exists()
 
-        until(runs)
+        wait_until(runs)
 
     @property
     def unit(self) -> Path:
         return self.root / "config" / "systemd" / "user" / "everhold.service"
 
     @property
-    def kept(self) -> list[Path]:
+    def kept_units(self) -> list[Path]:
         return sorted(self.unit.parent.glob("*.kept-*"))
 
     @property
@@ -90,17 +90,17 @@ class Machine:
             "XDG_CONFIG_HOME": str(self.root / "config"),
             "FAKE_SYSTEMD": str(self.root / "state"),
             "FAKE_WATCHDOG": self.watchdog,
-            "PYTHONPATH": str(self.house.plugin),
+            "PYTHONPATH": str(self.home.plugin),
         }
 
-    def run(self, *args: str, **env: str) -> Done:
+    def run(self, *args: str, **env: str) -> CommandResult:
         """A command in this process; what it starts are real ones."""
         with self.shell.context() as shell:
             for name, value in {**self.environ, **env}.items():
                 shell.setenv(name, value)
-            return self.house.ask(*args)
+            return self.home.run_in_process(*args)
 
-    def service(self, *args: str, **env: str) -> Done:
+    def service(self, *args: str, **env: str) -> CommandResult:
         return self.run("service", *args, **env)
 
     def state(self) -> dict[str, object]:
@@ -111,12 +111,12 @@ class Machine:
         return (self.root / "state" / f"{name}.service.journal").read_text("utf-8", "replace")
 
     def close(self) -> None:
-        if self.real is not None:
-            if self.real.poll() is None:
-                self.real.terminate()  # it lets go of everything it started
-            self.real.wait(timeout=LIMIT_SECONDS)
+        if self.systemd_process is not None:
+            if self.systemd_process.poll() is None:
+                self.systemd_process.terminate()  # it lets go of everything it started
+            self.systemd_process.wait(timeout=LIMIT_SECONDS)
             for folder in ("/sys/fs/cgroup/systemd", "/sys/fs/cgroup"):
-                for group in sorted(Path(folder).glob(f"everhold-{self.real.pid}/**/"), reverse=True):
+                for group in sorted(Path(folder).glob(f"everhold-{self.systemd_process.pid}/**/"), reverse=True):
                     with contextlib.suppress(OSError):
                         group.rmdir()
         for pid in (self.root / "state").glob("*.pid"):
@@ -126,8 +126,8 @@ class Machine:
 
 @pytest.fixture(params=["stand-in", pytest.param("systemd", marks=pytest.mark.prove)])
 def machine(
-    request: pytest.FixtureRequest, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Machine]:
+    request: pytest.FixtureRequest, house: CommandHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SystemdMachine]:
     root = tmp_path / "user"
     for folder in ("bin", "state", "config"):
         (root / folder).mkdir(parents=True)
@@ -140,23 +140,23 @@ def machine(
         program.chmod(0o755)
     _configure(house)
     monkeypatch.syspath_prepend(house.plugin)
-    made = Machine(house, root, monkeypatch)
+    made = SystemdMachine(house, root, monkeypatch)
     try:
         if request.param == "systemd":
-            made.begin()
+            made.start_systemd()
         yield made
     finally:
         made.close()
 
 
-def _configure(house: House, more: str = "") -> None:
+def _configure(house: CommandHome, more: str = "") -> None:
     (house.path / "config.yaml").write_text(f"{CONFIG}http: {{port: 0}}\n{more}")
 
 
 # -- from the first to the last ----------------------------------------------------------------------------------------
 
 
-def test_installed_started_stopped_and_gone(machine: Machine) -> None:
+def test_installed_started_stopped_and_gone(machine: SystemdMachine) -> None:
     missing = machine.service("status")
     assert (missing.code, "everhold service install" in missing.err) == (1, True)
     assert machine.service("status", "--json").json == {"installed": False, "manager": "systemd"}
@@ -177,11 +177,11 @@ def test_installed_started_stopped_and_gone(machine: Machine) -> None:
     assert machine.service("status").code == 1
     machine.service("uninstall").ok()
     assert not machine.unit.exists()
-    assert machine.house.path.exists()
-    assert machine.kept == []
+    assert machine.home.path.exists()
+    assert machine.kept_units == []
 
 
-def test_setup_installs_and_starts_and_installing_again_disturbs_nothing(machine: Machine) -> None:
+def test_setup_installs_and_starts_and_installing_again_disturbs_nothing(machine: SystemdMachine) -> None:
     machine.shell.setattr("sys.stdin", io.StringIO("no\n"))
     refused = machine.run("setup", "service")
     assert (refused.code, "nothing was changed" in refused.err) == (1, True)
@@ -200,32 +200,32 @@ def test_setup_installs_and_starts_and_installing_again_disturbs_nothing(machine
 # -- looked after ------------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_gateway_is_started_anew_and_goes_on(machine: Machine, tmp_path: Path) -> None:
+def test_a_killed_gateway_is_started_anew_and_goes_on(machine: SystemdMachine, tmp_path: Path) -> None:
     machine.service("install", "--start").ok()
     late = tmp_path / "late"
     assert machine.run("send", f"hold {late}", "--timeout", "0.3").code == 75
     os.kill(int(str(machine.state()["pid"])), signal.SIGKILL)
-    until(lambda: machine.state()["restarts"] == 1 and machine.state()["answers"])
+    wait_until(lambda: machine.state()["restarts"] == 1 and machine.state()["answers"])
     late.touch()
-    until(lambda: "Holding is over" in machine.run("sessions", "show", "last").out)
+    wait_until(lambda: "Holding is over" in machine.run("sessions", "show", "last").out)
 
 
 @pytest.mark.prove
-def test_a_gateway_that_hangs_says_where_and_is_started_anew(machine: Machine, tmp_path: Path) -> None:
-    machine.watch(4)
+def test_a_gateway_that_hangs_says_where_and_is_started_anew(machine: SystemdMachine, tmp_path: Path) -> None:
+    machine.set_watchdog(4)
     machine.service("install", "--start").ok()
     free = tmp_path / "free"
-    machine.house.begin("send", f"freeze {free}", **machine.environ)
-    until(lambda: "Fatal Python error: Aborted" in machine.journal())
+    machine.home.start_command("send", f"freeze {free}", **machine.environ)
+    wait_until(lambda: "Fatal Python error: Aborted" in machine.journal())
     assert "everhold_obedient.py" in machine.journal(), "the line that hangs"
     free.touch()
-    until(lambda: "You said: freeze" in machine.run("sessions", "show", "last").out)
+    wait_until(lambda: "You said: freeze" in machine.run("sessions", "show", "last").out)
 
 
-def test_what_does_not_get_better_by_trying_is_not_tried_again(machine: Machine) -> None:
+def test_what_does_not_get_better_by_trying_is_not_tried_again(machine: SystemdMachine) -> None:
     machine.service("install").ok()
-    sound = (machine.house.path / "config.yaml").read_text()
-    (machine.house.path / "config.yaml").write_text("agents: {main: {modle: m}}\n")
+    sound = (machine.home.path / "config.yaml").read_text()
+    (machine.home.path / "config.yaml").write_text("agents: {main: {modle: m}}\n")
     refused = machine.service("start")
     assert (refused.code, "gave up: " in refused.err, "everhold doctor" in refused.err) == (1, True, True)
     assert "modle" in refused.err, "and why"
@@ -233,8 +233,8 @@ def test_what_does_not_get_better_by_trying_is_not_tried_again(machine: Machine)
     assert (machine.state()["restarts"], machine.state()["exit"]) == (0, 78)
     assert "modle" in machine.journal()
 
-    (machine.house.path / "config.yaml").write_text(sound)
-    (machine.house.path / "everhold.db").write_bytes(b"this is no database" * 400)
+    (machine.home.path / "config.yaml").write_text(sound)
+    (machine.home.path / "everhold.db").write_bytes(b"this is no database" * 400)
     damaged = machine.service("start")
     assert (damaged.code, "gave up" in damaged.err) == (1, True)
     assert (machine.state()["restarts"], machine.state()["exit"]) == (0, 78)
@@ -242,7 +242,7 @@ def test_what_does_not_get_better_by_trying_is_not_tried_again(machine: Machine)
 
 
 @pytest.mark.parametrize("code", [0, 78])
-def test_whoever_cannot_tell_exit_codes_chooses_the_one_for_giving_up(house: House, code: int) -> None:
+def test_whoever_cannot_tell_exit_codes_chooses_the_one_for_giving_up(house: CommandHome, code: int) -> None:
     (house.path / "everhold.db").write_bytes(b"this is no database" * 400)
     done = house.run("up", "--port", "0", "--quiet", "--give-up-with", str(code))
     assert done.code == code
@@ -257,12 +257,12 @@ def test_what_may_get_better_is_tried_again() -> None:
         assert _is_final(final)
 
 
-def test_a_quiet_gateway_logs_to_its_home_alone(house: House) -> None:
-    gateway = house.up("--quiet")
-    house.ask("send", "hello").ok()
-    until(lambda: "turn.done" in (house.path / "logs" / "everhold.log").read_text())
+def test_a_quiet_gateway_logs_to_its_home_alone(house: CommandHome) -> None:
+    gateway = house.start_gateway("--quiet")
+    house.run_in_process("send", "hello").ok()
+    wait_until(lambda: "turn.done" in (house.path / "logs" / "everhold.log").read_text())
     gateway.signal(signal.SIGTERM)
-    assert gateway.end() == 0
+    assert gateway.wait_until_ended() == 0
     assert gateway.log == []
 
 
@@ -270,12 +270,12 @@ def test_a_quiet_gateway_logs_to_its_home_alone(house: House) -> None:
 
 
 @pytest.mark.parametrize("how", ["changed", "another", "link"])
-def test_a_unit_that_is_not_ours_stays(machine: Machine, tmp_path: Path, how: str) -> None:
+def test_a_unit_that_is_not_ours_stays(machine: SystemdMachine, tmp_path: Path, how: str) -> None:
     machine.service("install").ok()
     if how == "changed":
         machine.unit.write_text(machine.unit.read_text().replace("RestartSec=5", "RestartSec=50"))
     elif how == "another":
-        machine.unit.write_text(f"[Service]\nExecStart={sys.executable} -m everhold --home {machine.house.path} up\n")
+        machine.unit.write_text(f"[Service]\nExecStart={sys.executable} -m everhold --home {machine.home.path} up\n")
     else:
         machine.unit.rename(tmp_path / "dotfile")
         machine.unit.symlink_to(tmp_path / "dotfile")
@@ -297,14 +297,14 @@ def test_a_unit_that_is_not_ours_stays(machine: Machine, tmp_path: Path, how: st
     machine.unit.write_text(text + "# mine\n")
     machine.service("uninstall", "--force").ok()
     assert not machine.unit.exists()
-    assert [path.read_text() for path in machine.kept] == [text, text + "# mine\n"], "no copy replaces another"
+    assert [path.read_text() for path in machine.kept_units] == [text, text + "# mine\n"], "no copy replaces another"
 
 
-def test_each_home_has_its_own_service(machine: Machine, tmp_path: Path) -> None:
+def test_each_home_has_its_own_service(machine: SystemdMachine, tmp_path: Path) -> None:
     machine.service("install", "--start").ok()
-    other = House(tmp_path / "lab home", machine.house.plugin)
+    other = CommandHome(tmp_path / "lab home", machine.home.plugin)
     _configure(other)
-    there = Machine(other, machine.root, machine.shell)
+    there = SystemdMachine(other, machine.root, machine.shell)
     refused = there.service("install")
     assert (refused.code, "starts another home" in refused.err) == (1, True)
     assert "--name everhold-lab-home" in refused.err
@@ -321,34 +321,34 @@ def test_each_home_has_its_own_service(machine: Machine, tmp_path: Path) -> None
 # -- what a newcomer would stumble over --------------------------------------------------------------------------------
 
 
-def test_a_gateway_in_a_terminal_is_named_instead_of_fought(machine: Machine) -> None:
+def test_a_gateway_in_a_terminal_is_named_instead_of_fought(machine: SystemdMachine) -> None:
     machine.service("install").ok()
-    gateway = machine.house.up()
+    gateway = machine.home.start_gateway()
     refused = machine.service("start")
     assert (refused.code, f"kill {gateway.process.pid}" in refused.err) == (1, True)
     assert machine.state()["active"] == "inactive (dead)"
 
 
-def test_secrets_that_only_this_shell_knows_are_named(machine: Machine) -> None:
+def test_secrets_that_only_this_shell_knows_are_named(machine: SystemdMachine) -> None:
     token = "  - {name: me, token_env: MY_TOKEN, person: ada}"
     people = "people: [{name: ada, identities: []}]"
-    (machine.house.path / "config.yaml").write_text(f"{CONFIG}{people}\nhttp:\n  tokens:\n  {token}\n")
+    (machine.home.path / "config.yaml").write_text(f"{CONFIG}{people}\nhttp:\n  tokens:\n  {token}\n")
     told = machine.service("install", MY_TOKEN="s3cret-s3cret-s3cret").ok()
     assert "MY_TOKEN is set in this shell only" in told.out
     assert "s3cret" not in told.out + told.err + machine.unit.read_text()
-    env = machine.house.path / ".env"
+    env = machine.home.path / ".env"
     env.write_text("MY_TOKEN=s3cret-s3cret-s3cret\n")
     env.chmod(0o600)
     assert "MY_TOKEN" not in machine.service("install", MY_TOKEN="s3cret-s3cret-s3cret").ok().out
 
 
-def test_a_refused_configuration_is_not_installed(machine: Machine) -> None:
-    (machine.house.path / "config.yaml").write_text("agents: {main: {modle: m}}\n")
+def test_a_refused_configuration_is_not_installed(machine: SystemdMachine) -> None:
+    (machine.home.path / "config.yaml").write_text("agents: {main: {modle: m}}\n")
     assert machine.service("install").code == 78
     assert not machine.unit.exists()
 
 
-def test_where_there_is_no_manager_nothing_is_written(machine: Machine) -> None:
+def test_where_there_is_no_manager_nothing_is_written(machine: SystemdMachine) -> None:
     (machine.root / "bin" / "systemctl").unlink(missing_ok=True)
     without = {"PATH": str(machine.root / "bin")}
     refused = machine.service("install", **without)
@@ -361,20 +361,20 @@ def test_where_there_is_no_manager_nothing_is_written(machine: Machine) -> None:
 # -- what doctor says --------------------------------------------------------------------------------------------------
 
 
-def _doctor(machine: Machine, code: int) -> dict[str, str]:
+def _doctor(machine: SystemdMachine, code: int) -> dict[str, str]:
     """What it finds about the service: text -> remedy."""
     done = machine.run("doctor", "--offline", "--json")
     assert done.code == code, done.out + done.err
     return {it["text"]: it["remedy"] for it in done.json["findings"] if it["check"] == "service"}
 
 
-def test_doctor_looks_at_the_unit(machine: Machine, tmp_path: Path) -> None:
+def test_doctor_looks_at_the_unit(machine: SystemdMachine, tmp_path: Path) -> None:
     assert _doctor(machine, 0) == {}
     machine.service("install").ok()
     assert [*_doctor(machine, 0).items()] == [
         (f"{machine.unit} is installed, and no gateway answers", "everhold service start; everhold service status")
     ]
-    gateway = machine.house.up()
+    gateway = machine.home.start_gateway()
     assert _doctor(machine, 0) == {}
 
     text = machine.unit.read_text()
@@ -382,6 +382,6 @@ def test_doctor_looks_at_the_unit(machine: Machine, tmp_path: Path) -> None:
     assert any("was changed by somebody" in it for it in _doctor(machine, 0))
     machine.unit.write_text(text.replace(str(Path(sys.executable).parent), str(tmp_path / "gone")))
     assert any("which is not there" in it for it in _doctor(machine, 1))
-    machine.unit.write_text(text.replace(str(machine.house.path), str(tmp_path / "elsewhere")))
+    machine.unit.write_text(text.replace(str(machine.home.path), str(tmp_path / "elsewhere")))
     assert any(f"starts another home: {tmp_path / 'elsewhere'}" in it for it in _doctor(machine, 0))
     gateway.kill()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from everhold.testing.modelserver import Failure, Hang, ModelServer, Reply
-from tests.cli.house import Done, House, command, until
+from everhold.testing.model_server import HangingConnection, ModelServer, ModelServerReply, VendorFailure
+from tests.cli.command_home import CommandHome, CommandResult, build_command, wait_until
 from tests.waiting import LIMIT_SECONDS
 
 KEY = "canary-0123456789abcdef"
@@ -24,28 +24,28 @@ FLAGS = ("setup", "model", "--no-input")
 
 @pytest.fixture
 def server() -> Iterator[ModelServer]:
-    server = ModelServer(key=KEY, models=["clever"], default=Reply(text="ready, willing and able"))
+    server = ModelServer(key=KEY, models=["clever"], default=ModelServerReply(text="ready, willing and able"))
     with server.threaded():
         yield server
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, plugin: Path) -> House:
+def fresh(tmp_path: Path, plugin: Path) -> CommandHome:
     """A home nobody has configured."""
-    house = House(tmp_path / "home", plugin)
+    house = CommandHome(tmp_path / "home", plugin)
     (house.path / "config.yaml").unlink()
     return house
 
 
-def config(house: House) -> str:
+def config(house: CommandHome) -> str:
     return (house.path / "config.yaml").read_text()
 
 
-def env(house: House) -> str:
+def env(house: CommandHome) -> str:
     return (house.path / ".env").read_text()
 
 
-def unseen(done: Done) -> Done:
+def unseen(done: CommandResult) -> CommandResult:
     assert KEY not in done.out + done.err
     return done
 
@@ -55,7 +55,7 @@ def unseen(done: Done) -> Done:
 
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
 def test_flags_say_everything_and_the_next_message_is_answered(
-    fresh: House, server: ModelServer, provider: str
+    fresh: CommandHome, server: ModelServer, provider: str
 ) -> None:
     url = server.openai if provider == "openai" else server.anthropic
     done = fresh.run(*FLAGS, "--provider", provider, "--url", url, "--name", "clever", "--key-stdin", input=f"{KEY}\n")
@@ -72,13 +72,13 @@ def test_flags_say_everything_and_the_next_message_is_answered(
     assert fresh.run("config", "get", "agents.main.model").out == f"{provider}\n"
 
 
-def test_offline_needs_nothing(fresh: House) -> None:
+def test_offline_needs_nothing(fresh: CommandHome) -> None:
     assert fresh.run(*FLAGS, "--provider", "offline").ok().out.startswith("ok · offline answered")
     assert fresh.run("config", "get", "agents.main.model").out == "offline\n"
     assert not (fresh.path / ".env").exists()
 
 
-def test_comments_and_other_keys_stay(fresh: House, server: ModelServer) -> None:
+def test_comments_and_other_keys_stay(fresh: CommandHome, server: ModelServer) -> None:
     (fresh.path / "config.yaml").write_text(
         "# my house\n"
         "models:\n"
@@ -98,7 +98,7 @@ def test_comments_and_other_keys_stay(fresh: House, server: ModelServer) -> None
     assert "old" not in text
 
 
-def test_it_ends_with_the_doctor_s_word_on_what_was_set_up(fresh: House) -> None:
+def test_it_ends_with_the_doctor_s_word_on_what_was_set_up(fresh: CommandHome) -> None:
     done = fresh.run("setup", "model", "--provider", "offline", "--no-input").ok()
     assert "nothing wrong" in done.out
     fresh.run("send", "hello").ok()
@@ -112,28 +112,28 @@ def test_it_ends_with_the_doctor_s_word_on_what_was_set_up(fresh: House) -> None
     assert [finding["check"] for finding in told["doctor"]] == ["permissions"]
 
 
-def test_json_is_for_programs(fresh: House, server: ModelServer) -> None:
+def test_json_is_for_programs(fresh: CommandHome, server: ModelServer) -> None:
     flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin", "--json")
     told = unseen(fresh.run(*FLAGS, *flags, input=KEY)).ok().json
     assert (told["model"], told["api_key_env"], told["agents"]) == ("openai", "LOCAL_API_KEY", ["main"])
     assert told["tried"]["streamed"] is True
 
 
-def test_two_servers_nearby_keep_a_key_each(fresh: House, server: ModelServer) -> None:
+def test_two_servers_nearby_keep_a_key_each(fresh: CommandHome, server: ModelServer) -> None:
     first = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin")
     unseen(fresh.run(*FLAGS, *first, "--as", "first", input=KEY)).ok()
     with ModelServer(key="another-key-0123456789").threaded() as other:
         second = ("--provider", "openai", "--url", other.openai, "--name", "fake", "--as", "second")
         refused = fresh.run(*FLAGS, *second)
         assert refused.code == 1, "it was not asked with the other's key"
-        assert "authorization" not in other.last.headers
+        assert "authorization" not in other.last_request.headers
         fresh.run(*FLAGS, *second, "--key-stdin", input="another-key-0123456789").ok()
     assert f"LOCAL_API_KEY={KEY}" in env(fresh)
     assert f"LOCAL_127_0_0_1_{other.port}_API_KEY=another-key-0123456789" in env(fresh)
     fresh.run(*FLAGS, *first[:-1], "--as", "first").ok()
 
 
-def test_a_key_that_is_set_already_is_used(fresh: House, server: ModelServer) -> None:
+def test_a_key_that_is_set_already_is_used(fresh: CommandHome, server: ModelServer) -> None:
     flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-env", "MY_KEY")
     refused = fresh.run(*FLAGS, *flags)
     assert (refused.code, "MY_KEY is not set" in refused.err) == (2, True)
@@ -142,7 +142,7 @@ def test_a_key_that_is_set_already_is_used(fresh: House, server: ModelServer) ->
     assert not (fresh.path / ".env").exists()
 
 
-def test_an_agent_with_a_model_of_its_own_is_mentioned(fresh: House) -> None:
+def test_an_agent_with_a_model_of_its_own_is_mentioned(fresh: CommandHome) -> None:
     (fresh.path / "config.yaml").write_text(
         "models: {m: {provider: obedient}}\nagents: {main: {}, coder: {model: m}}\n"
     )
@@ -151,8 +151,8 @@ def test_an_agent_with_a_model_of_its_own_is_mentioned(fresh: House) -> None:
     assert "everhold config set agents.coder.model offline" in done.out
 
 
-def test_a_running_gateway_takes_it_up(fresh: House, server: ModelServer) -> None:
-    fresh.up()
+def test_a_running_gateway_takes_it_up(fresh: CommandHome, server: ModelServer) -> None:
+    fresh.start_gateway()
     try:
         assert "You said" not in fresh.run("send", "hello").ok().out
         flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin")
@@ -180,7 +180,7 @@ def test_a_running_gateway_takes_it_up(fresh: House, server: ModelServer) -> Non
     ],
 )
 def test_what_is_missing_or_wrong_is_named_and_nothing_is_written(
-    fresh: House, flags: tuple[str, ...], code: int, words: str
+    fresh: CommandHome, flags: tuple[str, ...], code: int, words: str
 ) -> None:
     done = fresh.run(*FLAGS, *flags)
     assert done.code == code
@@ -196,7 +196,7 @@ def test_what_is_missing_or_wrong_is_named_and_nothing_is_written(
     [("clever", "canary-wrong-wrong-wrong", 1, "key"), ("stupid", KEY, 1, "stupid")],
 )
 def test_a_key_or_a_name_that_is_refused_is_not_written(
-    fresh: House, server: ModelServer, name: str, key: str, code: int, words: str
+    fresh: CommandHome, server: ModelServer, name: str, key: str, code: int, words: str
 ) -> None:
     flags = ("--provider", "openai", "--url", server.openai, "--name", name, "--key-stdin")
     done = fresh.run(*FLAGS, *flags, input=key)
@@ -206,15 +206,15 @@ def test_a_key_or_a_name_that_is_refused_is_not_written(
     assert not (fresh.path / ".env").exists()
 
 
-def test_untried_if_somebody_insists(fresh: House, server: ModelServer) -> None:
-    server.default = Failure(kind="server_error")
+def test_untried_if_somebody_insists(fresh: CommandHome, server: ModelServer) -> None:
+    server.default = VendorFailure(kind="server_error")
     flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin")
     assert fresh.run(*FLAGS, *flags, input=KEY).code == 75
     assert "ok" not in fresh.run(*FLAGS, *flags, "--no-test", input=KEY).ok().out.split()
     assert "clever" in config(fresh)
 
 
-def test_a_broken_configuration_is_not_touched(fresh: House) -> None:
+def test_a_broken_configuration_is_not_touched(fresh: CommandHome) -> None:
     (fresh.path / "config.yaml").write_text("modles: {}\n")
     done = fresh.run(*FLAGS, "--provider", "offline")
     assert done.code == 78
@@ -224,21 +224,21 @@ def test_a_broken_configuration_is_not_touched(fresh: House) -> None:
 # -- asked -------------------------------------------------------------------------------------------------------------
 
 
-def test_questions_are_answered_on_plain_standard_input(fresh: House, server: ModelServer) -> None:
+def test_questions_are_answered_on_plain_standard_input(fresh: CommandHome, server: ModelServer) -> None:
     answers = ["9", "1", server.openai, "clever", KEY]
     done = fresh.run("setup", input="\n".join(answers) + "\n")
     assert unseen(done).ok().out.startswith("ok · clever")
     assert "a number from 1 to 3" in done.err
 
 
-def test_after_a_failure_one_may_change_something(fresh: House, server: ModelServer) -> None:
+def test_after_a_failure_one_may_change_something(fresh: CommandHome, server: ModelServer) -> None:
     answers = ["1", server.openai, "stupid", KEY, "yes", "", "", "clever", ""]
     done = fresh.run("setup", "model", input="\n".join(answers) + "\n")
     assert unseen(done).ok().out.startswith("ok · clever")
     assert "stupid" in done.err
 
 
-def test_who_gives_up_changes_nothing(fresh: House, server: ModelServer) -> None:
+def test_who_gives_up_changes_nothing(fresh: CommandHome, server: ModelServer) -> None:
     done = fresh.run("setup", "model", input=f"1\n{server.openai}\nstupid\n{KEY}\nno\n")
     assert unseen(done).code == 1
     assert "nothing was written" in done.err
@@ -246,10 +246,15 @@ def test_who_gives_up_changes_nothing(fresh: House, server: ModelServer) -> None
     assert "not answered" in fresh.run("setup", "model", input="1\n").err
 
 
-def test_in_a_terminal_the_key_is_typed_unseen(fresh: House, server: ModelServer) -> None:
+def test_in_a_terminal_the_key_is_typed_unseen(fresh: CommandHome, server: ModelServer) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        command("setup", "model"), env=fresh.env(), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        build_command("setup", "model"),
+        env=fresh.env(),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
     )
     os.close(theirs)
     fresh.started.append(process)  # type: ignore[arg-type]
@@ -275,7 +280,7 @@ def test_in_a_terminal_the_key_is_typed_unseen(fresh: House, server: ModelServer
     ):
         expect(pattern)
         if answer == KEY:  # getpass throws away what was typed before it switched the echo off
-            until(lambda: not termios.tcgetattr(ours)[3] & termios.ECHO)
+            wait_until(lambda: not termios.tcgetattr(ours)[3] & termios.ECHO)
         os.write(ours, f"{answer}\n".encode())
     expect("next: everhold chat")
     assert process.wait(timeout=LIMIT_SECONDS) == 0
@@ -285,11 +290,11 @@ def test_in_a_terminal_the_key_is_typed_unseen(fresh: House, server: ModelServer
     assert f"LOCAL_API_KEY={KEY}" in env(fresh)
 
 
-def test_ctrl_c_while_it_is_tried_writes_nothing(fresh: House, server: ModelServer) -> None:
-    server.default = Hang()
+def test_ctrl_c_while_it_is_tried_writes_nothing(fresh: CommandHome, server: ModelServer) -> None:
+    server.default = HangingConnection()
     flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-env", "LOCAL_API_KEY")
-    process = subprocess.Popen(command(*FLAGS, *flags), env=fresh.env(LOCAL_API_KEY=KEY), stderr=subprocess.PIPE)
-    until(lambda: server.requests)
+    process = subprocess.Popen(build_command(*FLAGS, *flags), env=fresh.env(LOCAL_API_KEY=KEY), stderr=subprocess.PIPE)
+    wait_until(lambda: server.requests)
     process.send_signal(2)
     _, err = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 130, err

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from everhold.testing.services.base import Service
+from everhold.testing.services.base import LoopbackService
 from everhold.testing.services.hindsight import HindsightService
 from everhold.testing.services.honcho import HonchoService
 from everhold.testing.services.mem0 import Mem0Service
 from everhold.testing.services.supermemory import SupermemoryService
-from tests.cli.house import CONFIG, Done, House, until
+from tests.cli.command_home import CONFIG, CommandHome, CommandResult, wait_until
 
 KEY = "canary-0123456789abcdef"
-SERVICES: dict[str, type[Service]] = {
+SERVICES: dict[str, type[LoopbackService]] = {
     "hindsight": HindsightService,
     "honcho": HonchoService,
     "mem0": Mem0Service,
@@ -51,33 +51,33 @@ class Shy(MemoryProvider):
 
 
 @pytest.fixture
-def house(house: House) -> House:
+def house(house: CommandHome) -> CommandHome:
     (house.path / "config.yaml").write_text("# mine, and it stays\n" + CONFIG)
     return house
 
 
 @contextlib.contextmanager
-def served(name: str) -> Iterator[Service]:
+def run_service(name: str) -> Iterator[LoopbackService]:
     with SERVICES[name](key=KEY).threaded() as service:
         yield service
 
 
-def setup(house: House, *more: str, input: str = f"{KEY}\n") -> Done:
+def setup(house: CommandHome, *more: str, input: str = f"{KEY}\n") -> CommandResult:
     """In this process: a new one for each of them would take longer than everything it does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", io.StringIO(input))
-        done = house.ask("setup", "memory", *more)
+        done = house.run_in_process("setup", "memory", *more)
     assert KEY not in done.out + done.err
     return done
 
 
-def config(house: House) -> str:
+def config(house: CommandHome) -> str:
     return (house.path / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
-def test_a_service_is_tried_written_attached_and_what_comes_next_is_said(house: House, name: str) -> None:
-    with served(name) as service:
+def test_a_service_is_tried_written_attached_and_what_comes_next_is_said(house: CommandHome, name: str) -> None:
+    with run_service(name) as service:
         done = setup(house, name, "--no-input", "--stdin", "--set", f"base_url={service.url}").ok()
         assert f"{name} answers" in done.out
         assert "everhold up" in done.out
@@ -91,12 +91,12 @@ def test_a_service_is_tried_written_attached_and_what_comes_next_is_said(house: 
         assert f"{name} answers" in again.out, "the key and the address that are there will do"
         assert "share_agents: true" in config(house)
         assert config(house).count(f"{service.url}") == 1
-    check = house.ask("config", "get", "defaults.memories", "--json")
+    check = house.run_in_process("config", "get", "defaults.memories", "--json")
     assert json.loads(check.ok().out) == [name]
 
 
-def test_what_does_not_answer_is_not_written(house: House) -> None:
-    with served("honcho") as service:
+def test_what_does_not_answer_is_not_written(house: CommandHome) -> None:
+    with run_service("honcho") as service:
         before = config(house)
         wrong = setup(house, "honcho", "--no-input", "--stdin", "--set", f"base_url={service.url}", input="nonsense\n")
         assert wrong.code == 1
@@ -110,7 +110,7 @@ def test_what_does_not_answer_is_not_written(house: House) -> None:
     assert "nobody yet" in untried.out
 
 
-def test_a_plugin_asks_its_own_questions_and_gets_the_answers(house: House, tmp_path: Path) -> None:
+def test_a_plugin_asks_its_own_questions_and_gets_the_answers(house: CommandHome, tmp_path: Path) -> None:
     plugin = tmp_path / "shy"
     plugin.mkdir()
     (plugin / "__init__.py").write_text(PLUGIN)
@@ -127,13 +127,13 @@ def test_a_plugin_asks_its_own_questions_and_gets_the_answers(house: House, tmp_
     assert "SHY_TOKEN_env: SHY_TOKEN" in config(house)
     assert f"SHY_TOKEN={KEY}" in (house.path / ".env").read_text()
 
-    house.up()
-    house.ask("send", "hello").ok()
+    house.start_gateway()
+    house.run_in_process("send", "hello").ok()
     (kept,) = [
         *house.path.glob("memories/shy/*/kept.jsonl"),
         house.path / "memories" / "shy" / "hermes" / "kept.jsonl",
     ][:1]
-    until(lambda: kept.exists() and kept.read_text())  # it is there before anything is in it
+    wait_until(lambda: kept.exists() and kept.read_text())  # it is there before anything is in it
     assert json.loads(kept.read_text()) == ["hello", KEY, {"mode": "cloud", "depth": "3"}]
 
 
@@ -148,7 +148,7 @@ def test_a_plugin_asks_its_own_questions_and_gets_the_answers(house: House, tmp_
         (["notes", "--provider", "hermes-plugin", "--no-input"], "--set path="),
     ],
 )
-def test_what_makes_no_sense_is_said(house: House, more: list[str], told: str) -> None:
+def test_what_makes_no_sense_is_said(house: CommandHome, more: list[str], told: str) -> None:
     before = config(house)
     done = setup(house, *more)
     assert done.code != 0
@@ -156,10 +156,10 @@ def test_what_makes_no_sense_is_said(house: House, more: list[str], told: str) -
     assert config(house) == before
 
 
-def test_one_agent_only(house: House) -> None:
+def test_one_agent_only(house: CommandHome) -> None:
     with (house.path / "config.yaml").open("a") as file:
         file.write("agents: {main: {}, coder: {persona: You write code.}}\n")
-    with served("hindsight") as service:
+    with run_service("hindsight") as service:
         done = setup(
             house,
             "work",

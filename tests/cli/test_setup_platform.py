@@ -7,29 +7,29 @@ from collections.abc import Iterator
 import pytest
 
 from everhold.testing.platforms.telegram import TelegramServer
-from everhold.testing.platforms.threaded import threaded
-from tests.cli.house import Done, House
-from tests.platforms.telegram_stage import TOKEN
+from everhold.testing.platforms.threaded import serve_in_thread
+from tests.cli.command_home import CommandHome, CommandResult
+from tests.platforms.remote_telegram import TOKEN
 
 
 @pytest.fixture
 def server() -> Iterator[TelegramServer]:
-    with threaded(TelegramServer) as running:
-        running.server.bot(TOKEN, username="my_bot")
+    with serve_in_thread(TelegramServer) as running:
+        running.server.add_bot(TOKEN, username="my_bot")
         yield running.server
 
 
-def setup(house: House, server: TelegramServer, *more: str, input: str = f"{TOKEN}\n") -> Done:
+def setup(house: CommandHome, server: TelegramServer, *more: str, input: str = f"{TOKEN}\n") -> CommandResult:
     done = house.run("setup", "telegram", "--set", f"base_url={server.url}", *more, input=input)
     assert TOKEN not in done.out + done.err
     return done
 
 
-def config(house: House) -> str:
+def config(house: CommandHome) -> str:
     return (house.path / "config.yaml").read_text()
 
 
-def test_a_bot_is_tried_written_and_told_what_to_do_next(house: House, server: TelegramServer) -> None:
+def test_a_bot_is_tried_written_and_told_what_to_do_next(house: CommandHome, server: TelegramServer) -> None:
     before = "# mine, and it stays\n" + config(house)
     (house.path / "config.yaml").write_text(before)
     done = setup(house, server, "--no-input", "--stdin").ok()
@@ -47,7 +47,7 @@ def test_a_bot_is_tried_written_and_told_what_to_do_next(house: House, server: T
     assert "@my_bot" in again.out, "the token that is there will do"
 
 
-def test_a_token_that_stopped_working_is_told_by_the_doctor(house: House, server: TelegramServer) -> None:
+def test_a_token_that_stopped_working_is_told_by_the_doctor(house: CommandHome, server: TelegramServer) -> None:
     setup(house, server, "--no-input", "--stdin").ok()
     house.run("doctor").ok()
     (house.path / ".env").write_text("TELEGRAM_MAIN_TOKEN=123456:wrong\n")
@@ -59,13 +59,13 @@ def test_a_token_that_stopped_working_is_told_by_the_doctor(house: House, server
     house.run("doctor", "--offline").ok()
 
 
-def test_it_asks_for_what_it_is_not_told(house: House, server: TelegramServer) -> None:
+def test_it_asks_for_what_it_is_not_told(house: CommandHome, server: TelegramServer) -> None:
     done = setup(house, server, "--account", "coder").ok()
     assert "BotFather" in done.err
     assert "TELEGRAM_CODER_TOKEN" in config(house)
 
 
-def test_a_token_that_does_not_work_is_not_written(house: House, server: TelegramServer) -> None:
+def test_a_token_that_does_not_work_is_not_written(house: CommandHome, server: TelegramServer) -> None:
     before = config(house)
     done = setup(house, server, "--no-input", "--stdin", input="123456:wrong\n")
     assert done.code == 1
@@ -84,7 +84,7 @@ def test_a_token_that_does_not_work_is_not_written(house: House, server: Telegra
         (["--no-input", "--stdin", "--set", "colour=red"], "colour"),
     ],
 )
-def test_what_makes_no_sense_is_said(house: House, server: TelegramServer, more: list[str], told: str) -> None:
+def test_what_makes_no_sense_is_said(house: CommandHome, server: TelegramServer, more: list[str], told: str) -> None:
     done = setup(house, server, *more)
     assert done.code != 0
     assert told in done.err

@@ -6,15 +6,15 @@ import pytest
 
 from everhold.testing.platforms.discord import DiscordServer
 from everhold.testing.platforms.slack import SlackServer
-from everhold.testing.platforms.threaded import threaded
-from tests.cli.house import House
-from tests.platforms.discord_stage import TOKEN
-from tests.platforms.slack_stage import APP_TOKEN, BOT_TOKEN
+from everhold.testing.platforms.threaded import serve_in_thread
+from tests.cli.command_home import CommandHome
+from tests.platforms.remote_discord import TOKEN
+from tests.platforms.remote_slack import APP_TOKEN, BOT_TOKEN
 
 
-def test_a_bot_on_discord_is_tried_written_and_told_how_to_bring_it_along(house: House) -> None:
-    with threaded(DiscordServer) as running:
-        running.server.bot(TOKEN, username="my-bot")
+def test_a_bot_on_discord_is_tried_written_and_told_how_to_bring_it_along(house: CommandHome) -> None:
+    with serve_in_thread(DiscordServer) as running:
+        running.server.add_bot(TOKEN, username="my-bot")
         given = ("setup", "discord", "--set", f"base_url={running.server.api}", "--no-input", "--stdin")
         wrong = house.run(*given, input="wrong\n")
         assert wrong.code == 1
@@ -31,10 +31,10 @@ def test_a_bot_on_discord_is_tried_written_and_told_how_to_bring_it_along(house:
 
 
 @pytest.mark.parametrize("tokens", [f"{BOT_TOKEN}\nwrong\n", f"wrong\n{APP_TOKEN}\n"])
-def test_an_app_on_slack_is_not_written_unless_both_its_tokens_work(house: House, tokens: str) -> None:
+def test_an_app_on_slack_is_not_written_unless_both_its_tokens_work(house: CommandHome, tokens: str) -> None:
     before = (house.path / "config.yaml").read_text()
-    with threaded(SlackServer) as running:
-        running.server.app(BOT_TOKEN, APP_TOKEN, name="my-app")
+    with serve_in_thread(SlackServer) as running:
+        running.server.add_app(BOT_TOKEN, APP_TOKEN, name="my-app")
         given = ("setup", "slack", "--set", f"base_url={running.server.url}/api/", "--no-input", "--stdin")
         wrong = house.run(*given, input=tokens)
         assert wrong.code == 1

@@ -8,19 +8,19 @@ from pathlib import Path
 import apsw
 import pytest
 
-from everhold.app import SystemChance
+from everhold.app import SystemRandomSource
 from everhold.stores.sqlite import SqliteStore, migrate
-from tests.cli.house import House
-from tests.stores.home import fingerprint, run
+from tests.cli.command_home import CommandHome
+from tests.stores.home import fingerprint_files, run_coroutine
 
 
 def older(path: Path) -> None:
     """A store of the first build there was."""
-    store = SqliteStore.open(path, chance=SystemChance(), migrations=migrate.known()[:1])
-    run(store.close())
+    store = SqliteStore.open(path, chance=SystemRandomSource(), migrations=migrate.list_migrations()[:1])
+    run_coroutine(store.close())
 
 
-def test_an_upgrade_says_where_what_was_there_lies(house: House) -> None:
+def test_an_upgrade_says_where_what_was_there_lies(house: CommandHome) -> None:
     older(house.path / "everhold.db")
     done = house.run("status")
     (saved,) = (house.path / "backups").iterdir()
@@ -30,46 +30,46 @@ def test_an_upgrade_says_where_what_was_there_lies(house: House) -> None:
     assert "hello" in house.run("send", "hello").ok().out
 
 
-def test_a_gateway_says_so_too(house: House) -> None:
+def test_a_gateway_says_so_too(house: CommandHome) -> None:
     older(house.path / "everhold.db")
-    gateway = house.up()
+    gateway = house.start_gateway()
     assert any("store.upgraded" in line and "before-" in line for line in gateway.log), gateway.log
 
 
 FAILING = """\
 import os, pathlib
-from tests.stores.faulty import FaultyVFS
+from tests.stores.faulty_disk import FaultyVFS
 vfs = FaultyVFS(default=True)
 vfs.disk.only = "everhold.db-wal"
 vfs.disk.fsync_fails_with = pathlib.Path(os.environ["TROUBLE"])
 """
 
 
-def test_a_gateway_whose_disk_takes_nothing_more_ends_and_says_so(house: House, tmp_path: Path) -> None:
+def test_a_gateway_whose_disk_takes_nothing_more_ends_and_says_so(house: CommandHome, tmp_path: Path) -> None:
     """A sync that worked after one that failed would prove nothing: only a new process knows what there is."""
     trouble = tmp_path / "trouble"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(FAILING)
     found = os.pathsep.join(map(str, (tmp_path / "site", house.plugin, Path(__file__).parents[2])))
-    gateway = house.up(PYTHONPATH=found, TROUBLE=str(trouble))
+    gateway = house.start_gateway(PYTHONPATH=found, TROUBLE=str(trouble))
     house.run("send", "kept").ok()
     trouble.touch()
     refused = house.run("send", "not kept")
     assert (refused.code, "disk" in refused.err) == (1, True), refused
-    assert gateway.end() == 1
+    assert gateway.wait_until_ended() == 1
     assert "the disk failed" in gateway.log[-1], gateway.log
     trouble.unlink()
-    house.up()
-    house.ask("audit").ok()
-    shown = house.ask("sessions", "show", "last", "--json").json["entries"]
+    house.start_gateway()
+    house.run_in_process("audit").ok()
+    shown = house.run_in_process("sessions", "show", "last", "--json").json["entries"]
     assert [entry["body"]["text"] for entry in shown if entry["kind"] == "heard"][:1] == ["kept"]
 
 
 @pytest.mark.parametrize("command", [("send", "hello"), ("up", "--port", "0"), ("status",), ("backup",)])
-def test_a_store_of_a_later_version_is_left_alone(house: House, command: tuple[str, ...]) -> None:
+def test_a_store_of_a_later_version_is_left_alone(house: CommandHome, command: tuple[str, ...]) -> None:
     house.run("send", "first").ok()
     db = apsw.Connection(str(house.path / "everhold.db"))
-    db.pragma("user_version", migrate.known()[-1].number + 1)
+    db.pragma("user_version", migrate.list_migrations()[-1].number + 1)
     db.close()
     before = (house.path / "everhold.db").read_bytes()
     done = house.run(*command)
@@ -78,7 +78,7 @@ def test_a_store_of_a_later_version_is_left_alone(house: House, command: tuple[s
     assert (house.path / "everhold.db").read_bytes() == before
 
 
-def test_a_damaged_store_is_refused_with_page_session_and_the_command_that_helps(house: House) -> None:
+def test_a_damaged_store_is_refused_with_page_session_and_the_command_that_helps(house: CommandHome) -> None:
     """And that command does help: the last copy is back, what was there is kept."""
     for text in ("first", "second"):
         house.run("send", "--session", text, f"{text} " + "m" * 3000).ok()
@@ -88,7 +88,7 @@ def test_a_damaged_store_is_refused_with_page_session_and_the_command_that_helps
     at = data.index(b"second mmm") // 4096 * 4096
     data[at : at + 4096] = bytes(byte ^ 0x5A for byte in data[at : at + 4096])
     store.write_bytes(data)
-    before = fingerprint(house.path / "backups")
+    before = fingerprint_files(house.path / "backups")
     for command in (("up", "--port", "0"), ("send", "hello")):
         done = house.run(*command)
         assert done.code == 1
@@ -96,7 +96,7 @@ def test_a_damaged_store_is_refused_with_page_session_and_the_command_that_helps
         assert "cannot be read whole: session 01" in done.err
         assert "everhold restore" in done.err
     assert store.read_bytes() == bytes(data)
-    assert fingerprint(house.path / "backups") == before
+    assert fingerprint_files(house.path / "backups") == before
     assert "does not read" in house.run("restore").ok().out
     house.run("restore", "--yes").ok()
     assert "second mmm" in house.run("sessions", "show", "last").ok().out

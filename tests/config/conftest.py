@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from everhold.home import Home
+from everhold.infra.home import Home
 
 SAMPLE = """\
 # The house
@@ -67,7 +67,7 @@ def sample() -> str:
     return SAMPLE
 
 
-class Told:
+class RecordingLogger:
     """A log that remembers what it was told."""
 
     def __init__(self) -> None:
@@ -78,14 +78,14 @@ class Told:
 
     info = warning = error = debug
 
-    def bind(self, **fields: object) -> Told:
+    def bind(self, **fields: object) -> RecordingLogger:
         return self
 
     @property
-    def events(self) -> list[str]:
+    def event_names(self) -> list[str]:
         return [event for event, _ in self.lines]
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def told() -> RecordingLogger:
+    return RecordingLogger()

@@ -10,11 +10,20 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings as how, strategies as st
 
-from everhold.config import ConfigError, Problem, get_key, load, parse, set_key, show, to_yaml
-from everhold.config.edit import edited, parse_value, split_key
-from everhold.config.source import read
-from everhold.errors import Conflict, Misuse, NotFound
-from everhold.home import Home
+from everhold.config import (
+    ConfigError,
+    ConfigProblem,
+    get_key,
+    load_settings,
+    parse_settings,
+    set_key,
+    show_settings,
+    to_yaml,
+)
+from everhold.config.edit import edit_text, parse_value, split_key
+from everhold.config.source import read_document
+from everhold.errors import Conflict, InvalidRequest, NotFound
+from everhold.infra.home import Home
 
 
 def changes(before: str, after: str) -> list[str]:
@@ -31,7 +40,7 @@ def test_keys_are_split_as_they_are_shown() -> None:
     assert split_key('chats."-100.5".agent') == ("chats", "-100.5", "agent")
     assert split_key("a.'b c'[1][2]") == ("a", "b c", 1, 2)
     for key in ("", "a..b", "a.", "[x]", 'a."b'):
-        with pytest.raises(Misuse):
+        with pytest.raises(InvalidRequest):
             split_key(key)
 
 
@@ -49,7 +58,7 @@ def test_values_are_what_yaml_makes_of_them() -> None:
 
 
 def test_getting_shows_what_is_in_force(sample: str) -> None:
-    settings = parse(sample, read_persona=lambda _: "I am.")
+    settings = parse_settings(sample, read_persona=lambda _: "I am.")
     assert get_key(settings, "agents.coder.busy") == "queue"
     assert get_key(settings, "agents.coder.tools[2]") == "mcp:time"
     assert get_key(settings, "people.0.name") == "ada"
@@ -86,7 +95,7 @@ CHOICES = (("-", "resend"), ("+", "hold"))
     ],
 )  # fmt: skip
 def test_one_key_changes_and_every_comment_stays(sample: str, key: str, value: Any, change: list[str]) -> None:
-    assert changes(sample, edited(sample, split_key(key), value)) == change
+    assert changes(sample, edit_text(sample, split_key(key), value)) == change
 
 
 @pytest.mark.parametrize(
@@ -115,12 +124,12 @@ def test_one_key_changes_and_every_comment_stays(sample: str, key: str, value: A
     ],
 )
 def test_files_of_every_shape_are_edited_in_place(before: str, key: str, value: Any, after: str) -> None:
-    assert edited(before, split_key(key), value) == after
+    assert edit_text(before, split_key(key), value) == after
 
 
 def test_a_list_grows_by_a_line() -> None:
-    after = edited("# who\npeople:\n  - name: ada # first\n", split_key("people[1]"), {"name": "bob"})
-    assert read(after).data == {"people": ({"name": "ada"}, {"name": "bob"})}
+    after = edit_text("# who\npeople:\n  - name: ada # first\n", split_key("people[1]"), {"name": "bob"})
+    assert read_document(after).data == {"people": ({"name": "ada"}, {"name": "bob"})}
     assert "# who" in after
     assert "# first" in after
 
@@ -128,14 +137,14 @@ def test_a_list_grows_by_a_line() -> None:
 def test_what_is_shared_by_an_alias_is_not_changed_behind_somebodys_back() -> None:
     text = "a: &x {b: 1}\nc: *x\n"
     with pytest.raises(ConfigError, match="by hand"):
-        edited(text, ("c", "b"), 2)
+        edit_text(text, ("c", "b"), 2)
 
 
 def test_a_key_inside_a_text_cannot_be_set() -> None:
     with pytest.raises(ConfigError, match="no mapping"):
-        edited("timezone: UTC\n", ("timezone", "x"), 1)
+        edit_text("timezone: UTC\n", ("timezone", "x"), 1)
     with pytest.raises(ConfigError, match="has 1 items"):
-        edited("a: [1]\n", ("a", 5), 1)
+        edit_text("a: [1]\n", ("a", 5), 1)
 
 
 words = st.text("abc.-: 1#", min_size=1, max_size=4)
@@ -151,18 +160,18 @@ keys = st.lists(words, min_size=1, max_size=3).map(tuple)
 @given(st.dictionaries(words, plain, max_size=4), keys, plain)
 def test_whatever_is_set_can_be_read_back_and_nothing_else_changes(before: Any, key: Any, value: Any) -> None:
     text = to_yaml(before) if before else ""
-    was = read(text)
+    was = read_document(text)
     assume(not was.problems)
     try:
-        after = edited(text, key, value)
+        after = edit_text(text, key, value)
     except ConfigError:
         assume(False)
-    found: Any = read(after).data
+    found: Any = read_document(after).data
     for part in key[:-1]:
         found = found[int(part)] if isinstance(found, tuple) else found[part]
     got = found[int(key[-1])] if isinstance(found, tuple) else found[key[-1]]
-    assert got == read(to_yaml({"v": value})).data["v"]
-    assert {k: v for k, v in read(after).data.items() if k != key[0]} == {
+    assert got == read_document(to_yaml({"v": value})).data["v"]
+    assert {k: v for k, v in read_document(after).data.items() if k != key[0]} == {
         k: v for k, v in was.data.items() if k != key[0]
     }
 
@@ -176,7 +185,7 @@ def test_setting_writes_whole_files_and_keeps_their_mode(home: Home) -> None:
     settings = set_key(home, "timezone", "Europe/Berlin", environ={})
     assert home.config.read_text() == "# mine\ntimezone: Europe/Berlin # zone\n"
     assert home.config.stat().st_mode & 0o777 == 0o644
-    assert settings.revision == load(home, environ={}).revision
+    assert settings.revision == load_settings(home, environ={}).revision
     assert not [name for name in os.listdir(home.path) if name.endswith(".new")]
 
 
@@ -212,7 +221,7 @@ def test_a_broken_file_is_not_made_worse(home: Home) -> None:
 def test_who_edits_at_the_same_time_loses_nothing(home: Home) -> None:
     home.config.write_text("timezone: UTC\n")
 
-    def meanwhile(group: str, name: str, raw: Any) -> list[Problem]:
+    def meanwhile(group: str, name: str, raw: Any) -> list[ConfigProblem]:
         home.config.write_text("timezone: UTC\nloops: {max_hops: 3}\n")
         return []
 
@@ -242,9 +251,11 @@ def test_what_is_shown_is_a_configuration_of_the_same_effect(sample: str) -> Non
     def persona(name: str) -> str:
         return f"I am {name}."
 
-    first = parse(sample, read_persona=persona)
-    again = parse(to_yaml(show(first)), read_persona=persona)
+    first = parse_settings(sample, read_persona=persona)
+    again = parse_settings(to_yaml(show_settings(first)), read_persona=persona)
     assert again.revision == first.revision
-    inline = parse("agents: {a: {model: {provider: offline, name: x}, fallback: [{provider: offline, name: y}]}}")
-    again = parse(to_yaml(show(inline)))
-    assert [again.models[name].name for name in again.agent().models()] == ["x", "y"]
+    inline = parse_settings(
+        "agents: {a: {model: {provider: offline, name: x}, fallback: [{provider: offline, name: y}]}}"
+    )
+    again = parse_settings(to_yaml(show_settings(inline)))
+    assert [again.models[name].name for name in again.get_agent().list_models()] == ["x", "y"]

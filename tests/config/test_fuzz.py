@@ -7,22 +7,22 @@ from typing import Any
 
 from hypothesis import HealthCheck, example, given, settings as how, strategies as st
 
-from everhold.config import ConfigError, Problem, Settings, parse, show, to_yaml
-from everhold.config.secrets import Environment
-from everhold.config.settings import Settings as Model, given_fields
+from everhold.config import ConfigError, ConfigProblem, Settings, parse_settings, show_settings, to_yaml
+from everhold.config.secrets import SecretEnvironment
+from everhold.config.settings import Settings as Model, list_given_fields
 from tests.config.conftest import SAMPLE
 
 QUICK = how(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
 
 def attempt(text: str | bytes) -> Settings | None:
-    def validate(group: str, name: str, raw: Any) -> list[Problem]:
+    def validate(group: str, name: str, raw: Any) -> list[ConfigProblem]:
         return []
 
     try:
-        return parse(
+        return parse_settings(
             text,
-            environment=Environment({"A": "secret-a"}),
+            environment=SecretEnvironment({"A": "secret-a"}),
             read_persona=lambda name: f"from {name}",
             validate_plugin=validate,
         )
@@ -86,7 +86,7 @@ leaves = (
 
 
 def fields_of(model: Any) -> list[str]:
-    found = given_fields(model)
+    found = list_given_fields(model)
     for info in model.model_fields.values():
         stack = [info.annotation]
         while stack:
@@ -103,7 +103,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words | names, inner, max_size=4),
     max_leaves=12,
 )
-documents = st.dictionaries(st.sampled_from(given_fields(Model)), values, max_size=5)
+documents = st.dictionaries(st.sampled_from(list_given_fields(Model)), values, max_size=5)
 
 
 @how(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
@@ -118,7 +118,7 @@ def test_no_arrangement_of_known_words_breaks_the_loader(document: Any) -> None:
         again = attempt(to_yaml(settings.document))
         assert again is not None
         assert again.revision == settings.revision
-        assert attempt(to_yaml(show(settings))) is not None
+        assert attempt(to_yaml(show_settings(settings))) is not None
 
 
 @how(deadline=None, max_examples=200)

@@ -10,22 +10,22 @@ from pydantic import BaseModel, ValidationError, field_validator
 
 from everhold.config import (
     ConfigError,
-    Problem,
+    ConfigProblem,
     Settings,
-    load,
-    parse,
-    plugin_problems,
-    plugin_settings,
-    plugin_validator,
+    build_plugin_settings,
+    find_plugin_problems,
+    load_settings,
+    make_plugin_validator,
+    parse_settings,
 )
-from everhold.config.secrets import Environment
-from everhold.errors import Misuse, NotFound
-from everhold.home import Home
-from everhold.secret import Secret
+from everhold.config.secrets import SecretEnvironment
+from everhold.errors import InvalidRequest, NotFound
+from everhold.infra.home import Home
+from everhold.infra.secret import SecretString
 
 
 def read(text: str, **environ: str) -> Settings:
-    return parse(text, environment=Environment(environ), read_persona=lambda name: f"I am {name}.")
+    return parse_settings(text, environment=SecretEnvironment(environ), read_persona=lambda name: f"I am {name}.")
 
 
 def refused(text: str, **environ: str) -> list[str]:
@@ -40,9 +40,9 @@ def refused(text: str, **environ: str) -> list[str]:
 
 
 def test_no_configuration_is_needed(home: Home) -> None:
-    settings = load(home, environ={})
+    settings = load_settings(home, environ={})
     assert list(settings.agents) == ["main"]
-    agent = settings.agent()
+    agent = settings.get_agent()
     assert settings.models[agent.model].provider == "offline"
     assert [memory.provider for memory in agent.memories] == ["builtin"]
     assert (settings.http.host, settings.http.port) == ("127.0.0.1", 8765)
@@ -57,17 +57,17 @@ def test_a_file_of_comments_says_nothing() -> None:
 
 def test_the_interface_page_is_understood(sample: str) -> None:
     settings = read(sample, OPENAI_API_KEY="k", TELEGRAM_CODER_TOKEN="t", HONCHO_API_KEY="h")
-    coder = settings.agent("coder")
+    coder = settings.get_agent("coder")
     assert coder.persona == "You write code."
-    assert settings.agent("main").persona == "I am SOUL.md."
+    assert settings.get_agent("main").persona == "I am SOUL.md."
     assert coder.budget.usd_per_day == 5
     assert coder.tools == ("memory", "session_search", "mcp:time")
     assert [memory.name for memory in coder.memories] == ["builtin", "honcho"]
     assert coder.memories[1].extra["ai_peer"] == "coder"
-    assert coder.memories[1].extra["api_key"] == Secret("h")
-    assert settings.models["big"].api_key == Secret("k")
+    assert coder.memories[1].extra["api_key"] == SecretString("h")
+    assert settings.models["big"].api_key == SecretString("k")
     account = settings.platforms["telegram"]["coder"]
-    assert account.extra == {"token": Secret("t")}
+    assert account.extra == {"token": SecretString("t")}
     chat = account.chats["-100123"].sessions
     assert chat is not None
     assert (chat.group, chat.thread) == ("shared", "shared")
@@ -79,13 +79,13 @@ def test_the_interface_page_is_understood(sample: str) -> None:
 def test_what_everhold_brings_itself_is_no_missing_plug_in(sample: str) -> None:
     asked: list[str] = []
 
-    def validate(group: str, name: str, raw: Mapping[str, Any]) -> list[Problem]:
+    def validate(group: str, name: str, raw: Mapping[str, Any]) -> list[ConfigProblem]:
         asked.extend([name] if group == "tools" else [])
         return []
 
-    parse(sample, read_persona=str, validate_plugin=validate)
+    parse_settings(sample, read_persona=str, validate_plugin=validate)
     assert asked == []
-    parse(
+    parse_settings(
         "defaults: {tools: [memory, session_search, attach, dice, die]}\ntools: {die: {provider: dice, sides: 6}}",
         validate_plugin=validate,
     )
@@ -104,7 +104,7 @@ def test_a_tool_that_could_do_nothing_is_named() -> None:
 def test_a_tool_s_settings_concern_the_agents_that_have_it() -> None:
     text = "agents: {a: {tools: [die]}, b: {tools: [memory]}}\ntools: {die: {provider: dice, sides: %d, key_env: KEY}}"
     before, after = read(text % 6, KEY="k"), read(text % 20, KEY="k")
-    assert before.tools["die"].extra == {"sides": 6, "key": Secret("k")}
+    assert before.tools["die"].extra == {"sides": 6, "key": SecretString("k")}
     assert before.signatures["a"] != after.signatures["a"]
     assert before.signatures["b"] == after.signatures["b"]
     (problem,) = read(text % 6).problems
@@ -150,7 +150,7 @@ def test_a_model_may_be_written_where_it_is_used() -> None:
 
 
 def test_the_only_model_is_everybodys_and_of_several_one_must_be_named() -> None:
-    assert read("models: {mine: {provider: openai, name: x}}").agent().model == "mine"
+    assert read("models: {mine: {provider: openai, name: x}}").get_agent().model == "mine"
     (line,) = refused("models: {a: {provider: offline}, b: {provider: offline}}\nagents:\n  main: {}\n")
     assert "agents.main.model: does not say which model to use" in line
 
@@ -159,7 +159,7 @@ def test_an_account_is_answered_by_its_namesake_or_the_main_agent() -> None:
     settings = read("agents: {main: {}, coder: {}}\nplatforms: {telegram: {coder: {}, other: {}}}")
     accounts = settings.platforms["telegram"]
     assert (accounts["coder"].agent, accounts["other"].agent) == ("coder", "main")
-    assert [account.account for account in settings.accounts()] == ["coder", "other"]
+    assert [account.account for account in settings.list_accounts()] == ["coder", "other"]
 
 
 def test_a_chat_is_an_exception_laid_over_the_rest() -> None:
@@ -205,7 +205,7 @@ def test_a_persona_is_a_file_a_text_or_says_which() -> None:
 def test_a_persona_file_is_read_once_and_lies_in_the_home(home: Home) -> None:
     (home.path / "SOUL.md").write_text("\ufeffI am.\n", encoding="utf-8")
     home.config.write_text("agents: {a: {persona: SOUL.md}, b: {persona: SOUL.md}}")
-    settings = load(home, environ={})
+    settings = load_settings(home, environ={})
     assert settings.agents["a"].persona == settings.agents["b"].persona == "I am."
     assert set(settings.seen) == {home.path, home.config, home.env, home.path / "SOUL.md"}
 
@@ -215,8 +215,8 @@ def test_nothing_in_it_can_be_changed(sample: str) -> None:
     with pytest.raises(ValidationError):
         settings.timezone = "UTC"  # type: ignore[misc]
     with pytest.raises(ValidationError):
-        settings.agent("coder").recall.max_tokens = 1  # type: ignore[misc]
-    for table in (settings.agents, settings.models, settings.agent("coder").memories[1].extra, settings.document):
+        settings.get_agent("coder").recall.max_tokens = 1  # type: ignore[misc]
+    for table in (settings.agents, settings.models, settings.get_agent("coder").memories[1].extra, settings.document):
         with pytest.raises(TypeError):
             table["x"] = 1  # type: ignore[index]
     assert isinstance(settings.agents["main"].tools, tuple)
@@ -224,7 +224,7 @@ def test_nothing_in_it_can_be_changed(sample: str) -> None:
 
 def test_an_agent_nobody_configured_is_named() -> None:
     with pytest.raises(NotFound, match="did you mean `coder`"):
-        read("agents: {coder: {}}").agent("codr")
+        read("agents: {coder: {}}").get_agent("codr")
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -348,13 +348,13 @@ def test_deep_nesting_is_refused() -> None:
 def test_what_is_not_text_is_refused(home: Home) -> None:
     home.config.write_bytes(b"timezone: UTC\n\xff\xfe")
     with pytest.raises(ConfigError, match=r"config\.yaml:2: is not UTF-8 text"):
-        load(home, environ={})
+        load_settings(home, environ={})
 
 
 def test_a_missing_persona_file_is_named(home: Home) -> None:
     home.config.write_text("agents: {main: {persona: gone.md}}")
     with pytest.raises(ConfigError, match=r"agents\.main\.persona: gone\.md: there is no such file") as caught:
-        load(home, environ={})
+        load_settings(home, environ={})
     assert home.path / "gone.md" in caught.value.seen
 
 
@@ -364,11 +364,11 @@ def test_a_pipe_in_place_of_a_persona_does_not_hang(home: Home) -> None:
     os.mkfifo(home.path / "SOUL.md")
     home.config.write_text("agents: {main: {persona: SOUL.md}}")
     with pytest.raises(ConfigError, match="is not a file"):
-        load(home, environ={})
+        load_settings(home, environ={})
 
 
 def test_it_is_a_misuse_for_whoever_catches_the_family() -> None:
-    assert issubclass(ConfigError, Misuse)
+    assert issubclass(ConfigError, InvalidRequest)
 
 
 # -- revisions ---------------------------------------------------------------------------------------------------------
@@ -391,7 +391,7 @@ def test_a_revision_changes_with_what_is_in_force_and_only_then(sample: str) -> 
 
 def test_a_persona_counts_by_what_it_says() -> None:
     def revision(text: str, said: str) -> str:
-        return parse(text, read_persona=lambda name: said).revision
+        return parse_settings(text, read_persona=lambda name: said).revision
 
     in_file = revision("agents: {main: {persona: a.md}}", "I am.")
     assert in_file == revision("agents: {main: {persona: b.md}}", "I am.")
@@ -401,19 +401,19 @@ def test_a_persona_counts_by_what_it_says() -> None:
 
 def test_a_revision_tells_nothing_about_secrets_without_the_homes_salt(sample: str) -> None:
     def revision(salt: bytes) -> str:
-        return parse(
-            sample, environment=Environment({"OPENAI_API_KEY": "k"}), read_persona=lambda _: "", salt=salt
+        return parse_settings(
+            sample, environment=SecretEnvironment({"OPENAI_API_KEY": "k"}), read_persona=lambda _: "", salt=salt
         ).revision
 
     assert revision(b"a" * 32) != revision(b"b" * 32)
 
 
 def test_a_homes_salt_is_made_once_and_private(home: Home) -> None:
-    first = load(home, environ={})
+    first = load_settings(home, environ={})
     assert home.salt.stat().st_mode & 0o777 == 0o600
-    assert load(home, environ={}).revision == first.revision
+    assert load_settings(home, environ={}).revision == first.revision
     home.salt.write_bytes(b"")
-    assert load(home, environ={}).revision != first.revision
+    assert load_settings(home, environ={}).revision != first.revision
 
 
 def test_an_agents_signature_changes_with_what_it_depends_on() -> None:
@@ -436,13 +436,13 @@ def test_an_agents_signature_changes_with_what_it_depends_on() -> None:
 
 
 class TelegramLike(BaseModel, extra="forbid"):
-    token: Secret
+    token: SecretString
     base_url: str = "https://api.example"
     in_doubt: str = ""
 
 
 class OldStyle(BaseModel, extra="forbid"):
-    api_key_env: Secret
+    api_key_env: SecretString
     workspace: str
 
 
@@ -457,7 +457,9 @@ def settings_of(group: str, name: str) -> type[BaseModel]:
 
 
 def ask(text: str, **environ: str) -> Settings:
-    return parse(text, environment=Environment(environ), validate_plugin=plugin_validator(settings_of))
+    return parse_settings(
+        text, environment=SecretEnvironment(environ), validate_plugin=make_plugin_validator(settings_of)
+    )
 
 
 def test_a_plugins_own_keys_are_checked_by_the_plugin() -> None:
@@ -512,20 +514,20 @@ agents: {a: {}, b: {}}
 
 def test_nothing_is_said_about_a_secret_that_is_not_there() -> None:
     class Picky(BaseModel, extra="forbid"):
-        token: Secret
+        token: SecretString
 
         @field_validator("token")
         @classmethod
-        def _shape(cls, token: Secret) -> Secret:
+        def _shape(cls, token: SecretString) -> SecretString:
             if not token.reveal().startswith("right-"):
                 raise ValueError("wrong shape")
             return token
 
     def ask(**environ: str) -> Settings:
-        return parse(
+        return parse_settings(
             "platforms: {picky: {main: {token_env: T}}}",
-            environment=Environment(environ),
-            validate_plugin=lambda group, name, raw: plugin_problems(group, Picky, raw) if name == "picky" else [],
+            environment=SecretEnvironment(environ),
+            validate_plugin=lambda group, name, raw: find_plugin_problems(group, Picky, raw) if name == "picky" else [],
         )
 
     assert [problem.message for problem in ask().problems] == ["T is not set"]
@@ -536,12 +538,12 @@ def test_nothing_is_said_about_a_secret_that_is_not_there() -> None:
 
 def test_a_missing_secret_below_the_top_of_a_section_disables_only_that_section() -> None:
     class Backend(BaseModel, extra="forbid"):
-        api_key: Secret
+        api_key: SecretString
         region: str = ""
 
         @field_validator("api_key")
         @classmethod
-        def _shape(cls, key: Secret) -> Secret:
+        def _shape(cls, key: SecretString) -> SecretString:
             if not key.reveal().startswith("right-"):
                 raise ValueError("wrong shape")
             return key
@@ -551,11 +553,11 @@ def test_a_missing_secret_below_the_top_of_a_section_disables_only_that_section(
         others: tuple[Backend, ...] = ()
 
     def ask(text: str, **environ: str) -> Settings:
-        return parse(
+        return parse_settings(
             f"memories: {{deep: {text}}}\nagents: {{main: {{memories: [builtin, deep]}}}}",
-            environment=Environment(environ),
+            environment=SecretEnvironment(environ),
             validate_plugin=lambda group, name, raw: (
-                plugin_problems(group, Deep, {k: v for k, v in raw.items() if k != "provider"})
+                find_plugin_problems(group, Deep, {k: v for k, v in raw.items() if k != "provider"})
                 if name == "deep"
                 else []
             ),
@@ -584,20 +586,20 @@ def test_a_plugin_gets_its_settings_with_secrets_resolved() -> None:
         T="t",
         K="k",
     )
-    telegram = plugin_settings(settings.platforms["telegram"]["main"], TelegramLike)
-    assert telegram == TelegramLike(token=Secret("t"), in_doubt="hold")
-    honcho = plugin_settings(settings.agent().memories[0], OldStyle)
-    assert honcho == OldStyle(api_key_env=Secret("k"), workspace="mains")
-    assert settings.agent().memories[0].write == 3
+    telegram = build_plugin_settings(settings.platforms["telegram"]["main"], TelegramLike)
+    assert telegram == TelegramLike(token=SecretString("t"), in_doubt="hold")
+    honcho = build_plugin_settings(settings.get_agent().memories[0], OldStyle)
+    assert honcho == OldStyle(api_key_env=SecretString("k"), workspace="mains")
+    assert settings.get_agent().memories[0].write == 3
 
 
 def test_a_model_section_reaches_its_plugin_whole() -> None:
     class Remote(BaseModel, extra="forbid"):
         name: str
-        api_key: Secret | None = None
+        api_key: SecretString | None = None
         price: dict[str, float] | None = None
         params: dict[str, Any] = {}
-        headers: dict[str, Secret] = {}
+        headers: dict[str, SecretString] = {}
 
     settings = read(
         "models: {a: {provider: x, name: y, api_key_env: K, price: {input: 1, output: 2}, params: {stop: [a]}, "
@@ -605,19 +607,19 @@ def test_a_model_section_reaches_its_plugin_whole() -> None:
         K="k",
         H="h",
     )
-    assert plugin_settings(settings.models["a"], Remote) == Remote(
+    assert build_plugin_settings(settings.models["a"], Remote) == Remote(
         name="y",
-        api_key=Secret("k"),
+        api_key=SecretString("k"),
         price={"input": 1, "output": 2},
         params={"stop": ["a"]},
-        headers={"X-Team": Secret("blue"), "X-Auth": Secret("h")},
+        headers={"X-Team": SecretString("blue"), "X-Auth": SecretString("h")},
     )
 
 
 def test_the_callback_sees_every_plugin_section() -> None:
     seen: list[tuple[str, str, Mapping[str, Any]]] = []
 
-    def validate(group: str, name: str, raw: Mapping[str, Any]) -> list[Problem]:
+    def validate(group: str, name: str, raw: Mapping[str, Any]) -> list[ConfigProblem]:
         seen.append((group, name, raw))
         return []
 
@@ -626,7 +628,7 @@ def test_the_callback_sees_every_plugin_section() -> None:
         agents: {main: {tools: [memory, 'mcp:m', dice]}}
         mcp: {m: {command: [x]}}
     """
-    parse(text, validate_plugin=validate, environment=Environment({"B": "b"}))
+    parse_settings(text, validate_plugin=validate, environment=SecretEnvironment({"B": "b"}))
     assert [(group, name) for group, name, _ in seen] == [
         ("models", "offline"),
         ("memories", "builtin"),
@@ -636,4 +638,4 @@ def test_the_callback_sees_every_plugin_section() -> None:
         ("tools", "dice"),
     ]
     (raw,) = [raw for group, _, raw in seen if group == "platforms"]
-    assert raw == {"a": {"b": Secret("b")}, "c": 1, "agent": "main"}
+    assert raw == {"a": {"b": SecretString("b")}, "c": 1, "agent": "main"}

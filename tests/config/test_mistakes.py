@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from everhold.app import plugin_check
-from everhold.cli.main import run as main
-from everhold.config import ConfigError, Problem, load, parse
-from everhold.home import READ_LIMIT, Home
+from everhold.app import build_plugin_check
+from everhold.cli.main import run_command as main
+from everhold.config import ConfigError, ConfigProblem, load_settings, parse_settings
+from everhold.infra.home import MAX_READ_BYTES, Home
 
 TABLE = Path(__file__).with_name("mistakes.txt")
 
@@ -27,9 +27,9 @@ def read_table() -> Iterator[tuple[str, str, list[str]]]:
 MISTAKES = list(read_table())
 
 
-def explain(text: str | bytes) -> list[Problem]:
+def explain(text: str | bytes) -> list[ConfigProblem]:
     try:
-        return list(parse(text, validate_plugin=plugin_check()).problems)
+        return list(parse_settings(text, validate_plugin=build_plugin_check()).problems)
     except ConfigError as error:
         return list(error.problems)
 
@@ -76,9 +76,9 @@ def test_files_that_are_not_what_they_should_be(data: bytes, said: str) -> None:
 
 
 def test_a_file_that_is_too_large_is_not_read(home: Home) -> None:
-    home.config.write_bytes(b"# x\n" * (READ_LIMIT // 4 + 1))
+    home.config.write_bytes(b"# x\n" * (MAX_READ_BYTES // 4 + 1))
     with pytest.raises(ConfigError, match=r"config\.yaml: is larger than 1024 KiB → make it smaller"):
-        load(home, environ={})
+        load_settings(home, environ={})
 
 
 def test_a_persona_file_that_is_not_there_is_named(home: Home) -> None:
@@ -86,7 +86,7 @@ def test_a_persona_file_that_is_not_there_is_named(home: Home) -> None:
     with pytest.raises(
         ConfigError, match=r":3: agents\.main\.persona: gone\.md: there is no such file → write the file"
     ):
-        load(home, environ={})
+        load_settings(home, environ={})
 
 
 def test_the_command_says_the_same(home: Home, capsys: pytest.CaptureFixture[str]) -> None:

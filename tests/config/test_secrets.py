@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from everhold.config import ConfigError, Settings, load, parse, set_secret, show, to_yaml
-from everhold.config.literals import env_name_for, is_env_name, is_secret_key, looks_secret
-from everhold.config.secrets import Environment, env_line, parse_env
-from everhold.errors import Misuse
-from everhold.home import Home, read_file
-from everhold.secret import Secret
+from everhold.config import ConfigError, Settings, load_settings, parse_settings, set_secret, show_settings, to_yaml
+from everhold.config.literals import is_env_name, is_secret_key, is_secret_like, suggest_env_name
+from everhold.config.secrets import SecretEnvironment, format_env_line, parse_env
+from everhold.errors import InvalidRequest
+from everhold.infra.home import Home, read_file
+from everhold.infra.secret import SecretString
 
 TOKENS = {
     "telegram": "123456789:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw1",
@@ -31,7 +31,7 @@ TOKENS = {
 
 def problems(text: str, **environ: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        parse(text, environment=Environment(environ))
+        parse_settings(text, environment=SecretEnvironment(environ))
     return str(caught.value)
 
 
@@ -65,16 +65,16 @@ def test_no_token_gets_in_and_none_gets_out(kind: str, text: str) -> None:
 def test_a_literal_is_refused_by_its_key_with_the_line_to_write(key: str) -> None:
     said = problems(f"platforms:\n  telegram:\n    coder: {{{key}: hunter2}}\n")
     assert "hunter2" not in said
-    name = env_name_for(("platforms", "telegram", "coder", key))
+    name = suggest_env_name(("platforms", "telegram", "coder", key))
     assert name.startswith("TELEGRAM_CODER_")
     assert f"config.yaml:3: platforms.telegram.coder.{key}: holds a secret" in said
     assert f"write {key}_env: {name} here, and in .env the line {name}=…" in said
 
 
 def test_the_suggested_name_is_the_one_of_the_manual() -> None:
-    assert env_name_for(("platforms", "telegram", "coder", "token")) == "TELEGRAM_CODER_TOKEN"
-    assert env_name_for(("memories", "honcho", "api_key")) == "HONCHO_API_KEY"
-    assert env_name_for(("http", "tokens", 0, "token")) == "EVERHOLD_TOKEN"
+    assert suggest_env_name(("platforms", "telegram", "coder", "token")) == "TELEGRAM_CODER_TOKEN"
+    assert suggest_env_name(("memories", "honcho", "api_key")) == "HONCHO_API_KEY"
+    assert suggest_env_name(("http", "tokens", 0, "token")) == "EVERHOLD_TOKEN"
 
 
 @pytest.mark.parametrize("value", ["$MY_TOKEN", "${MY_TOKEN}", "env:MY_TOKEN", "MY_TOKEN"])
@@ -100,7 +100,7 @@ def test_a_number_as_password_is_a_password() -> None:
     ],
 )
 def test_what_only_resembles_a_secret_is_let_through(text: str) -> None:
-    parse(text)
+    parse_settings(text)
 
 
 def test_a_syntax_error_quotes_nothing() -> None:
@@ -113,7 +113,7 @@ def test_keys_and_shapes() -> None:
     assert is_env_name("MY_TOKEN")
     assert not is_env_name(TOKENS["github"])
     assert not any(map(is_secret_key, ["tokens", "max_tokens", "token_env", "key", "secretary", "halt_word", "keep"]))
-    assert not any(map(looks_secret, ["sk-short", "a:b", "12:30", "https://host:80/x", "1001"]))
+    assert not any(map(is_secret_like, ["sk-short", "a:b", "12:30", "https://host:80/x", "1001"]))
 
 
 # -- where they come from ----------------------------------------------------------------------------------------------
@@ -134,9 +134,9 @@ def put(home: Home, text: str, env: str = "") -> None:
 
 def test_the_environment_wins_over_the_file(home: Home) -> None:
     put(home, ACCOUNT, "T=file\n")
-    assert token(load(home, environ={})) == Secret("file")
-    assert token(load(home, environ={"T": "process"})) == Secret("process")
-    assert token(load(home, environ={"T": "  "})) == Secret("file")
+    assert token(load_settings(home, environ={})) == SecretString("file")
+    assert token(load_settings(home, environ={"T": "process"})) == SecretString("process")
+    assert token(load_settings(home, environ={"T": "  "})) == SecretString("file")
 
 
 def test_a_missing_secret_disables_only_what_needs_it(home: Home) -> None:
@@ -152,7 +152,7 @@ agents: {main: {memories: [used]}, second: {memories: [used]}}
 """,
         "T=t\nU=\n",
     )
-    settings = load(home, environ={})
+    settings = load_settings(home, environ={})
     assert [(problem.message, problem.disables) for problem in settings.problems] == [
         ("A is not set", "models.a"),
         ("H is not set", "http.tokens[0]"),
@@ -161,19 +161,21 @@ agents: {main: {memories: [used]}, second: {memories: [used]}}
     ]
     assert all(f"to {home.env}" in problem.remedy and problem.line for problem in settings.problems)
     assert settings.models["a"].missing == ("A",)
-    assert not settings.models["a"].ready
-    assert not settings.mcp["m"].ready
+    assert not settings.models["a"].is_ready
+    assert not settings.mcp["m"].is_ready
     assert settings.http.tokens[0].token is None
-    assert settings.platforms["telegram"]["main"].ready
+    assert settings.platforms["telegram"]["main"].is_ready
 
 
 def test_an_account_that_is_off_misses_nothing() -> None:
-    assert parse("platforms: {telegram: {main: {token_env: T, enabled: false}}}").problems == ()
+    assert parse_settings("platforms: {telegram: {main: {token_env: T, enabled: false}}}").problems == ()
 
 
 def test_servers_get_the_variables_they_name() -> None:
-    settings = parse("mcp: {m: {command: [x], env: [A, B]}}", environment=Environment({"A": "1", "B": "2", "C": "3"}))
-    assert settings.mcp["m"].variables == {"A": Secret("1"), "B": Secret("2")}
+    settings = parse_settings(
+        "mcp: {m: {command: [x], env: [A, B]}}", environment=SecretEnvironment({"A": "1", "B": "2", "C": "3"})
+    )
+    assert settings.mcp["m"].variables == {"A": SecretString("1"), "B": SecretString("2")}
 
 
 def test_two_tokens_of_one_value_are_refused() -> None:
@@ -183,8 +185,8 @@ def test_two_tokens_of_one_value_are_refused() -> None:
 
 def test_secrets_can_be_listed_for_redaction(sample: str) -> None:
     names = {"OPENAI_API_KEY": "k", "EVERHOLD_TOKEN": "e", "TELEGRAM_CODER_TOKEN": "t", "HONCHO_API_KEY": "h"}
-    settings = parse(sample, environment=Environment(names), read_persona=lambda _: "")
-    assert {secret.reveal() for secret in settings.secrets()} == set(names.values())
+    settings = parse_settings(sample, environment=SecretEnvironment(names), read_persona=lambda _: "")
+    assert {secret.reveal() for secret in settings.list_secrets()} == set(names.values())
 
 
 def test_no_secret_is_shown_by_anything(sample: str, home: Home) -> None:
@@ -205,8 +207,14 @@ def test_no_secret_is_shown_by_anything(sample: str, home: Home) -> None:
         ),
     )
     (home.path / "SOUL.md").write_text("I am.")
-    settings = load(home, environ={})
-    shown = to_yaml(show(settings)) + repr(settings) + str(settings) + str(settings.problems) + repr(settings.document)
+    settings = load_settings(home, environ={})
+    shown = (
+        to_yaml(show_settings(settings))
+        + repr(settings)
+        + str(settings)
+        + str(settings.problems)
+        + repr(settings.document)
+    )
     shown += str(settings.model_dump(exclude={"seen"}, warnings=False))
     assert canary not in shown
     assert "token_env: TELEGRAM_CODER_TOKEN" in shown
@@ -237,7 +245,7 @@ def test_a_dotenv_file_is_read_as_people_write_it() -> None:
         ("F", "a=b==", 7),
         ("A", "later", 9),
     ]
-    assert Environment({}, lines).get("A") == Secret("later")
+    assert SecretEnvironment({}, lines).get("A") == SecretString("later")
 
 
 @pytest.mark.parametrize(
@@ -247,14 +255,14 @@ def test_a_dotenv_file_is_read_as_people_write_it() -> None:
 def test_a_broken_line_is_named_by_its_number_only(text: str, home: Home) -> None:
     put(home, "", f"OK=1\n{text}\n")
     with pytest.raises(ConfigError) as caught:
-        load(home, environ={})
+        load_settings(home, environ={})
     assert f"{home.env}:2" in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
 def test_every_value_survives_the_file(value: str) -> None:
-    lines, wrong = parse_env(f"A=1\n{env_line('X', Secret(value))}\n".encode())
+    lines, wrong = parse_env(f"A=1\n{format_env_line('X', SecretString(value))}\n".encode())
     assert not wrong
     assert [line.value.reveal() for line in lines] == ["1", value]
 
@@ -266,25 +274,25 @@ def test_no_bytes_break_the_parser(data: bytes) -> None:
 
 def test_setting_a_secret_replaces_its_line_and_keeps_the_others(home: Home) -> None:
     put(home, "", "# mine\nA=1\nB=2 # two\n")
-    set_secret(home, "A", Secret('new "value"\n# here'))
-    set_secret(home, "C", Secret("three"))
+    set_secret(home, "A", SecretString('new "value"\n# here'))
+    set_secret(home, "C", SecretString("three"))
     assert home.env.read_text() == '# mine\nA="new \\"value\\"\\n# here"\nB=2 # two\nC=three\n'
     assert home.env.stat().st_mode & 0o777 == 0o600
 
 
 def test_the_first_secret_makes_the_file(home: Home) -> None:
-    set_secret(home, "A", Secret("1"))
+    set_secret(home, "A", SecretString("1"))
     assert home.env.read_text() == "A=1\n"
     assert home.env.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(Misuse, match="not the name of a variable"):
-        set_secret(home, "no name", Secret("1"))
+    with pytest.raises(InvalidRequest, match="not the name of a variable"):
+        set_secret(home, "no name", SecretString("1"))
 
 
 def test_a_file_others_can_read_is_refused_with_the_remedy(home: Home) -> None:
     put(home, "", "A=1\n")
     home.env.chmod(0o640)
     with pytest.raises(ConfigError, match=f"chmod 600 {home.env}"):
-        load(home, environ={})
+        load_settings(home, environ={})
 
 
 def test_a_linked_secrets_file_is_refused(home: Home) -> None:
@@ -293,9 +301,9 @@ def test_a_linked_secrets_file_is_refused(home: Home) -> None:
     other.chmod(0o600)
     home.env.symlink_to(other)
     with pytest.raises(ConfigError, match="symbolic link"):
-        load(home, environ={})
+        load_settings(home, environ={})
     with pytest.raises(ConfigError, match="symbolic link"):
-        set_secret(home, "A", Secret("2"))
+        set_secret(home, "A", SecretString("2"))
     with pytest.raises(ConfigError, match="symbolic link"):
         read_file(home.env, private=True)
     assert other.read_text() == "A=1\n"

@@ -12,18 +12,22 @@ from typing import Any
 
 import pytest
 
-from everhold.config import ConfigError, Settings, Watcher, load
-from everhold.config.sight import Mark, mark_of
-from everhold.config.watch import POLL_SECONDS, STILL_SECONDS
-from everhold.home import Home, write_file
-from tests.config.conftest import Told
+from everhold.config import ConfigError, ConfigWatcher, Settings, load_settings
+from everhold.config.file_stamp import FileMark, read_file_mark
+from everhold.config.watch import POLL_SECONDS, SETTLE_SECONDS
+from everhold.infra.home import Home, write_file
+from tests.config.conftest import RecordingLogger
 
 
-class World:
+class WatcherWorld:
     """A home, a clock that moves only when somebody sleeps, and what happens at given moments of it."""
 
     def __init__(
-        self, home: Home, told: Told, text: str = "timezone: UTC\n", mark: Callable[[Path], Mark | None] = mark_of
+        self,
+        home: Home,
+        told: RecordingLogger,
+        text: str = "timezone: UTC\n",
+        mark: Callable[[Path], FileMark | None] = read_file_mark,
     ) -> None:
         self.home, self.told = home, told
         self.now = 1000.0
@@ -33,10 +37,10 @@ class World:
         self.mark = mark
         if text:
             home.config.write_text(text)
-        self.watcher = self.start(load(home, environ={}, mark=mark))
+        self.watcher = self.start(load_settings(home, environ={}, mark=mark))
 
-    def start(self, settings: Settings) -> Watcher:
-        return Watcher(
+    def start(self, settings: Settings) -> ConfigWatcher:
+        return ConfigWatcher(
             self.home,
             settings,
             load=self.load,
@@ -49,7 +53,7 @@ class World:
 
     def load(self) -> Settings:
         self.loads += 1
-        return load(self.home, environ={}, mark=self.mark)
+        return load_settings(self.home, environ={}, mark=self.mark)
 
     async def sleep(self, seconds: float) -> None:
         assert seconds > 0
@@ -60,7 +64,7 @@ class World:
             act()
         await asyncio.sleep(0)
 
-    def later(self, seconds: float, act: Callable[[], object]) -> None:
+    def call_later(self, seconds: float, act: Callable[[], object]) -> None:
         self.plan.append((self.now + seconds, act))
 
     def run(self, seconds: float) -> None:
@@ -77,46 +81,46 @@ class World:
 
         asyncio.run(until())
 
-    def message(self) -> Settings:
+    def settings_for_message(self) -> Settings:
         """What a message that arrives now is treated by."""
-        return asyncio.run(self.watcher.fresh())
+        return asyncio.run(self.watcher.get_fresh_settings())
 
     def write(self, text: str) -> None:
         self.home.config.write_text(text)
 
 
 @pytest.fixture
-def world(home: Home, told: Told) -> World:
-    return World(home, told)
+def world(home: Home, told: RecordingLogger) -> WatcherWorld:
+    return WatcherWorld(home, told)
 
 
 # -- edits -------------------------------------------------------------------------------------------------------------
 
 
-def test_an_edit_is_in_force_at_the_next_message(world: World) -> None:
+def test_an_edit_is_in_force_at_the_next_message(world: WatcherWorld) -> None:
     world.write("timezone: Europe/Berlin\n")
     started = world.now
-    assert world.message().timezone == "Europe/Berlin"
-    assert world.now - started <= STILL_SECONDS * 1.01
+    assert world.settings_for_message().timezone == "Europe/Berlin"
+    assert world.now - started <= SETTLE_SECONDS * 1.01
     assert [settings.timezone for settings in world.swapped] == ["Europe/Berlin"]
-    assert world.told.events == ["config.revision"]
+    assert world.told.event_names == ["config.revision"]
 
 
-def test_an_edit_is_in_force_without_a_message(world: World) -> None:
+def test_an_edit_is_in_force_without_a_message(world: WatcherWorld) -> None:
     world.write("timezone: Europe/Berlin\n")
     world.run(2 * POLL_SECONDS)
     assert [settings.timezone for settings in world.swapped] == ["Europe/Berlin"]
 
 
-def test_nothing_is_read_while_nothing_changes(world: World) -> None:
+def test_nothing_is_read_while_nothing_changes(world: WatcherWorld) -> None:
     world.run(60)
     for _ in range(100):
-        world.message()
+        world.settings_for_message()
     assert world.loads == 0
-    assert world.told.events == []
+    assert world.told.event_names == []
 
 
-def test_a_message_opens_no_file(world: World) -> None:
+def test_a_message_opens_no_file(world: WatcherWorld) -> None:
     opened: list[Any] = []
     sys.addaudithook(lambda event, arguments: opened.append(arguments) if event == "open" and watching else None)
     watching = False
@@ -125,55 +129,55 @@ def test_a_message_opens_no_file(world: World) -> None:
         nonlocal watching
         watching = True
         for _ in range(1000):
-            await world.watcher.fresh()
+            await world.watcher.get_fresh_settings()
         watching = False
 
     asyncio.run(messages())
     assert opened == []
 
 
-def test_secrets_and_personas_are_watched_too(world: World) -> None:
+def test_secrets_and_personas_are_watched_too(world: WatcherWorld) -> None:
     (world.home.path / "SOUL.md").write_text("one")
     world.write("agents: {main: {persona: SOUL.md}}\nplatforms: {telegram: {main: {token_env: T}}}\n")
-    assert world.message().agent().persona == "one"
+    assert world.settings_for_message().get_agent().persona == "one"
     (world.home.path / "SOUL.md").write_text("two")
-    assert world.message().agent().persona == "two"
+    assert world.settings_for_message().get_agent().persona == "two"
     write_file(world.home.env, b"T=a\n")
-    assert world.message().problems == ()
+    assert world.settings_for_message().problems == ()
     first = world.watcher.settings
     write_file(world.home.env, b"T=b\n")
-    assert world.message().revision != first.revision
+    assert world.settings_for_message().revision != first.revision
     assert len(world.swapped) == 4
 
 
-def test_a_comment_is_no_new_revision(world: World) -> None:
+def test_a_comment_is_no_new_revision(world: WatcherWorld) -> None:
     world.write("timezone: UTC # here\n")
-    world.message()
+    world.settings_for_message()
     assert world.loads == 1
     assert world.swapped == []
-    assert world.told.events == []
+    assert world.told.event_names == []
 
 
-def test_who_wrote_the_file_can_have_it_at_once(world: World) -> None:
+def test_who_wrote_the_file_can_have_it_at_once(world: WatcherWorld) -> None:
     world.write("timezone: Europe/Berlin\n")
     world.watcher.reload()
     assert world.watcher.settings.timezone == "Europe/Berlin"
-    world.message()
+    world.settings_for_message()
     assert world.loads == 1
 
 
 # -- how editors write -------------------------------------------------------------------------------------------------
 
 
-def test_a_file_replaced_by_renaming_is_seen(world: World) -> None:
+def test_a_file_replaced_by_renaming_is_seen(world: WatcherWorld) -> None:
     write_file(world.home.config, b"timezone: Europe/Berlin\n")
-    assert world.message().timezone == "Europe/Berlin"
+    assert world.settings_for_message().timezone == "Europe/Berlin"
     write_file(world.home.config, b"timezone: Europe/Paris\n\n")
-    assert world.message().timezone == "Europe/Paris"
+    assert world.settings_for_message().timezone == "Europe/Paris"
 
 
 @pytest.mark.parametrize("start", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
-def test_a_file_moved_away_and_written_anew_is_never_seen_half(world: World, start: float) -> None:
+def test_a_file_moved_away_and_written_anew_is_never_seen_half(world: WatcherWorld, start: float) -> None:
     config, backup = world.home.config, world.home.path / "config.yaml~"
     steps: list[Callable[[], object]] = [
         lambda: config.rename(backup),
@@ -184,48 +188,48 @@ def test_a_file_moved_away_and_written_anew_is_never_seen_half(world: World, sta
         backup.unlink,
     ]
     for number, step in enumerate(steps):
-        world.later(start + 0.11 * number, step)
+        world.call_later(start + 0.11 * number, step)
     world.run(3)
     assert [settings.loops.max_hops for settings in world.swapped] == [3]
-    assert world.told.events == ["config.revision"]
+    assert world.told.event_names == ["config.revision"]
 
 
-def test_a_writer_who_never_rests_delays_a_message_only_so_long(world: World) -> None:
+def test_a_writer_who_never_rests_delays_a_message_only_so_long(world: WatcherWorld) -> None:
     world.write("loops: {max_hops: 1}\n")
     for number in range(100):
-        world.later(0.15 * number, partial(world.write, f"loops: {{max_hops: {number + 1}}}\n"))
+        world.call_later(0.15 * number, partial(world.write, f"loops: {{max_hops: {number + 1}}}\n"))
     started = world.now
-    assert world.message().loops.max_hops == 8
+    assert world.settings_for_message().loops.max_hops == 8
     assert 2 <= world.now - started < 2.5
     world.run(20)
     assert [settings.loops.max_hops for settings in world.swapped] == [100]
 
 
-def test_an_edit_of_the_same_size_with_the_old_time_is_seen(world: World) -> None:
+def test_an_edit_of_the_same_size_with_the_old_time_is_seen(world: WatcherWorld) -> None:
     before = world.home.config.stat()
     world.write("timezone: GMT\n")
     os.utime(world.home.config, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert world.home.config.stat().st_size == before.st_size
-    assert world.message().timezone == "GMT"
+    assert world.settings_for_message().timezone == "GMT"
 
 
-def test_a_file_from_the_past_is_seen(world: World) -> None:
+def test_a_file_from_the_past_is_seen(world: WatcherWorld) -> None:
     world.write("timezone: GMT\n")
     os.utime(world.home.config, (1, 1))
-    assert world.message().timezone == "GMT"
+    assert world.settings_for_message().timezone == "GMT"
     world.write("timezone: CET\n")
     os.utime(world.home.config, (0, 0))
-    assert world.message().timezone == "CET"
+    assert world.settings_for_message().timezone == "CET"
 
 
-def test_a_clock_of_coarse_steps_hides_no_edit(home: Home, told: Told) -> None:
-    def coarse(path: Path) -> Mark | None:
+def test_a_clock_of_coarse_steps_hides_no_edit(home: Home, told: RecordingLogger) -> None:
+    def coarse(path: Path) -> FileMark | None:
         """No edit of the same size can be told apart, as within one step of the file system's clock."""
-        found = mark_of(path)
-        return found and Mark(size=found.size, mode=found.mode)
+        found = read_file_mark(path)
+        return found and FileMark(size=found.size, mode=found.mode)
 
-    world = World(home, told, text="timezone: Europe/Berlin\n", mark=coarse)
-    world.later(1, lambda: world.write("timezone: Europe/Lisbon\n"))
+    world = WatcherWorld(home, told, text="timezone: Europe/Berlin\n", mark=coarse)
+    world.call_later(1, lambda: world.write("timezone: Europe/Lisbon\n"))
     world.run(4)
     assert world.watcher.settings.timezone == "Europe/Lisbon"
     loads = world.loads
@@ -233,178 +237,178 @@ def test_a_clock_of_coarse_steps_hides_no_edit(home: Home, told: Told) -> None:
     assert world.loads == loads
 
 
-def test_our_clock_never_goes_back_and_theirs_does_not_matter(world: World) -> None:
+def test_our_clock_never_goes_back_and_theirs_does_not_matter(world: WatcherWorld) -> None:
     future = 4_000_000_000
     world.write("timezone: GMT\n")
     os.utime(world.home.config, (future, future))
-    assert world.message().timezone == "GMT"
+    assert world.settings_for_message().timezone == "GMT"
     world.write("timezone: CET\n")
-    assert world.message().timezone == "CET"
+    assert world.settings_for_message().timezone == "CET"
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_a_broken_edit_keeps_the_last_good_revision_and_is_told_once(world: World) -> None:
+def test_a_broken_edit_keeps_the_last_good_revision_and_is_told_once(world: WatcherWorld) -> None:
     good = world.watcher.settings.revision
     world.write("timezone: Mars\n")
     world.run(30)
     for _ in range(10):
-        assert world.message().revision == good
+        assert world.settings_for_message().revision == good
     os.utime(world.home.config)
     world.run(30)
-    assert world.told.events == ["config.refused"]
+    assert world.told.event_names == ["config.refused"]
     assert world.loads <= 3
     assert world.told.lines[0][1]["in_force"] == good
     assert "timezone: is not a time zone" in world.told.lines[0][1]["problems"][0]
     assert isinstance(world.watcher.refused, ConfigError)
 
 
-def test_another_mistake_is_told_again_and_the_cure_as_well(world: World) -> None:
+def test_another_mistake_is_told_again_and_the_cure_as_well(world: WatcherWorld) -> None:
     world.write("timezone: Mars\n")
-    world.message()
+    world.settings_for_message()
     world.write("timezone: Venus: x\n")
-    world.message()
+    world.settings_for_message()
     world.write("timezone: UTC\n")
-    world.message()
-    assert world.told.events == ["config.refused", "config.refused", "config.revision"]
+    world.settings_for_message()
+    assert world.told.event_names == ["config.refused", "config.refused", "config.revision"]
     assert world.told.lines[-1][1]["changed"] is False
     assert world.watcher.refused is None
     assert world.swapped == []
 
 
-def test_deleting_the_file_keeps_what_it_said(world: World) -> None:
+def test_deleting_the_file_keeps_what_it_said(world: WatcherWorld) -> None:
     world.write("timezone: Europe/Berlin\n")
-    world.message()
+    world.settings_for_message()
     world.home.config.unlink()
     world.run(5)
-    assert world.message().timezone == "Europe/Berlin"
-    assert world.told.events[-1] == "config.refused"
+    assert world.settings_for_message().timezone == "Europe/Berlin"
+    assert world.told.event_names[-1] == "config.refused"
     assert "gone or empty" in world.told.lines[-1][1]["problems"][0]
     world.write("timezone: Europe/Paris\n")
-    assert world.message().timezone == "Europe/Paris"
+    assert world.settings_for_message().timezone == "Europe/Paris"
 
 
-def test_a_file_that_goes_while_it_is_looked_at_is_gone(home: Home, told: Told) -> None:
+def test_a_file_that_goes_while_it_is_looked_at_is_gone(home: Home, told: RecordingLogger) -> None:
     vanishing: list[Path] = []
 
-    def mark(path: Path) -> Mark | None:
-        found = mark_of(path)
+    def mark(path: Path) -> FileMark | None:
+        found = read_file_mark(path)
         if path in vanishing:
             path.unlink(missing_ok=True)
         return found
 
-    world = World(home, told, text="loops: {max_hops: 3}\n", mark=mark)
+    world = WatcherWorld(home, told, text="loops: {max_hops: 3}\n", mark=mark)
     vanishing.append(home.config)
     world.watcher.reload()
     assert world.watcher.settings.loops.max_hops == 3
-    assert world.told.events == ["config.refused"]
+    assert world.told.event_names == ["config.refused"]
 
 
-def test_emptying_the_file_keeps_what_it_said_but_comments_are_an_answer(world: World) -> None:
+def test_emptying_the_file_keeps_what_it_said_but_comments_are_an_answer(world: WatcherWorld) -> None:
     world.write("loops: {max_hops: 3}\n")
-    world.message()
+    world.settings_for_message()
     world.write("")
-    assert world.message().loops.max_hops == 3
-    assert world.told.events[-1] == "config.refused"
+    assert world.settings_for_message().loops.max_hops == 3
+    assert world.told.event_names[-1] == "config.refused"
     world.write("# the defaults will do\n")
-    assert world.message().loops.max_hops == 8
+    assert world.settings_for_message().loops.max_hops == 8
 
 
-def test_deleting_the_secrets_keeps_them(world: World) -> None:
+def test_deleting_the_secrets_keeps_them(world: WatcherWorld) -> None:
     write_file(world.home.env, b"T=a\n")
     world.write("platforms: {telegram: {main: {token_env: T}}}\n")
-    assert world.message().problems == ()
+    assert world.settings_for_message().problems == ()
     world.home.env.unlink()
-    assert world.message().problems == ()
-    assert world.told.events[-1] == "config.refused"
+    assert world.settings_for_message().problems == ()
+    assert world.told.event_names[-1] == "config.refused"
 
 
-def test_a_file_that_appears_is_read(home: Home, told: Told) -> None:
-    world = World(home, told, text="")
+def test_a_file_that_appears_is_read(home: Home, told: RecordingLogger) -> None:
+    world = WatcherWorld(home, told, text="")
     world.write("timezone: Europe/Berlin\n")
-    assert world.message().timezone == "Europe/Berlin"
+    assert world.settings_for_message().timezone == "Europe/Berlin"
 
 
-def test_a_missing_persona_is_found_when_it_comes(world: World) -> None:
+def test_a_missing_persona_is_found_when_it_comes(world: WatcherWorld) -> None:
     world.write("agents: {main: {persona: SOUL.md}}\n")
-    world.message()
-    assert world.told.events == ["config.refused"]
+    world.settings_for_message()
+    assert world.told.event_names == ["config.refused"]
     (world.home.path / "SOUL.md").write_text("I am.")
-    assert world.message().agent().persona == "I am."
+    assert world.settings_for_message().get_agent().persona == "I am."
 
 
-def test_a_persona_that_goes_away_stays(world: World) -> None:
+def test_a_persona_that_goes_away_stays(world: WatcherWorld) -> None:
     soul = world.home.path / "SOUL.md"
     soul.write_text("I am.")
     world.write("agents: {main: {persona: SOUL.md}}\n")
-    world.message()
+    world.settings_for_message()
     soul.unlink()
-    assert world.message().agent().persona == "I am."
+    assert world.settings_for_message().get_agent().persona == "I am."
     soul.write_text("I am back.")
-    assert world.message().agent().persona == "I am back."
+    assert world.settings_for_message().get_agent().persona == "I am back."
 
 
-def test_secrets_others_can_read_are_not_taken(world: World) -> None:
+def test_secrets_others_can_read_are_not_taken(world: WatcherWorld) -> None:
     write_file(world.home.env, b"T=a\n")
     world.write("platforms: {telegram: {main: {token_env: T}}}\n")
-    world.message()
+    world.settings_for_message()
     world.home.env.chmod(0o644)
-    world.message()
+    world.settings_for_message()
     assert "chmod 600" in world.told.lines[-1][1]["problems"][0]
     world.home.env.chmod(0o600)
-    world.message()
+    world.settings_for_message()
     assert world.watcher.refused is None
 
 
-def test_a_home_others_can_write_to_is_refused_until_it_is_private_again(world: World) -> None:
+def test_a_home_others_can_write_to_is_refused_until_it_is_private_again(world: WatcherWorld) -> None:
     world.home.path.chmod(0o770)
     world.write("timezone: Europe/Berlin\n")
     for _ in range(10):
-        assert world.message().timezone == "UTC"
+        assert world.settings_for_message().timezone == "UTC"
     assert world.loads == 1
     assert "chmod 700" in world.told.lines[-1][1]["problems"][0]
     world.home.path.chmod(0o700)
-    assert world.message().timezone == "Europe/Berlin"
+    assert world.settings_for_message().timezone == "Europe/Berlin"
 
 
 # -- the last good -----------------------------------------------------------------------------------------------------
 
 
-def test_the_last_good_revision_can_be_started(world: World, sample: str) -> None:
+def test_the_last_good_revision_can_be_started(world: WatcherWorld, sample: str) -> None:
     (world.home.path / "SOUL.md").write_text("SOUL.md")
     write_file(world.home.env, b"OPENAI_API_KEY=canary-1\n")
     world.write(sample)
-    good = world.message()
+    good = world.settings_for_message()
     world.write("timezone: Mars\n")
-    world.message()
+    world.settings_for_message()
     (world.home.path / "SOUL.md").unlink()
     with pytest.raises(ConfigError):
-        load(world.home, environ={})
-    again = load(world.home, environ={}, last_good=True)
+        load_settings(world.home, environ={})
+    again = load_settings(world.home, environ={}, last_good=True)
     assert again.revision == good.revision
-    assert again.agent().persona == "SOUL.md"
+    assert again.get_agent().persona == "SOUL.md"
     assert world.home.last_good.stat().st_mode & 0o777 == 0o600
     assert "canary" not in world.home.last_good.read_text()
 
 
-def test_started_from_the_last_good_the_broken_file_is_told_and_its_cure_taken(world: World) -> None:
+def test_started_from_the_last_good_the_broken_file_is_told_and_its_cure_taken(world: WatcherWorld) -> None:
     world.write("timezone: Mars\n")
-    world.watcher = world.start(load(world.home, environ={}, last_good=True))
-    assert world.message().timezone == "UTC"
-    assert world.told.events == ["config.refused"]
+    world.watcher = world.start(load_settings(world.home, environ={}, last_good=True))
+    assert world.settings_for_message().timezone == "UTC"
+    assert world.told.event_names == ["config.refused"]
     world.write("timezone: Europe/Berlin\n")
-    assert world.message().timezone == "Europe/Berlin"
+    assert world.settings_for_message().timezone == "Europe/Berlin"
 
 
 def test_without_a_last_good_one_there_is_nothing_to_start(home: Home) -> None:
     with pytest.raises(ConfigError, match="there is none yet"):
-        load(home, environ={}, last_good=True)
+        load_settings(home, environ={}, last_good=True)
 
 
-def test_a_full_disk_does_not_keep_a_good_edit_out(world: World) -> None:
+def test_a_full_disk_does_not_keep_a_good_edit_out(world: WatcherWorld) -> None:
     world.home.last_good.unlink()
     world.home.last_good.mkdir()
     world.write("timezone: Europe/Berlin\n")
-    assert world.message().timezone == "Europe/Berlin"
-    assert "config.not_kept" in world.told.events
+    assert world.settings_for_message().timezone == "Europe/Berlin"
+    assert "config.not_kept" in world.told.event_names

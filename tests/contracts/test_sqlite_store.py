@@ -6,14 +6,14 @@ from pathlib import Path
 
 from everhold.ports.store import Store
 from everhold.stores.sqlite import SqliteStore
-from everhold.testing.contracts.store import Dice, StoreContract
+from everhold.testing.contracts.store import SeededRandom, StoreContract
 
 
 class TestSqlite(StoreContract):
     def open(self, home: Path) -> Store:
-        return SqliteStore.open(home / "log.db", chance=Dice(), synchronous="OFF")
+        return SqliteStore.open(home / "log.db", chance=SeededRandom(), synchronous="OFF")
 
 
 class TestInlineSqlite(StoreContract):
     def open(self, home: Path) -> Store:
-        return SqliteStore.open(home / "log.db", chance=Dice(), inline=True, synchronous="OFF")
+        return SqliteStore.open(home / "log.db", chance=SeededRandom(), inline=True, synchronous="OFF")

@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from everhold.core.entries import BODIES, Body, Kind, Record
+from everhold.core.entries import BODY_TYPES, EntryBody, EntryKind, StoredRecord
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)
 JSON = st.recursive(
@@ -27,7 +27,7 @@ _PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 
 
 @cache
-def anything(type_: Any) -> st.SearchStrategy[Any]:
+def any_value(type_: Any) -> st.SearchStrategy[Any]:
     """Any value of a type that a body may have for a field."""
     if type_ in _PLAIN:
         return _PLAIN[type_]
@@ -35,17 +35,17 @@ def anything(type_: Any) -> st.SearchStrategy[Any]:
     if origin is Literal:
         return st.sampled_from(args)
     if origin in (Union, types.UnionType):
-        return st.one_of([anything(arg) for arg in args])
+        return st.one_of([any_value(arg) for arg in args])
     if origin is tuple:
         assert args[1:] == (...,), "bodies hold tuples of one type"
-        return st.lists(anything(args[0]), max_size=2).map(tuple)
+        return st.lists(any_value(args[0]), max_size=2).map(tuple)
     if origin is dict:
-        return st.dictionaries(anything(args[0]), anything(args[1]), max_size=2)
-    assert issubclass(type_, Record), f"a body holds {type_}, which this file cannot make yet"
+        return st.dictionaries(any_value(args[0]), any_value(args[1]), max_size=2)
+    assert issubclass(type_, StoredRecord), f"a body holds {type_}, which this file cannot make yet"
     hints = get_type_hints(type_)
-    return st.builds(type_, **{name: anything(hints[name]) for name in type_.__struct_fields__})
+    return st.builds(type_, **{name: any_value(hints[name]) for name in type_.__struct_fields__})
 
 
-def bodies(kind: Kind) -> st.SearchStrategy[Body]:
+def any_body(kind: EntryKind) -> st.SearchStrategy[EntryBody]:
     """Any body of a kind."""
-    return anything(BODIES[kind])
+    return any_value(BODY_TYPES[kind])

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from everhold.core.access import Speaker, bare, hops_of, is_owner, label, may_speak
-from everhold.core.entries import Entry, Heard, Kind, Place
+from everhold.core.access import (
+    IdentifiedSender,
+    can_speak,
+    count_turn_hops,
+    format_sender_name,
+    is_acknowledgement,
+    is_owner,
+)
+from everhold.core.entries import ChatLocation, Entry, EntryKind, Heard
 
 JUNK = st.text(alphabet=" \t\n.…!?,:;*_~-", max_size=20)
 WORDS = ("ok", "okay", "k", "ack", "acknowledged", "roger", "noted", "thank", "thanks", "thank you", "👍", "✅", "🙏")
@@ -15,7 +22,7 @@ WORDS = ("ok", "okay", "k", "ack", "acknowledged", "roger", "noted", "thank", "t
 @settings(max_examples=80, deadline=None)
 @given(JUNK, st.sampled_from(("", *WORDS)), st.booleans(), JUNK)
 def test_a_word_of_thanks_is_bare_whatever_stands_around_it(before: str, word: str, loud: bool, after: str) -> None:
-    assert bare(before + (word.upper() if loud else word) + after)
+    assert is_acknowledgement(before + (word.upper() if loud else word) + after)
 
 
 @pytest.mark.parametrize(
@@ -37,28 +44,28 @@ def test_a_word_of_thanks_is_bare_whatever_stands_around_it(before: str, word: s
     ],
 )
 def test_what_says_more_is_not_bare(text: str) -> None:
-    assert not bare(text)
+    assert not is_acknowledgement(text)
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.text(max_size=30))
 def test_whatever_holds_another_word_is_not_bare(text: str) -> None:
-    assert not bare(text + "question")
+    assert not is_acknowledgement(text + "question")
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("text", ["." * 1_000_000 + "x", " ." * 500_000 + "okx", "!" * 1_000_000])
 def test_a_megabyte_of_dots_holds_nobody_up(text: str) -> None:
-    assert bare(text) == (not text.endswith("x"))
+    assert is_acknowledgement(text) == (not text.endswith("x"))
 
 
-def overheard(hops: int, *, bot: bool = True, asks: bool = True) -> Entry:
-    body = Heard(origin=Place(platform="test"), text="hello", bot=bot, hops=hops, asks=asks)
+def make_overheard(hops: int, *, bot: bool = True, asks: bool = True) -> Entry:
+    body = Heard(origin=ChatLocation(platform="test"), text="hello", bot=bot, hops=hops, asks=asks)
     return Entry(
         session="s",
         seq=1,
         pos=1,
-        kind=Kind.HEARD,
+        kind=EntryKind.HEARD,
         op=None,
         author="person:x",
         at=0.0,
@@ -69,26 +76,28 @@ def overheard(hops: int, *, bot: bool = True, asks: bool = True) -> Entry:
 
 
 def test_hops_count_what_is_answered_and_begin_anew_with_a_human() -> None:
-    assert hops_of([]) == 0
-    assert hops_of([overheard(2), overheard(5)]) == 5
-    assert hops_of([overheard(2), overheard(7, asks=False)]) == 2, "what was merely overheard is not answered"
+    assert count_turn_hops([]) == 0
+    assert count_turn_hops([make_overheard(2), make_overheard(5)]) == 5
+    assert count_turn_hops([make_overheard(2), make_overheard(7, asks=False)]) == 2, (
+        "what was merely overheard is not answered"
+    )
     for order in ([0, 1], [1, 0]):
-        both = [overheard(5), overheard(0, bot=False)]
-        assert hops_of([both[place] for place in order]) == 0, "a human spoke"
-    assert hops_of([overheard(5), overheard(0, bot=False, asks=False)]) == 5, "but not to us"
+        both = [make_overheard(5), make_overheard(0, bot=False)]
+        assert count_turn_hops([both[place] for place in order]) == 0, "a human spoke"
+    assert count_turn_hops([make_overheard(5), make_overheard(0, bot=False, asks=False)]) == 5, "but not to us"
 
 
 def test_a_name_counts_only_for_whoever_is_known_to_have_it() -> None:
-    ada = Speaker(identity="p:1", person="ada", known=True)
-    somebody = Speaker(identity="p:2", person="ada")
-    assert may_speak(ada, ["ada"], owners=[])
-    assert may_speak(ada, [], owners=["ada"])
+    ada = IdentifiedSender(identity="p:1", person="ada", verified=True)
+    somebody = IdentifiedSender(identity="p:2", person="ada")
+    assert can_speak(ada, ["ada"], owners=[])
+    assert can_speak(ada, [], owners=["ada"])
     assert is_owner(ada, ["ada"])
-    assert not may_speak(somebody, ["ada"], owners=["ada"])
+    assert not can_speak(somebody, ["ada"], owners=["ada"])
     assert not is_owner(somebody, ["ada"])
-    assert may_speak(somebody, ["p:2"], owners=[])
-    assert may_speak(somebody, ["*"], owners=[])
-    assert not may_speak(somebody, ["2", "p:", "P:2"], owners=[])
+    assert can_speak(somebody, ["p:2"], owners=[])
+    assert can_speak(somebody, ["*"], owners=[])
+    assert not can_speak(somebody, ["2", "p:", "P:2"], owners=[])
 
 
 @pytest.mark.parametrize(
@@ -107,4 +116,4 @@ def test_a_name_counts_only_for_whoever_is_known_to_have_it() -> None:
     ],
 )
 def test_nobody_is_called_so_that_their_words_look_like_another_s(name: str, shown: str) -> None:
-    assert label(name, sender="7") == shown
+    assert format_sender_name(name, sender="7") == shown

@@ -7,18 +7,21 @@ import hashlib
 import pytest
 from hypothesis import given, strategies as st
 
-from everhold.core.attachments import LONGEST_NAME, absent, attachment, label
+from everhold.core.attachments import MAX_NAME_CHARS, build_attachment, build_missing_attachment, sanitize_file_name
 
 
 def test_the_same_content_is_the_same_file() -> None:
-    one, two = attachment(b"data", name="a.txt"), attachment(b"data", name="b.txt")
+    one, two = build_attachment(b"data", name="a.txt"), build_attachment(b"data", name="b.txt")
     assert one.blob == two.blob == hashlib.sha256(b"data").hexdigest()
     assert (one.size, one.name) == (4, "a.txt")
-    assert attachment(b"other").blob != one.blob
+    assert build_attachment(b"other").blob != one.blob
 
 
 def test_one_that_was_left_is_named_and_has_no_content() -> None:
-    assert (absent(name="x.bin", size=9).blob, absent(name="x.bin", size=9).size) == ("", 9)
+    assert (
+        build_missing_attachment(name="x.bin", size=9).blob,
+        build_missing_attachment(name="x.bin", size=9).size,
+    ) == ("", 9)
 
 
 @pytest.mark.parametrize(
@@ -34,17 +37,17 @@ def test_one_that_was_left_is_named_and_has_no_content() -> None:
         ("\x1b[31mred.txt", "[31mred.txt"),
         ("\u202etxt.exe", "txt.exe"),
         (".bashrc", "bashrc"),
-        ("x" * 300, "x" * LONGEST_NAME),
+        ("x" * 300, "x" * MAX_NAME_CHARS),
     ],
 )
 def test_a_name_is_no_path_and_steers_nothing(name: str, shown: str) -> None:
-    assert label(name) == shown
+    assert sanitize_file_name(name) == shown
 
 
 @given(st.text())
 def test_whatever_the_name_it_stays_in_its_place(name: str) -> None:
-    shown = label(name)
+    shown = sanitize_file_name(name)
     assert "/" not in shown
     assert "\\" not in shown
     assert shown not in (".", "..")
-    assert len(shown) <= LONGEST_NAME
+    assert len(shown) <= MAX_NAME_CHARS

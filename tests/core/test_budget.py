@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from msgspec import structs
 
-from everhold.core.budget import Purse, Refusal, reserve, settle
-from tests.core.planted import finds
+from everhold.core.budget import BudgetRefusal, DailyBudget, reserve_amount, settle_reservation
+from tests.core.planted_bugs import find_failing_example
 
-Reserve = Callable[[Iterable[Purse], float], list[Purse] | Refusal]
+Reserve = Callable[[Iterable[DailyBudget], float], list[DailyBudget] | BudgetRefusal]
 
 MONEY = st.integers(0, 80).map(lambda eighths: eighths / 8)
 """Eighths are exact in binary, so that a limit can be held to the last one."""
@@ -24,23 +24,23 @@ DAY = st.tuples(
 
 
 def spend_a_day(
-    day: tuple[list[float | None], list[tuple[bool, float, int, int]]], reserve_: Reserve = reserve
+    day: tuple[list[float | None], list[tuple[bool, float, int, int]]], reserve_: Reserve = reserve_amount
 ) -> None:
     """Calls begin and end in any order, each costing at most its worst case. No purse is ever overdrawn."""
     limits, events = day
-    purses = [Purse(name=f"purse {n}", limit=limit) for n, limit in enumerate(limits)]
+    purses = [DailyBudget(name=f"purse {n}", limit=limit) for n, limit in enumerate(limits)]
     open_calls: list[tuple[float, float]] = []
     cost = 0.0
     for begin, worst, eighths, which in events:
         if begin:
             outcome = reserve_(purses, worst)
-            if isinstance(outcome, Refusal):
+            if isinstance(outcome, BudgetRefusal):
                 continue
             purses = outcome
             open_calls.append((worst, worst * eighths / 8))
         elif open_calls:
             worst, actual = open_calls.pop(which % len(open_calls))
-            purses = settle(purses, reserved=worst, actual=actual)
+            purses = settle_reservation(purses, reserved=worst, actual=actual)
             cost += actual
         held = sum(worst for worst, _ in open_calls)
         for purse in purses:
@@ -57,27 +57,27 @@ def test_no_order_of_calls_spends_beyond_a_limit(
     spend_a_day(day)
 
 
-def blind_to_others(purses: Iterable[Purse], amount: float) -> list[Purse] | Refusal:
+def blind_to_others(purses: Iterable[DailyBudget], amount: float) -> list[DailyBudget] | BudgetRefusal:
     """Forgets what other calls hold at the same time."""
     purses = list(purses)
     for purse in purses:
         if purse.limit is not None and purse.limit - purse.spent < amount:
-            return Refusal(purse=purse.name, left=purse.left, asked=amount)
+            return BudgetRefusal(budget=purse.name, remaining=purse.remaining, requested=amount)
     return [structs.replace(purse, reserved=purse.reserved + amount) for purse in purses]
 
 
-def only_the_first(purses: Iterable[Purse], amount: float) -> list[Purse] | Refusal:
+def only_the_first(purses: Iterable[DailyBudget], amount: float) -> list[DailyBudget] | BudgetRefusal:
     purses = list(purses)
-    outcome = reserve(purses[:1], amount)
-    if isinstance(outcome, Refusal):
+    outcome = reserve_amount(purses[:1], amount)
+    if isinstance(outcome, BudgetRefusal):
         return outcome
     return [structs.replace(purse, reserved=purse.reserved + amount) for purse in purses]
 
 
-def touching_before_refusing(purses: Iterable[Purse], amount: float) -> list[Purse] | Refusal:
-    done: list[Purse] = []
+def touching_before_refusing(purses: Iterable[DailyBudget], amount: float) -> list[DailyBudget] | BudgetRefusal:
+    done: list[DailyBudget] = []
     for purse in purses:
-        if purse.left < amount:
+        if purse.remaining < amount:
             return [*done, purse]
         done.append(structs.replace(purse, reserved=purse.reserved + amount))
     return done
@@ -85,56 +85,59 @@ def touching_before_refusing(purses: Iterable[Purse], amount: float) -> list[Pur
 
 @pytest.mark.parametrize("bug", [blind_to_others, only_the_first, touching_before_refusing])
 def test_a_purse_that_can_be_overdrawn_is_found(bug: Reserve) -> None:
-    finds(DAY, lambda day: spend_a_day(day, bug), within=1_000)
+    find_failing_example(DAY, lambda day: spend_a_day(day, bug), within=1_000)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(st.builds(Purse, name=st.text(max_size=3), limit=st.none() | MONEY, spent=MONEY, reserved=MONEY)), MONEY
+    st.lists(st.builds(DailyBudget, name=st.text(max_size=3), limit=st.none() | MONEY, spent=MONEY, reserved=MONEY)),
+    MONEY,
 )
-def test_a_refusal_touches_nothing_and_names_a_purse_that_is_too_small(purses: list[Purse], amount: float) -> None:
+def test_a_refusal_touches_nothing_and_names_a_purse_that_is_too_small(
+    purses: list[DailyBudget], amount: float
+) -> None:
     before = list(purses)
-    outcome = reserve(iter(purses), amount)
+    outcome = reserve_amount(iter(purses), amount)
     assert purses == before
-    if isinstance(outcome, Refusal):
-        assert any(purse.name == outcome.purse and purse.left == outcome.left for purse in purses)
-        assert outcome.left < amount or outcome.left == 0
-        assert outcome.asked == amount
+    if isinstance(outcome, BudgetRefusal):
+        assert any(purse.name == outcome.budget and purse.remaining == outcome.remaining for purse in purses)
+        assert outcome.remaining < amount or outcome.remaining == 0
+        assert outcome.requested == amount
     else:
         assert [purse.reserved for purse in outcome] == [purse.reserved + amount for purse in purses]
         assert [purse.spent for purse in outcome] == [purse.spent for purse in purses]
-        assert all(purse.left >= amount for purse in purses)
+        assert all(purse.remaining >= amount for purse in purses)
 
 
 def test_without_a_limit_nothing_is_refused() -> None:
-    assert reserve([Purse(name="p", spent=1e12, reserved=1e12)], 1e12) == [
-        Purse(name="p", spent=1e12, reserved=2e12),
+    assert reserve_amount([DailyBudget(name="p", spent=1e12, reserved=1e12)], 1e12) == [
+        DailyBudget(name="p", spent=1e12, reserved=2e12),
     ]
 
 
 def test_an_empty_purse_refuses_even_what_looks_free() -> None:
-    assert isinstance(reserve([Purse(name="p", limit=0.0)], 0.0), Refusal)
-    assert isinstance(reserve([Purse(name="p", limit=1.0, spent=1.0)], 0.0), Refusal)
+    assert isinstance(reserve_amount([DailyBudget(name="p", limit=0.0)], 0.0), BudgetRefusal)
+    assert isinstance(reserve_amount([DailyBudget(name="p", limit=1.0, spent=1.0)], 0.0), BudgetRefusal)
 
 
 def test_what_cost_more_than_was_reserved_is_told_as_it_was_and_stops_the_next() -> None:
-    purses = reserve([Purse(name="p", limit=1.0)], 0.5)
-    assert not isinstance(purses, Refusal)
-    (purse,) = settle(purses, reserved=0.5, actual=3.0)
-    assert (purse.spent, purse.reserved, purse.left) == (3.0, 0.0, 0.0)
-    assert isinstance(reserve([purse], 0.125), Refusal)
+    purses = reserve_amount([DailyBudget(name="p", limit=1.0)], 0.5)
+    assert not isinstance(purses, BudgetRefusal)
+    (purse,) = settle_reservation(purses, reserved=0.5, actual=3.0)
+    assert (purse.spent, purse.reserved, purse.remaining) == (3.0, 0.0, 0.0)
+    assert isinstance(reserve_amount([purse], 0.125), BudgetRefusal)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(0, 10), max_size=20))
 def test_reservations_that_are_all_settled_leave_nothing_behind(amounts: list[float]) -> None:
-    purses = [Purse(name="p", limit=1_000.0)]
+    purses = [DailyBudget(name="p", limit=1_000.0)]
     for amount in amounts:
-        outcome = reserve(purses, amount)
-        assert not isinstance(outcome, Refusal)
+        outcome = reserve_amount(purses, amount)
+        assert not isinstance(outcome, BudgetRefusal)
         purses = outcome
     for amount in amounts:
-        purses = settle(purses, reserved=amount, actual=0.0)
+        purses = settle_reservation(purses, reserved=amount, actual=0.0)
     assert purses[0].reserved == pytest.approx(0.0, abs=1e-9)
     assert purses[0].reserved >= 0.0
     assert purses[0].spent == 0.0

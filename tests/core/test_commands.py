@@ -17,23 +17,23 @@ from everhold.core.commands import (
     COMMAND_MENU,
     COMMAND_SPECS,
     COMMANDS,
-    TALK,
+    MESSAGE_COMMANDS,
     CommandSpec,
     TitleArguments,
     UndoArguments,
     complete_command,
-    compress_arguments,
-    help_text,
     needs_owner_in_group,
-    number,
-    parse,
+    parse_command,
+    parse_compress_arguments,
+    parse_count,
     parse_title,
     parse_undo,
+    render_help,
 )
-from everhold.core.entries import Command
+from everhold.core.entries import ChatCommand
 from everhold.core.roles import PersonRole
-from everhold.flow.command_handlers import COMMAND_HANDLERS
-from everhold.testing.house import House
+from everhold.engine.commands.handlers import COMMAND_HANDLERS
+from everhold.testing.gateway import InProcessGateway
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ from everhold.testing.house import House
     ],
 )
 def test_a_slash_and_something_unknown_is_text(text: str) -> None:
-    assert parse(text) is None
+    assert parse_command(text) is None
 
 
 @settings(max_examples=80, deadline=None)
@@ -69,21 +69,21 @@ def test_a_slash_and_something_unknown_is_text(text: str) -> None:
     st.sampled_from(sorted(COMMANDS)), st.text(max_size=40), st.sampled_from(["", "@everhold_bot", "@a.b:matrix.org"])
 )
 def test_a_command_keeps_its_argument_to_the_letter(name: str, argument: str, bot: str) -> None:
-    assert parse(f"/{name}{bot} {argument}") == Command(name=name, argument=argument.strip())
-    assert parse(f"  /{name}{bot}\n{argument}") == Command(name=name, argument=argument.strip())
+    assert parse_command(f"/{name}{bot} {argument}") == ChatCommand(name=name, argument=argument.strip())
+    assert parse_command(f"  /{name}{bot}\n{argument}") == ChatCommand(name=name, argument=argument.strip())
 
 
 @pytest.mark.parametrize("alias, name", sorted(ALIASES.items()))
 def test_an_alias_is_the_command_it_stands_for(alias: str, name: str) -> None:
-    expected = Command(name=name, argument="x y") if name in COMMANDS else None
-    assert parse(f"/{alias} x y") == parse(f"/{name} x y") == expected
+    expected = ChatCommand(name=name, argument="x y") if name in COMMANDS else None
+    assert parse_command(f"/{alias} x y") == parse_command(f"/{name} x y") == expected
     assert alias not in COMMANDS, "a name means one thing"
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_there_is_can_be_said_and_is_in_the_help(name: str) -> None:
-    assert parse(f"/{name}") == Command(name=name)
-    assert f"{COMMANDS[name].usage} — {COMMANDS[name].help}" in help_text().splitlines()
+    assert parse_command(f"/{name}") == ChatCommand(name=name)
+    assert f"{COMMANDS[name].usage} — {COMMANDS[name].help}" in render_help().splitlines()
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "chat-commands.md"
@@ -119,7 +119,7 @@ def test_names_and_aliases_are_unique_and_the_menu_lists_each_command_once() -> 
 
 
 def test_these_commands_need_an_owner_in_a_group_and_no_other_rule_exists() -> None:
-    owners = {name for name in COMMANDS if needs_owner_in_group(Command(name=name))}
+    owners = {name for name in COMMANDS if needs_owner_in_group(ChatCommand(name=name))}
     assert owners == {"model", "compress", "undo", "retry", "resume", "branch", "schedule"}
     assert {spec.role.group for spec in COMMAND_SPECS} == {PersonRole.STRANGER, PersonRole.OWNER}
     assert {spec.name for spec in COMMAND_SPECS if spec.role.direct is not PersonRole.MEMBER} == {"link"}
@@ -169,13 +169,13 @@ def test_what_title_is_told(text: str, meant: TitleArguments) -> None:
 
 
 def test_commands_that_are_talk_are_commands() -> None:
-    assert set(COMMANDS) >= TALK
+    assert set(COMMANDS) >= MESSAGE_COMMANDS
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="/newstop@ \n\t.a", max_size=30) | st.text(max_size=30))
 def test_whatever_is_written_is_a_command_or_text_and_never_an_error(text: str) -> None:
-    found = parse(text)
+    found = parse_command(text)
     if found is not None:
         assert found.name in COMMANDS
         assert text.strip().startswith("/")
@@ -185,7 +185,7 @@ def test_whatever_is_written_is_a_command_or_text_and_never_an_error(text: str) 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("text", ["/new" + " " * 1_000_000 + "x", "/new@" + "a" * 1_000_000 + "\0 ", "/" * 1_000_000])
 def test_a_megabyte_after_a_slash_holds_nobody_up(text: str) -> None:
-    parse(text)
+    parse_command(text)
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def test_a_megabyte_after_a_slash_holds_nobody_up(text: str) -> None:
     ],
 )
 def test_what_compress_is_told(argument: str, meant: tuple[int | None, str, bool]) -> None:
-    assert compress_arguments(argument) == meant
+    assert parse_compress_arguments(argument) == meant
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=8) | st.integers(0, 10**9).map(str) | st.text(alphabet="0123456789²٣১", max_size=9))
 def test_a_number_is_read_or_is_none_and_never_an_error(word: str) -> None:
-    found = number(word, most=500)
+    found = parse_count(word, most=500)
     if found is None:
         assert not (word.isascii() and word.isdecimal())
     else:
@@ -217,14 +217,14 @@ def test_a_number_is_read_or_is_none_and_never_an_error(word: str) -> None:
 
 
 def test_a_number_of_any_length_is_bounded() -> None:
-    assert number("9" * 100_000) == 1_000
-    assert number("0" * 100_000 + "7") == 7
+    assert parse_count("9" * 100_000) == 1_000
+    assert parse_count("0" * 100_000 + "7") == 7
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_no_argument_keeps_the_next_command_from_being_obeyed(name: str, tmp_path: Path) -> None:
     """Commands are obeyed in order: one that cannot be would hold up all that come after it."""
-    house = House(tmp_path)
+    house = InProcessGateway(tmp_path)
     arguments = (
         "",
         "²",
@@ -239,26 +239,26 @@ def test_no_argument_keeps_the_next_command_from_being_obeyed(name: str, tmp_pat
         "\ud800",
         "🙂",
     )
-    with house.awake():
-        house.say("hello")
+    with house.run_started():
+        house.send_message("hello")
         for argument in arguments:
-            house.say(f"/{name} {argument}", rest=False)
-            house.tick(1)
-        house.say("/whoami", rest=False)
-        house.tick(10)
-        assert any(text.startswith("You are ada") for text in house.heard_back()[-3:])
-        assert not house.diary.of("lane.failed")
-        house.sound()
+            house.send_message(f"/{name} {argument}", rest=False)
+            house.pass_time(1)
+        house.send_message("/whoami", rest=False)
+        house.pass_time(10)
+        assert any(text.startswith("You are ada") for text in house.list_shown_texts()[-3:])
+        assert not house.logger.find_events("lane.failed")
+        house.assert_sound()
 
 
 def test_a_command_of_another_version_is_answered_with_the_help(tmp_path: Path) -> None:
     """A log outlives the version that wrote it."""
-    house = House(tmp_path)
-    with house.awake():
-        house.say("hello")
+    house = InProcessGateway(tmp_path)
+    with house.run_started():
+        house.send_message("hello")
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(COMMANDS, "nosuch", CommandSpec("nosuch", "Do something that this version cannot"))
-            house.say("/nosuch", rest=False)
-            house.tick(1)
-        assert house.heard_back()[-1] == help_text()
-        house.sound()
+            house.send_message("/nosuch", rest=False)
+            house.pass_time(1)
+        assert house.list_shown_texts()[-1] == render_help()
+        house.assert_sound()

@@ -18,7 +18,7 @@ from everhold.core.consumers import (
     place_consumer,
     platform_consumer,
 )
-from everhold.core.entries import Attachment, Ended, Notified, Place, Said
+from everhold.core.entries import Attachment, ChatLocation, Ended, Notified, Said
 
 SINGLE = ("turn", "commands", "compression", "backlinks", "tasks", "review")
 
@@ -29,7 +29,7 @@ def test_the_names_that_stores_hold_stay_what_they_are() -> None:
     assert memory_consumer("honcho") == "memory:honcho"
     assert backfill_consumer("honcho") == "backfill:honcho"
     assert platform_consumer("telegram", "main") == "platform:telegram:main"
-    assert place_consumer(Place(platform="telegram", account="main", chat="7")) == "platform:telegram:main"
+    assert place_consumer(ChatLocation(platform="telegram", account="main", chat="7")) == "platform:telegram:main"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_platform_consumer_says_which_account_it_delivers_through() -> None:
 
 
 def test_replies_and_notices_have_parts_and_nothing_else_has() -> None:
-    here, file = Place(platform="p"), Attachment(blob="b")
+    here, file = ChatLocation(platform="p"), Attachment(blob="b")
     assert get_reply_parts(Said(text="a b", to=here, parts=("a", "b"), attachments=(file,))) == (here, ("a", "b", file))
     assert get_reply_parts(Said(text="a", to=here)) == (here, ("a",))
     assert get_reply_parts(Notified(text="a", about="x", to=here)) == (here, ("a",))
@@ -76,4 +76,4 @@ def test_no_other_module_spells_a_consumers_name() -> None:
     assert [it for it in found if it not in ALLOWED] == []
 
 
-ALLOWED = [("imports/history.py", "import"), ("cli/commands/status.py", "memory:")]
+ALLOWED = [("hermes/importer/history.py", "import"), ("cli/commands/status.py", "memory:")]

@@ -13,41 +13,41 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from msgspec import structs
 
 from everhold.core.context import (
-    ERASED,
-    Selection,
-    View,
-    assemble,
-    build,
-    choose,
-    fingerprint,
-    messages,
-    oversized,
-    seal,
+    ERASED_RESULT_TEXT,
+    ContextSelection,
+    SessionContext,
+    assemble_context,
+    build_model_request,
+    find_oversized,
+    fingerprint_request,
+    render_messages,
+    select_operations,
+    start_request_prefix,
 )
 from everhold.core.entries import (
     Began,
-    Body,
     Changed,
     Compressed,
     ContextReset,
     Ended,
     Entry,
+    EntryBody,
+    EntryKind,
     Erased,
-    Kind,
     OperationsUndone,
     Returned,
     Took,
 )
-from everhold.ports.model import Message, ToolSpec
+from everhold.ports.model import ModelMessage, ToolSpec
 from everhold.ports.store import Operation
-from tests.core.chronicle import STORY, Action, Chapter, Chronicle, story_of
-from tests.core.naive import Reader, gist, reader
-from tests.core.planted import found
+from tests.core.naive_reader import NaiveReader, make_reader, summarize_messages
+from tests.core.planted_bugs import find_first_failing
+from tests.core.random_log import STORY, Action, RandomLog, RandomSession, make_random_actions
 
-Choose = Callable[..., Selection]
+Choose = Callable[..., ContextSelection]
 
 
-def operations(chapter: Chapter) -> list[Operation]:
+def operations(chapter: RandomSession) -> list[Operation]:
     """The operations a log speaks of, as a store would list them."""
     ops: dict[int, Operation] = {}
 
@@ -90,51 +90,51 @@ def operations(chapter: Chapter) -> list[Operation]:
     return list(ops.values())
 
 
-def see(
-    chronicle: Chronicle,
-    chapter: Chapter,
+def select_context(
+    chronicle: RandomLog,
+    chapter: RandomSession,
     *,
     at: int | None = None,
     fold: int | None = None,
     over: bool = False,
-    choose_: Choose = choose,
-) -> View:
+    choose_: Choose = select_operations,
+) -> SessionContext:
     """The view, by way of core."""
     gone = {entry.op for entry in chapter.log if entry.kind == "compressed" and entry.body is None}
     known = [operation for operation in operations(chapter) if operation.op not in gone]
     selection = choose_(known, at=chapter.last + 1 if at is None else at, fold=fold, over=over)
-    view = assemble(selection, chapter.log)
-    if selection.whole and chapter.parent:
-        parent = chronicle.chapters[chapter.parent]
-        return see(chronicle, parent, at=chapter.parent_at + 1, over=True, choose_=choose_) + view
+    view = assemble_context(selection, chapter.log)
+    if selection.is_whole and chapter.parent:
+        parent = chronicle.sessions[chapter.parent]
+        return select_context(chronicle, parent, at=chapter.parent_at + 1, over=True, choose_=choose_) + view
     return view
 
 
-def agree(story: list[Action], choose_: Choose = choose) -> Chronicle:
+def check_readers_agree(story: list[Action], choose_: Choose = select_operations) -> RandomLog:
     """Tell a story; at its end, and at the beginning of every turn, both readers must see the same."""
-    chronicle = Chronicle().tell(story)
+    chronicle = RandomLog().perform(story)
     logs = chronicle.logs()
-    for chapter in chronicle.chapters.values():
-        now = messages(see(chronicle, chapter, choose_=choose_))
-        assert gist(now) == reader(logs, chapter.id).show()
-        together(now)
+    for chapter in chronicle.sessions.values():
+        now = render_messages(select_context(chronicle, chapter, choose_=choose_))
+        assert summarize_messages(now) == make_reader(logs, chapter.id).read_context()
+        check_calls_have_results(now)
         for turn in chapter.turns.values():
-            for pin in pins(chapter.log, turn.op):
-                before = messages(see(chronicle, chapter, at=turn.op, fold=pin, choose_=choose_))
-                assert gist(before) == Reader(logs, chapter.id, turn.op).show(pin)
+            for pin in list_pinned_compressions(chapter.log, turn.op):
+                before = render_messages(select_context(chronicle, chapter, at=turn.op, fold=pin, choose_=choose_))
+                assert summarize_messages(before) == NaiveReader(logs, chapter.id, turn.op).read_context(pin)
         for mark in chapter.marks[::4]:
-            branch = messages(see(chronicle, chapter, at=mark + 1, over=True, choose_=choose_))
-            assert gist(branch) == Reader(logs, chapter.id, mark + 1, ended=True).show()
+            branch = render_messages(select_context(chronicle, chapter, at=mark + 1, over=True, choose_=choose_))
+            assert summarize_messages(branch) == NaiveReader(logs, chapter.id, mark + 1, ended=True).read_context()
     return chronicle
 
 
-def pins(log: Sequence[Entry], op: int) -> list[int]:
+def list_pinned_compressions(log: Sequence[Entry], op: int) -> list[int]:
     """The folds a turn was answered under, one after the other."""
     bodies = [entry.body for entry in log if entry.op == op]
     return [body.compression for body in bodies if isinstance(body, Began | Took) and body.compression is not None]
 
 
-def together(shown: Sequence[Message]) -> None:
+def check_calls_have_results(shown: Sequence[ModelMessage]) -> None:
     """Every call is followed at once by its result, and no result stands anywhere else."""
     rest = list(shown)
     while rest:
@@ -149,13 +149,13 @@ def together(shown: Sequence[Message]) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STORY)
 def test_whatever_happened_both_readers_see_the_same(story: list[Action]) -> None:
-    agree(story)
+    check_readers_agree(story)
 
 
 def test_a_thousand_histories_by_chance_are_seen_the_same() -> None:
     happened: Counter[str] = Counter()
     for seed in range(1_000):
-        for chapter in agree(story_of(seed)).chapters.values():
+        for chapter in check_readers_agree(make_random_actions(seed)).sessions.values():
             happened.update(type(entry.body).__name__ for entry in chapter.log)
             happened.update(turn.state for turn in chapter.turns.values())
             happened["branch"] += bool(chapter.parent)
@@ -169,8 +169,8 @@ def test_a_thousand_histories_by_chance_are_seen_the_same() -> None:
 def every(alter: Callable[[Operation], Operation | None], **fixed: Any) -> Choose:
     """A `choose` that takes operations for something else than they are."""
 
-    def wrong(known: Sequence[Operation], **how: Any) -> Selection:
-        return choose([it for it in map(alter, known) if it is not None], **{**how, **fixed})
+    def wrong(known: Sequence[Operation], **how: Any) -> ContextSelection:
+        return select_operations([it for it in map(alter, known) if it is not None], **{**how, **fixed})
 
     return wrong
 
@@ -187,32 +187,34 @@ def takes(what: str, state: str, instead: str) -> Callable[[Operation], Operatio
     return lambda it: structs.replace(it, state=instead) if (it.type, it.state) == (what, state) else it
 
 
-def oldest_fold(known: Sequence[Operation], *, fold: int | None = None, **how: Any) -> Selection:
+def oldest_compression(known: Sequence[Operation], *, fold: int | None = None, **how: Any) -> ContextSelection:
     done = [it.op for it in known if it.type == "compression" and it.state == "done"]
-    return choose([it for it in known if it.type != "compression" or it.op in (*done[:1], fold)], fold=fold, **how)
+    return select_operations(
+        [it for it in known if it.type != "compression" or it.op in (*done[:1], fold)], compression=fold, **how
+    )
 
 
-def out_of_order(known: Sequence[Operation], **how: Any) -> Selection:
-    selection = choose(known, **how)
+def out_of_order(known: Sequence[Operation], **how: Any) -> ContextSelection:
+    selection = select_operations(known, **how)
     return structs.replace(selection, turns=selection.turns[::-1])
 
 
-def orphans(known: Sequence[Operation], **how: Any) -> Selection:
-    return structs.replace(choose(known, **how), whole=False)
+def orphans(known: Sequence[Operation], **how: Any) -> ContextSelection:
+    return structs.replace(select_operations(known, **how), is_whole=False)
 
 
-def never_orphans(known: Sequence[Operation], **how: Any) -> Selection:
-    return structs.replace(choose(known, **how), whole=True)
+def never_orphans(known: Sequence[Operation], **how: Any) -> ContextSelection:
+    return structs.replace(select_operations(known, **how), is_whole=True)
 
 
-def a_late_summary_of_what_was_left(known: Sequence[Operation], *, at: int, **how: Any) -> Selection:
+def a_late_summary_of_what_was_left(known: Sequence[Operation], *, at: int, **how: Any) -> ContextSelection:
     """Goes by when a fold was made, not by what it speaks of."""
     fresh = max((it.op for it in known if it.type == "context_reset" and it.op < at), default=0)
     moved = [
         structs.replace(it, covers=max(it.covers, fresh)) if it.type == "compression" and it.op > fresh else it
         for it in known
     ]
-    return choose(moved, at=at, **how)
+    return select_operations(moved, at=at, **how)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def a_late_summary_of_what_was_left(known: Sequence[Operation], *, at: int, **ho
             every(lambda it: structs.replace(it, covers=it.covers - 1) if it.covers else it),
             id="covered turns come back",
         ),
-        oldest_fold,
+        oldest_compression,
         out_of_order,
         orphans,
         never_orphans,
@@ -244,28 +246,28 @@ def a_late_summary_of_what_was_left(known: Sequence[Operation], *, at: int, **ho
 )
 def test_a_wrong_choice_is_found(bug: Choose) -> None:
     def prop(seed: int) -> None:
-        agree(story_of(seed), bug)
+        check_readers_agree(make_random_actions(seed), bug)
 
-    found(range(2_000), prop)
+    find_first_failing(range(2_000), prop)
 
 
 # -- the prompt cache --------------------------------------------------------------------------------------------------
 
-Render = Callable[[View], Sequence[Message]]
+Render = Callable[[SessionContext], Sequence[ModelMessage]]
 
 
-def grow(story: list[Action], render: Render = messages) -> int:
+def check_context_grows(story: list[Action], render: Render = render_messages) -> int:
     """Tell a story: while the generation stays, what is shown only grows at its end. How often that was seen."""
-    chronicle = Chronicle()
-    shown: dict[tuple[str, int, int], Sequence[Message]] = {}
+    chronicle = RandomLog()
+    shown: dict[tuple[str, int, int], Sequence[ModelMessage]] = {}
     looked = 0
     for action in story:
-        chronicle.do(action)
-        for chapter in chronicle.chapters.values():
+        chronicle.perform_action(action)
+        for chapter in chronicle.sessions.values():
             turn = chapter.running
             if turn is not None and turn.open:
                 continue  # nobody is asked between a call and its result
-            now = render(see(chronicle, chapter))
+            now = render(select_context(chronicle, chapter))
             generation = chronicle.generation(chapter)
             # what a turn has taken may go back to where it waited; before the turn nothing moves
             for op in {0, turn.op if turn else 0}:
@@ -279,88 +281,88 @@ def grow(story: list[Action], render: Render = messages) -> int:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STORY)
 def test_a_turn_only_adds_to_what_the_model_has_read(story: list[Action]) -> None:
-    grow(story)
+    check_context_grows(story)
 
 
 def test_the_prefix_is_stable_through_a_hundred_histories_by_chance() -> None:
-    assert sum(grow(story_of(seed)) for seed in range(100)) > 2_000
+    assert sum(check_context_grows(make_random_actions(seed)) for seed in range(100)) > 2_000
 
 
-def newest_on_top(view: View) -> Sequence[Message]:
-    return tuple(reversed(messages(view)))
+def newest_on_top(view: SessionContext) -> Sequence[ModelMessage]:
+    return tuple(reversed(render_messages(view)))
 
 
-def counted(view: View) -> Sequence[Message]:
-    return (Message(role="user", name="everhold", text=f"{len(view.exchanges)} exchanges"), *messages(view))
+def counted(view: SessionContext) -> Sequence[ModelMessage]:
+    return (ModelMessage(role="user", name="everhold", text=f"{len(view.turns)} exchanges"), *render_messages(view))
 
 
-def without_what_failed_before(view: View) -> Sequence[Message]:
+def without_what_failed_before(view: SessionContext) -> Sequence[ModelMessage]:
     """Shows how the last turn ended, and forgets it when another follows."""
-    shown = messages(view)
+    shown = render_messages(view)
     return [message for message in shown[:-1] if message.name != "everhold"] + list(shown[-1:])
 
 
 @pytest.mark.parametrize("bug", [newest_on_top, counted, without_what_failed_before])
 def test_what_spoils_the_prefix_is_found(bug: Render) -> None:
     def prop(seed: int) -> None:
-        grow(story_of(seed), bug)
+        check_context_grows(make_random_actions(seed), bug)
 
-    found(range(300), prop)
+    find_first_failing(range(300), prop)
 
 
 # -- taking back -------------------------------------------------------------------------------------------------------
 
 
-def quiet(seed: int) -> tuple[Chronicle, Chapter]:
+def make_idle_log(seed: int) -> tuple[RandomLog, RandomSession]:
     """A history at a moment when nothing runs."""
-    chronicle = Chronicle().tell(story_of(seed))
-    chapter = chronicle.chapters["s0"]
+    chronicle = RandomLog().perform(make_random_actions(seed))
+    chapter = chronicle.sessions["s0"]
     if chapter.running:
         chronicle.finish(chapter, "done")
-    if chapter.folding:
-        chronicle.do(("fold_end", 0, 0))
+    if chapter.running_compression:
+        chronicle.perform_action(("fold_end", 0, 0))
     return chronicle, chapter
 
 
 def test_undoing_a_compression_restores_the_exact_earlier_context() -> None:
     folded = 0
     for seed in range(200):
-        chronicle, chapter = quiet(seed)
-        before = messages(see(chronicle, chapter))
-        chronicle.do(("fold_begin", 0, 1))
-        if chapter.folding is None:
+        chronicle, chapter = make_idle_log(seed)
+        before = render_messages(select_context(chronicle, chapter))
+        chronicle.perform_action(("fold_begin", 0, 1))
+        if chapter.running_compression is None:
             continue
-        chronicle.do(("fold_end", 0, 1))
-        during = messages(see(chronicle, chapter))
+        chronicle.perform_action(("fold_end", 0, 1))
+        during = render_messages(select_context(chronicle, chapter))
         assert during != before
-        chronicle.do(("undo_fold", 0, 0))
-        assert messages(see(chronicle, chapter)) == before
+        chronicle.perform_action(("undo_fold", 0, 0))
+        assert render_messages(select_context(chronicle, chapter)) == before
         folded += 1
     assert folded > 50
 
 
 def test_undoing_a_turn_restores_the_exact_earlier_context() -> None:
     for seed in range(100):
-        chronicle, chapter = quiet(seed)
+        chronicle, chapter = make_idle_log(seed)
         chapter.pending.clear()
-        before = messages(see(chronicle, chapter))
+        before = render_messages(select_context(chronicle, chapter))
         for action in (("hear", 0, 1), ("begin", 0, 1), ("think", 0, 2), ("run", 0, 1), ("end", 0, 0)):
-            chronicle.do(action)
+            chronicle.perform_action(action)
         turn = list(chapter.turns.values())[-1]
-        after = messages(see(chronicle, chapter))
+        after = render_messages(select_context(chronicle, chapter))
         assert after[: len(before)] == before
         assert len(after) > len(before)
         chronicle.undo(chapter, [turn])
-        assert messages(see(chronicle, chapter)) == before
+        assert render_messages(select_context(chronicle, chapter)) == before
 
 
 def test_after_a_fresh_start_there_is_nothing_and_nothing_comes_back() -> None:
     for seed in range(100):
-        chronicle, chapter = quiet(seed)
-        chronicle.do(("fresh", 0, 0))
-        assert messages(see(chronicle, chapter)) == ()
-        chronicle.do(("undo_fold", 0, 0))
-        assert messages(see(chronicle, chapter)) == ()
+        chronicle, chapter = make_idle_log(seed)
+        chronicle.perform_action(("fresh", 0, 0))
+        assert render_messages(select_context(chronicle, chapter)) == ()
+        chronicle.perform_action(("undo_fold", 0, 0))
+        assert render_messages(select_context(chronicle, chapter)) == ()
 
 
 # -- single promises ---------------------------------------------------------------------------------------------------
@@ -368,29 +370,29 @@ def test_after_a_fresh_start_there_is_nothing_and_nothing_comes_back() -> None:
 
 def test_a_result_that_was_erased_is_not_said_not_to_have_run() -> None:
     """The model would do it again."""
-    chronicle = Chronicle().tell(
+    chronicle = RandomLog().perform(
         [("hear", 0, 1), ("begin", 0, 1), ("think", 0, 1), ("run", 0, 1), ("run", 0, 1), ("end", 0, 0)]
     )
-    chapter = chronicle.chapters["s0"]
-    results = [entry.seq for entry in chapter.log if entry.kind is Kind.RETURNED]
+    chapter = chronicle.sessions["s0"]
+    results = [entry.seq for entry in chapter.log if entry.kind is EntryKind.RETURNED]
     chronicle.erase(chapter, {results[0]})
-    shown = messages(see(chronicle, chapter))
-    together(shown)
+    shown = render_messages(select_context(chronicle, chapter))
+    check_calls_have_results(shown)
     texts = [message.text for message in shown if message.role == "tool"]
-    assert texts[0] == ERASED
+    assert texts[0] == ERASED_RESULT_TEXT
     assert texts[1].startswith("result-")
 
 
 def test_a_result_of_an_erased_thought_is_not_taken_for_another_ones() -> None:
     acts: list[Action] = [("hear", 0, 1), ("begin", 0, 1)]
     acts += [("think", 0, 0), ("run", 0, 1), ("think", 0, 0), ("run", 0, 1), ("end", 0, 0)]
-    chronicle = Chronicle().tell(acts)
-    chapter = chronicle.chapters["s0"]
-    first = next(entry.seq for entry in chapter.log if entry.kind is Kind.RETURNED)
-    second = [entry.seq for entry in chapter.log if entry.kind is Kind.THOUGHT][1]
+    chronicle = RandomLog().perform(acts)
+    chapter = chronicle.sessions["s0"]
+    first = next(entry.seq for entry in chapter.log if entry.kind is EntryKind.RETURNED)
+    second = [entry.seq for entry in chapter.log if entry.kind is EntryKind.THOUGHT][1]
     chronicle.erase(chapter, {first, second})
-    shown = messages(see(chronicle, chapter))
-    assert [message.text for message in shown if message.role == "tool"] == [ERASED]
+    shown = render_messages(select_context(chronicle, chapter))
+    assert [message.text for message in shown if message.role == "tool"] == [ERASED_RESULT_TEXT]
 
 
 def test_a_message_that_arrives_mid_turn_comes_after_that_turn() -> None:
@@ -402,32 +404,32 @@ def test_a_message_that_arrives_mid_turn_comes_after_that_turn() -> None:
         ("begin", 0, 1),
         ("end", 0, 0),
     ]
-    chronicle = Chronicle().tell(acts)
-    shown = gist(messages(see(chronicle, chronicle.chapters["s0"])))
+    chronicle = RandomLog().perform(acts)
+    shown = summarize_messages(render_messages(select_context(chronicle, chronicle.sessions["s0"])))
     assert [one[0] for one in shown] == ["user", "assistant", "user", "assistant"]
 
 
 def test_long_results_become_the_same_stub_every_time() -> None:
     text = "".join(chr(97 + n % 26) for n in range(20_000))
     body = Returned(call="c0", text=text)
-    chronicle = Chronicle().tell([("hear", 0, 1), ("begin", 0, 1), ("think", 0, 0)])
-    chapter = chronicle.chapters["s0"]
+    chronicle = RandomLog().perform([("hear", 0, 1), ("begin", 0, 1), ("think", 0, 0)])
+    chapter = chronicle.sessions["s0"]
     seq = chronicle.commit(chapter, body, op=2)
-    view = see(chronicle, chapter)
-    assert oversized(view) == (seq,)
-    assert oversized(view, most=20_000) == ()
-    whole, stubbed = messages(view)[-1].text, messages(view, stubs=frozenset({seq}))[-1].text
+    view = select_context(chronicle, chapter)
+    assert find_oversized(view) == (seq,)
+    assert find_oversized(view, most=20_000) == ()
+    whole, stubbed = render_messages(view)[-1].text, render_messages(view, stubs=frozenset({seq}))[-1].text
     assert whole == text
     assert len(stubbed) < 2_000
     assert stubbed.startswith(text[:1_000])
     assert stubbed.endswith(text[-300:])
     assert f"entry {seq}" in stubbed
-    assert stubbed == messages(view, stubs=frozenset({seq, 99}))[-1].text
+    assert stubbed == render_messages(view, stubs=frozenset({seq, 99}))[-1].text
     short = Returned(call="c0", text="x" * 1_600)
-    shorter = messages(
-        View(
-            exchanges=tuple(
-                structs.replace(it, steps=tuple(_with(e, seq, short) for e in it.steps)) for it in view.exchanges
+    shorter = render_messages(
+        SessionContext(
+            turns=tuple(
+                structs.replace(it, steps=tuple(_replace_entry(e, seq, short) for e in it.steps)) for it in view.turns
             )
         ),
         stubs=frozenset({seq}),
@@ -435,24 +437,30 @@ def test_long_results_become_the_same_stub_every_time() -> None:
     assert shorter[-1].text == "x" * 1_600, "a stub is never longer than what it stands for"
 
 
-def _with(entry: Entry, seq: int, body: Body) -> Entry:
+def _replace_entry(entry: Entry, seq: int, body: EntryBody) -> Entry:
     return structs.replace(entry, body=body) if entry.seq == seq else entry
 
 
 def test_the_same_view_gives_the_same_bytes_and_another_gives_others() -> None:
-    chronicle = Chronicle().tell(story_of(1))
-    shown = messages(see(chronicle, chronicle.chapters["s0"]))
+    chronicle = RandomLog().perform(make_random_actions(1))
+    shown = render_messages(select_context(chronicle, chronicle.sessions["s0"]))
     assert shown
-    request = build(shown, system="You are a test.")
-    assert fingerprint(request) == fingerprint(build(tuple(shown), system="You are a test.", params={}))
-    assert fingerprint(request) != fingerprint(build(shown[:-1], system="You are a test."))
-    assert fingerprint(request) != fingerprint(build(shown, system="You are a test"))
-    assert fingerprint(request) != fingerprint(build(shown, system="You are a test.", params={"temperature": 0}))
+    request = build_model_request(shown, system="You are a test.")
+    assert fingerprint_request(request) == fingerprint_request(
+        build_model_request(tuple(shown), system="You are a test.", params={})
+    )
+    assert fingerprint_request(request) != fingerprint_request(
+        build_model_request(shown[:-1], system="You are a test.")
+    )
+    assert fingerprint_request(request) != fingerprint_request(build_model_request(shown, system="You are a test"))
+    assert fingerprint_request(request) != fingerprint_request(
+        build_model_request(shown, system="You are a test.", params={"temperature": 0})
+    )
 
 
 MESSAGES = st.lists(
     st.builds(
-        Message,
+        ModelMessage,
         role=st.sampled_from(["user", "assistant", "tool"]),
         text=st.text(max_size=8),
         name=st.sampled_from(["", "ada", '"']),
@@ -463,15 +471,21 @@ MESSAGES = st.lists(
 
 @given(MESSAGES, MESSAGES, MESSAGES, st.text(max_size=4), st.booleans())
 def test_a_fingerprint_is_that_of_the_whole_request_whatever_was_sealed_before(
-    before: tuple[Message, ...], more: tuple[Message, ...], other: tuple[Message, ...], system: str, tools: bool
+    before: tuple[ModelMessage, ...],
+    more: tuple[ModelMessage, ...],
+    other: tuple[ModelMessage, ...],
+    system: str,
+    tools: bool,
 ) -> None:
     specs = (ToolSpec(name="t", description="d", parameters={"a": 1}),) if tools else ()
-    request = build(before + more, system=system, tools=specs, params={"n": 1} if tools else None)
+    request = build_model_request(before + more, system=system, tools=specs, params={"n": 1} if tools else None)
     whole = hashlib.sha256(msgspec.json.encode(request)).hexdigest()
-    sealed = seal(system).plus(before)
+    sealed = start_request_prefix(system).extend_with(before)
     assert sealed is not None
-    assert fingerprint(request) == whole
-    assert fingerprint(request, sealed) == whole
-    assert fingerprint(request, sealed) == whole, "what is sealed can be gone on from more than once"
-    assert fingerprint(request, seal(system).plus(other)) == whole, "another beginning is no help, and no harm"
-    assert fingerprint(request, seal(system + "!").plus(before)) == whole
+    assert fingerprint_request(request) == whole
+    assert fingerprint_request(request, sealed) == whole
+    assert fingerprint_request(request, sealed) == whole, "what is sealed can be gone on from more than once"
+    assert fingerprint_request(request, start_request_prefix(system).extend_with(other)) == whole, (
+        "another beginning is no help, and no harm"
+    )
+    assert fingerprint_request(request, start_request_prefix(system + "!").extend_with(before)) == whole

@@ -9,82 +9,93 @@ from hypothesis import given, settings, strategies as st
 from msgspec import structs
 
 from everhold.core.entries import (
-    VERSION,
+    BODY_VERSION,
     Began,
-    Body,
-    Call,
     Changed,
+    ChatLocation,
     ContextReset,
     Ended,
     Entry,
+    EntryBody,
+    EntryKind,
     Heard,
-    Kind,
     Noted,
     OperationsUndone,
-    Place,
     Returned,
     Said,
     Stamp,
     Thought,
-    kind_of,
-    takes_of,
+    ToolCall,
+    get_body_kind,
+    list_consumed_seqs,
 )
 from everhold.core.exchange import (
-    PLACES,
-    REMEMBERED,
-    exchange,
-    exchange_key,
-    fingerprint,
-    matters,
-    note,
-    note_key,
-    retraction,
+    MEMORY_KINDS,
+    REMEMBERED_OUTCOMES,
+    build_exchange,
+    build_exchange_key,
+    build_note,
+    build_note_key,
+    build_retraction,
+    fingerprint_batch,
+    is_memory_entry,
 )
-from everhold.ports.memory import Exchange, Memory
-from tests.core.bodies import bodies
-from tests.core.chronicle import Chapter, Chronicle, story_of
+from everhold.ports.memory import Exchange, MemoryItem
+from tests.core.bodies import any_body
+from tests.core.random_log import RandomLog, RandomSession, make_random_actions
 
-PLACE = Place(platform="fake", chat="1")
+PLACE = ChatLocation(platform="fake", chat="1")
 ADA = Stamp(
     person="ada", audience=("person:ada",), address="agent:main:fake:dm:1", title="old", directory="/a", repo="r"
 )
 GROUP = Stamp(person="bob", audience=("chat:g",), address="agent:main:fake:group:g")
 
 
-def line(seq: int, body: Body | None, *, op: int | None = None, author: str = "person:ada", at: float = 0.0) -> Entry:
-    kind = Kind.HEARD if body is None else kind_of(body)
+def make_entry(
+    seq: int, body: EntryBody | None, *, op: int | None = None, author: str = "person:ada", at: float = 0.0
+) -> Entry:
+    kind = EntryKind.HEARD if body is None else get_body_kind(body)
     return Entry(
-        session="s", seq=seq, pos=seq, kind=kind, op=op, author=author, at=at, version=VERSION, body=body, digest=b""
+        session="s",
+        seq=seq,
+        pos=seq,
+        kind=kind,
+        op=op,
+        author=author,
+        at=at,
+        version=BODY_VERSION,
+        body=body,
+        digest=b"",
     )
 
 
-def heard(seq: int, text: str = "hello", stamp: Stamp = ADA, **rest: float) -> Entry:
-    return line(seq, Heard(origin=PLACE, text=text, stamp=stamp), **rest)  # type: ignore[arg-type]
+def make_heard(seq: int, text: str = "hello", stamp: Stamp = ADA, **rest: float) -> Entry:
+    return make_entry(seq, Heard(origin=PLACE, text=text, stamp=stamp), **rest)  # type: ignore[arg-type]
 
 
-def of(*entries: Entry, said: Stamp = ADA, parent: str = "") -> Exchange:
-    reply = line(9, Said(text="hi", to=PLACE, stamp=said), op=5, author="agent:main", at=7.0)
-    made = exchange(session="s", agent="main", op=5, heard=entries, steps=[reply], parent=parent)
+def make_exchange(*entries: Entry, said: Stamp = ADA, parent: str = "") -> Exchange:
+    reply = make_entry(9, Said(text="hi", to=PLACE, stamp=said), op=5, author="agent:main", at=7.0)
+    made = build_exchange(session="s", agent="main", op=5, heard=entries, steps=[reply], parent=parent)
     assert made is not None
     return made
 
 
 def test_an_exchange_tells_who_said_what_in_the_order_it_was_said() -> None:
-    made = of(heard(1, "one", at=1.0), heard(2, "two", at=2.0), parent="p")
+    made = make_exchange(make_heard(1, "one", at=1.0), make_heard(2, "two", at=2.0), parent="p")
     assert [(it.author, it.text, it.at) for it in made.heard] == [
         ("person:ada", "one", 1.0),
         ("person:ada", "two", 2.0),
     ]
     assert [(it.author, it.text) for it in made.said] == [("agent:main", "hi")]
     assert (made.session, made.agent, made.op, made.at, made.parent) == ("s", "main", 5, 7.0, "p")
-    assert made.key == exchange_key("s", 5)
+    assert made.key == build_exchange_key("s", 5)
 
 
 def test_its_identity_is_the_stamp_of_its_time_and_nothing_else() -> None:
     """Titles, directories and addresses change; what was said stays filed where it was said."""
-    assert of(heard(1, stamp=ADA)).stamp == ADA
+    assert make_exchange(make_heard(1, stamp=ADA)).stamp == ADA
     later = structs.replace(ADA, title="new", directory="/b", address="agent:main:fake:dm:2")
-    made = of(heard(1, stamp=ADA), heard(2, stamp=later))
+    made = make_exchange(make_heard(1, stamp=ADA), make_heard(2, stamp=later))
     assert made.stamp == later, "the last one speaks for all"
     assert [it.stamp for it in made.heard] == [ADA, later], "and each keeps its own"
 
@@ -92,98 +103,105 @@ def test_its_identity_is_the_stamp_of_its_time_and_nothing_else() -> None:
 def test_what_was_said_in_two_places_is_for_those_who_heard_all_of_it() -> None:
     """A session led to from a direct chat and from a group: the group must not recall what was said in private."""
     both = structs.replace(ADA, audience=("person:ada", "person:bob"))
-    assert of(heard(1, stamp=ADA), heard(2, stamp=GROUP), said=GROUP).stamp.audience == ()
-    assert of(heard(1, stamp=GROUP), heard(2, stamp=ADA)).stamp.audience == ()
-    assert of(heard(1, stamp=ADA), heard(2, stamp=both), said=both).stamp.audience == ("person:ada",)
-    assert of(heard(1, stamp=both), heard(2, stamp=both), said=both).stamp.audience == ("person:ada", "person:bob")
+    assert make_exchange(make_heard(1, stamp=ADA), make_heard(2, stamp=GROUP), said=GROUP).stamp.audience == ()
+    assert make_exchange(make_heard(1, stamp=GROUP), make_heard(2, stamp=ADA)).stamp.audience == ()
+    assert make_exchange(make_heard(1, stamp=ADA), make_heard(2, stamp=both), said=both).stamp.audience == (
+        "person:ada",
+    )
+    assert make_exchange(make_heard(1, stamp=both), make_heard(2, stamp=both), said=both).stamp.audience == (
+        "person:ada",
+        "person:bob",
+    )
 
 
 def test_what_was_erased_is_not_handed_over_and_if_all_was_nothing_is() -> None:
-    made = of(line(1, None), heard(2, "still here"))
+    made = make_exchange(make_entry(1, None), make_heard(2, "still here"))
     assert [it.text for it in made.heard] == ["still here"]
-    assert of(line(1, None)).stamp == ADA, "the reply is left, under its own stamp"
-    gone = exchange(session="s", agent="main", op=5, heard=[line(1, None)], steps=[line(9, Ended(), op=5)])
+    assert make_exchange(make_entry(1, None)).stamp == ADA, "the reply is left, under its own stamp"
+    gone = build_exchange(
+        session="s", agent="main", op=5, heard=[make_entry(1, None)], steps=[make_entry(9, Ended(), op=5)]
+    )
     assert gone is None
 
 
 def test_what_was_done_is_told_with_the_right_tool_and_how_it_went() -> None:
     steps = [
-        line(3, Thought(calls=(Call(id="a", tool="read"), Call(id="b", tool="send"))), op=5),
-        line(4, Returned(call="a"), op=5),
-        line(5, Returned(call="b", error=True), op=5),
-        line(6, Thought(calls=(Call(id="a", tool="write"),)), op=5),
-        line(7, Returned(call="a", error=True, unknown=True), op=5),
-        line(8, Said(text="hi", to=PLACE, stamp=ADA), op=5),
+        make_entry(3, Thought(calls=(ToolCall(id="a", tool="read"), ToolCall(id="b", tool="send"))), op=5),
+        make_entry(4, Returned(call="a"), op=5),
+        make_entry(5, Returned(call="b", error=True), op=5),
+        make_entry(6, Thought(calls=(ToolCall(id="a", tool="write"),)), op=5),
+        make_entry(7, Returned(call="a", error=True, unknown=True), op=5),
+        make_entry(8, Said(text="hi", to=PLACE, stamp=ADA), op=5),
     ]
-    made = exchange(session="s", agent="main", op=5, heard=[], steps=steps)
+    made = build_exchange(session="s", agent="main", op=5, heard=[], steps=steps)
     assert made is not None
     assert made.did == ("read: done", "send: failed", "write: outcome unknown")
 
 
 def test_a_note_is_what_was_noted_and_names_what_it_replaces() -> None:
     body = Noted(text="tea", action="replace", fact="drink", cites=(1, 2), supersedes=4, tags=("t",), stamp=ADA)
-    made = note(line(7, body, author="tool:memory", at=3.0), agent="main")
+    made = build_note(make_entry(7, body, author="tool:memory", at=3.0), agent="main")
     assert made is not None
-    assert made.key == note_key("s", 7)
-    assert made.supersedes == note_key("s", 4)
+    assert made.key == build_note_key("s", 7)
+    assert made.supersedes == build_note_key("s", 4)
     assert (made.text, made.action, made.fact, made.cites, made.tags) == ("tea", "replace", "drink", (1, 2), ("t",))
     assert (made.stamp, made.author, made.at, made.seq) == (ADA, "tool:memory", 3.0, 7)
-    assert note(line(7, Noted(text="first", stamp=ADA)), agent="main").supersedes == ""  # type: ignore[union-attr]
-    assert note(line(7, None), agent="main") is None
+    assert build_note(make_entry(7, Noted(text="first", stamp=ADA)), agent="main").supersedes == ""  # type: ignore[union-attr]
+    assert build_note(make_entry(7, None), agent="main") is None
 
 
 def test_an_undo_takes_back_the_exchanges_of_its_turns() -> None:
-    entry = line(9, Changed(change=OperationsUndone(ops=(2, 5, 7))), at=4.0)
-    made = retraction(entry, agent="main", turns=(2, 5))
+    entry = make_entry(9, Changed(change=OperationsUndone(ops=(2, 5, 7))), at=4.0)
+    made = build_retraction(entry, agent="main", turns=(2, 5))
     assert made is not None
-    assert made.keys == (exchange_key("s", 2), exchange_key("s", 5))
+    assert made.keys == (build_exchange_key("s", 2), build_exchange_key("s", 5))
     assert made.at == 4.0
-    assert retraction(entry, agent="main", turns=()) is None
+    assert build_retraction(entry, agent="main", turns=()) is None
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(EntryKind))
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_memory_is_handed_something_only_where_it_looks(kind: Kind, data: st.DataObject) -> None:
-    body = data.draw(bodies(kind))
+def test_memory_is_handed_something_only_where_it_looks(kind: EntryKind, data: st.DataObject) -> None:
+    body = data.draw(any_body(kind))
     expected = (
         isinstance(body, Noted)
-        or (isinstance(body, Ended) and body.outcome in REMEMBERED)
+        or (isinstance(body, Ended) and body.outcome in REMEMBERED_OUTCOMES)
         or (isinstance(body, Changed) and isinstance(body.change, OperationsUndone))
     )
-    assert matters(line(1, body, op=1)) == expected
+    assert is_memory_entry(make_entry(1, body, op=1)) == expected
     if expected:
-        assert kind in PLACES
+        assert kind in MEMORY_KINDS
 
 
 def test_what_is_no_turn_and_what_did_not_come_to_pass_is_not_remembered() -> None:
-    assert not matters(line(1, Ended()))
+    assert not is_memory_entry(make_entry(1, Ended()))
     for outcome in ("failed", "released", "refused", "erased"):
-        assert not matters(line(1, Ended(outcome=outcome), op=1))
-    assert not matters(line(1, Changed(change=ContextReset()), op=1))
-    assert not matters(structs.replace(line(1, Ended(), op=1), body=None))
+        assert not is_memory_entry(make_entry(1, Ended(outcome=outcome), op=1))
+    assert not is_memory_entry(make_entry(1, Changed(change=ContextReset()), op=1))
+    assert not is_memory_entry(structs.replace(make_entry(1, Ended(), op=1), body=None))
 
 
 # -- over whole histories ----------------------------------------------------------------------------------------------
 
 
-def memories(chapter: Chapter) -> Iterator[Memory]:
+def list_memories(chapter: RandomSession) -> Iterator[MemoryItem]:
     """Everything that a session has for memory, in order."""
     whats = {entry.seq: entry.body.type for entry in chapter.log if isinstance(entry.body, Began)}
     for entry in chapter.log:
-        if not matters(entry):
+        if not is_memory_entry(entry):
             continue
         match entry.body:
             case Ended() if whats[entry.op or 0] == "turn":
                 steps = [it for it in chapter.log if it.op == entry.op]
-                heard_ = [chapter.log[seq - 1] for seq in takes_of(steps)]
-                made = exchange(session=chapter.id, agent="main", op=entry.op or 0, heard=heard_, steps=steps)
+                heard_ = [chapter.log[seq - 1] for seq in list_consumed_seqs(steps)]
+                made = build_exchange(session=chapter.id, agent="main", op=entry.op or 0, heard=heard_, steps=steps)
             case Changed(change=OperationsUndone(ops=ops)):
                 turns = [op for op in ops if whats[op] == "turn"]
-                yield from filter(None, [retraction(entry, agent="main", turns=turns)])
+                yield from filter(None, [build_retraction(entry, agent="main", turns=turns)])
                 continue
             case _:
-                yield from filter(None, [note(entry, agent="main")])
+                yield from filter(None, [build_note(entry, agent="main")])
                 continue
         if made is not None:
             yield made
@@ -191,8 +209,8 @@ def memories(chapter: Chapter) -> Iterator[Memory]:
 
 def test_no_two_memories_share_a_key() -> None:
     for seed in range(200):
-        chronicle = Chronicle().tell(story_of(seed))
-        keys = [it.key for chapter in chronicle.chapters.values() for it in memories(chapter)]
+        chronicle = RandomLog().perform(make_random_actions(seed))
+        keys = [it.key for chapter in chronicle.sessions.values() for it in list_memories(chapter)]
         assert len(keys) == len(set(keys))
 
 
@@ -200,29 +218,29 @@ def test_what_was_handed_over_is_the_same_when_it_is_made_again_later() -> None:
     """A retry after any amount of further conversation repeats it to the byte; only an erasure may change it."""
     compared = 0
     for seed in range(60):
-        chronicle = Chronicle()
+        chronicle = RandomLog()
         first: dict[str, str] = {}
-        for action in story_of(seed):
+        for action in make_random_actions(seed):
             if action[0] == "erase":
                 continue
-            chronicle.do(action)
-            for chapter in chronicle.chapters.values():
-                for it in memories(chapter):
-                    made = fingerprint("name", [it])
+            chronicle.perform_action(action)
+            for chapter in chronicle.sessions.values():
+                for it in list_memories(chapter):
+                    made = fingerprint_batch("name", [it])
                     assert first.setdefault(it.key, made) == made
                     compared += 1
     assert compared > 1_000
 
 
 def test_a_batch_is_told_from_every_other() -> None:
-    one, two = of(heard(1, "one")), of(heard(1, "two"))
+    one, two = make_exchange(make_heard(1, "one")), make_exchange(make_heard(1, "two"))
     prints = [
-        fingerprint("n", [one]),
-        fingerprint("n", [two]),
-        fingerprint("n", [one, two]),
-        fingerprint("n", [two, one]),
-        fingerprint("m", [one]),
-        fingerprint("n", []),
+        fingerprint_batch("n", [one]),
+        fingerprint_batch("n", [two]),
+        fingerprint_batch("n", [one, two]),
+        fingerprint_batch("n", [two, one]),
+        fingerprint_batch("m", [one]),
+        fingerprint_batch("n", []),
     ]
     assert len(set(prints)) == len(prints)
-    assert fingerprint("n", (one,)) == prints[0]
+    assert fingerprint_batch("n", (one,)) == prints[0]

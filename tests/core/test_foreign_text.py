@@ -8,65 +8,81 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from everhold.core.entries import Call, Kind, Noted, Place, Returned, Said, Thought, cleansed, encode
-from everhold.ports.model import Answer, Request
-from everhold.ports.tool import Effect, Result, Saying
-from everhold.testing.fakes import FakeTool, ScriptedModel
-from everhold.testing.house import House
-from tests.core.bodies import bodies
+from everhold.core.entries import (
+    ChatLocation,
+    EntryKind,
+    Noted,
+    Returned,
+    Said,
+    Thought,
+    ToolCall,
+    encode_body,
+    strip_surrogates_deep,
+)
+from everhold.ports.model import ModelRequest, ModelResponse
+from everhold.ports.tool import SendRequest, ToolEffect, ToolResult
+from everhold.testing.fakes import FakeModel, FakeTool
+from everhold.testing.gateway import InProcessGateway
+from tests.core.bodies import any_body
 
 NO_TEXT = "caf\udce9.txt"
 """A file name as Python reads it where the disk holds Latin-1."""
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path)
-    with house.awake():
+def house(tmp_path: Path) -> Iterator[InProcessGateway]:
+    house = InProcessGateway(tmp_path)
+    with house.run_started():
         yield house
 
 
 @settings(max_examples=60, deadline=None)
-@given(bodies(Kind.THOUGHT) | bodies(Kind.RETURNED) | bodies(Kind.SAID))
+@given(any_body(EntryKind.THOUGHT) | any_body(EntryKind.RETURNED) | any_body(EntryKind.SAID))
 def test_what_is_clean_is_left_as_it_is(body: Thought | Returned | Said) -> None:
-    assert cleansed(body) is body
+    assert strip_surrogates_deep(body) is body
 
 
 def test_what_is_no_text_is_replaced_however_deep_it_lies() -> None:
-    call = Call(id=NO_TEXT, tool="t", arguments={NO_TEXT: [1, {"deep": NO_TEXT}], "n": None})
+    call = ToolCall(id=NO_TEXT, tool="t", arguments={NO_TEXT: [1, {"deep": NO_TEXT}], "n": None})
     dirty = Thought(text=NO_TEXT, calls=(call,), reasoning="fine")
     with pytest.raises(UnicodeEncodeError):
-        encode(dirty)
-    clean = cleansed(dirty)
-    assert "\udce9" not in encode(clean)
+        encode_body(dirty)
+    clean = strip_surrogates_deep(dirty)
+    assert "\udce9" not in encode_body(clean)
     assert clean.reasoning == "fine"
     assert clean.text.startswith("caf")
     assert clean.calls[0].arguments["n"] is None
     assert len(clean.calls[0].arguments) == 2
 
 
-def test_a_model_that_says_no_text_is_answered_with_the_rest(house: House) -> None:
-    house.furniture.model = ScriptedModel([Answer(text=f"it is {NO_TEXT}")])
-    house.say("what is it?")
-    assert [text[:9] for text in house.heard_back()] == ["it is caf"]
-    house.sound()
+def test_a_model_that_says_no_text_is_answered_with_the_rest(house: InProcessGateway) -> None:
+    house.runtimes.model = FakeModel([ModelResponse(text=f"it is {NO_TEXT}")])
+    house.send_message("what is it?")
+    assert [text[:9] for text in house.list_shown_texts()] == ["it is caf"]
+    house.assert_sound()
 
 
-@pytest.mark.parametrize("effect", list(Effect))
-def test_a_tool_that_returns_no_text_is_run_once_and_the_model_sees_the_rest(house: House, effect: Effect) -> None:
-    place = Place(platform="fake", account="main", chat="elsewhere")
-    result = Result(text=NO_TEXT, notes=[Noted(text=NO_TEXT)], sayings=[Saying(text=NO_TEXT, to=place)])
+@pytest.mark.parametrize("effect", list(ToolEffect))
+def test_a_tool_that_returns_no_text_is_run_once_and_the_model_sees_the_rest(
+    house: InProcessGateway, effect: ToolEffect
+) -> None:
+    place = ChatLocation(platform="fake", account="main", chat="elsewhere")
+    result = ToolResult(text=NO_TEXT, notes=[Noted(text=NO_TEXT)], send_requests=[SendRequest(text=NO_TEXT, to=place)])
     tool = FakeTool("list", effect, act=lambda _arguments, _context: result)
 
-    def answer(request: Request) -> Answer:
+    def answer(request: ModelRequest) -> ModelResponse:
         last = request.messages[-1]
-        return Answer(text=last.text) if last.role == "tool" else Answer(calls=(Call(id="c", tool="list"),))
+        return (
+            ModelResponse(text=last.text)
+            if last.role == "tool"
+            else ModelResponse(calls=(ToolCall(id="c", tool="list"),))
+        )
 
-    house.furniture.tools = {"list": tool}
-    house.furniture.model = ScriptedModel(answer)
-    session = house.say("list the files").session
+    house.runtimes.tools = {"list": tool}
+    house.runtimes.model = FakeModel(answer)
+    session = house.send_message("list the files").session
     assert sum(tool.started.values()) == 1
-    assert house.bodies(session, Returned)[0].text.startswith("caf")
-    assert house.bodies(session, Noted)[0].text.startswith("caf")
-    assert len(house.heard_back()) == 2
-    house.sound()
+    assert house.read_bodies(session, Returned)[0].text.startswith("caf")
+    assert house.read_bodies(session, Noted)[0].text.startswith("caf")
+    assert len(house.list_shown_texts()) == 2
+    house.assert_sound()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from everhold.core.ids import session_id
+from everhold.core.ids import make_session_id
 
 AT = st.floats(0, 10_000_000_000, allow_nan=False)
 CHANCE = st.binary(min_size=10, max_size=10)
@@ -15,7 +15,7 @@ CHANCE = st.binary(min_size=10, max_size=10)
 @given(AT, CHANCE, AT, CHANCE)
 def test_a_later_id_sorts_later(one: float, dice: bytes, other: float, more_dice: bytes) -> None:
     earlier, later = sorted((int(one * 1000), int(other * 1000)))
-    first, second = session_id(earlier / 1000 + 1e-4, dice), session_id(later / 1000 + 1e-4, more_dice)
+    first, second = make_session_id(earlier / 1000 + 1e-4, dice), make_session_id(later / 1000 + 1e-4, more_dice)
     if earlier < later:
         assert first < second
 
@@ -23,14 +23,14 @@ def test_a_later_id_sorts_later(one: float, dice: bytes, other: float, more_dice
 @settings(max_examples=80, deadline=None)
 @given(st.tuples(st.integers(0, 2**47), CHANCE), st.tuples(st.integers(0, 2**47), CHANCE))
 def test_another_moment_or_another_throw_is_another_id(one: tuple[int, bytes], other: tuple[int, bytes]) -> None:
-    ids = [session_id((ms + 0.5) / 1000, chance) for ms, chance in (one, other)]
+    ids = [make_session_id((ms + 0.5) / 1000, chance) for ms, chance in (one, other)]
     assert (ids[0] == ids[1]) == (one == other)
 
 
 @settings(max_examples=100, deadline=None)
 @given(AT, CHANCE)
 def test_an_id_needs_no_escaping_anywhere(at: float, chance: bytes) -> None:
-    made = session_id(at, chance)
+    made = make_session_id(at, chance)
     assert len(made) == 26
     assert made.isascii()
     assert made.isalnum()
@@ -39,14 +39,14 @@ def test_an_id_needs_no_escaping_anywhere(at: float, chance: bytes) -> None:
 
 
 def test_every_bit_of_chance_counts() -> None:
-    ids = {session_id(1.0, (1 << bit).to_bytes(10)) for bit in range(80)}
+    ids = {make_session_id(1.0, (1 << bit).to_bytes(10)) for bit in range(80)}
     assert len(ids) == 80
 
 
 def test_a_clock_before_the_epoch_makes_an_id_all_the_same() -> None:
-    assert session_id(-5.0, bytes(10)) == session_id(0.0, bytes(10))
+    assert make_session_id(-5.0, bytes(10)) == make_session_id(0.0, bytes(10))
 
 
 def test_too_little_chance_is_refused() -> None:
     with pytest.raises(AssertionError):
-        session_id(1.0, b"short")
+        make_session_id(1.0, b"short")

@@ -8,30 +8,30 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from everhold.core.retry import (
-    FIRST_WAIT_SECONDS,
-    LONGEST_WAIT_SECONDS,
-    MOST_ATTEMPTS,
-    must_hold,
-    resolution,
-    wait_seconds,
+    FIRST_DELAY_SECONDS,
+    MAX_ATTEMPTS,
+    MAX_DELAY_SECONDS,
+    is_late_arrival_harmful,
+    resolve_in_doubt,
+    retry_delay_seconds,
 )
-from everhold.ports.platform import Delivery
+from everhold.ports.platform import DeliveryGuarantee
 
 JITTER = st.floats(0.0, 1.0, exclude_max=True)
 
 
 @settings(deadline=None)
-@given(st.integers(1, MOST_ATTEMPTS - 1), JITTER)
+@given(st.integers(1, MAX_ATTEMPTS - 1), JITTER)
 def test_a_wait_is_never_nothing_and_never_beyond_the_longest(attempt: int, jitter: float) -> None:
-    wait = wait_seconds(attempt, jitter=jitter)
+    wait = retry_delay_seconds(attempt, jitter=jitter)
     assert wait is not None
-    assert FIRST_WAIT_SECONDS / 2 <= wait <= LONGEST_WAIT_SECONDS
+    assert FIRST_DELAY_SECONDS / 2 <= wait <= MAX_DELAY_SECONDS
 
 
 @settings(max_examples=30, deadline=None)
 @given(JITTER)
 def test_a_later_attempt_never_waits_less(jitter: float) -> None:
-    waits = [wait_seconds(attempt, jitter=jitter) for attempt in range(1, MOST_ATTEMPTS)]
+    waits = [retry_delay_seconds(attempt, jitter=jitter) for attempt in range(1, MAX_ATTEMPTS)]
     assert all(a is not None and b is not None and a <= b for a, b in itertools.pairwise(waits))
 
 
@@ -39,23 +39,23 @@ def test_a_later_attempt_never_waits_less(jitter: float) -> None:
 @given(st.integers(1, 1_000), JITTER, JITTER)
 def test_jitter_spreads_a_crowd_over_half_the_wait(attempt: int, one: float, other: float) -> None:
     low, high = sorted((one, other))
-    first, second = wait_seconds(attempt, jitter=low), wait_seconds(attempt, jitter=high)
+    first, second = retry_delay_seconds(attempt, jitter=low), retry_delay_seconds(attempt, jitter=high)
     assert first is not None
     assert second is not None
     assert first <= second <= 2 * first
-    least, most = wait_seconds(attempt, jitter=0.0), wait_seconds(attempt, jitter=1 - 1e-9)
+    least, most = retry_delay_seconds(attempt, jitter=0.0), retry_delay_seconds(attempt, jitter=1 - 1e-9)
     assert least is not None
     assert most == pytest.approx(2 * least)
 
 
 @settings(deadline=None)
-@given(st.integers(MOST_ATTEMPTS, 10**30), JITTER)
+@given(st.integers(MAX_ATTEMPTS, 10**30), JITTER)
 def test_after_the_last_attempt_it_is_parked_for_good(attempt: int, jitter: float) -> None:
-    assert wait_seconds(attempt, jitter=jitter) is None
+    assert retry_delay_seconds(attempt, jitter=jitter) is None
 
 
 def test_an_outage_of_days_is_waited_out() -> None:
-    waits = [wait_seconds(attempt, jitter=0.0) or 0.0 for attempt in range(1, MOST_ATTEMPTS)]
+    waits = [retry_delay_seconds(attempt, jitter=0.0) or 0.0 for attempt in range(1, MAX_ATTEMPTS)]
     assert sum(waits) > 3 * 86_400, "even with the shortest waits chance can give"
     assert sum(waits) * 2 < 8 * 86_400
 
@@ -63,20 +63,24 @@ def test_an_outage_of_days_is_waited_out() -> None:
 @pytest.mark.parametrize(
     "delivery, policy, what",
     [
-        (Delivery.KEYED, "hold", "resend"),
-        (Delivery.KEYED, "resend", "resend"),
-        (Delivery.UPSERT, "hold", "resend"),
-        (Delivery.PROBE, "hold", "probe"),
-        (Delivery.PROBE, "resend", "probe"),
-        (Delivery.BLIND, "hold", "hold"),
-        (Delivery.BLIND, "resend", "gamble"),
-        (Delivery.UNACKNOWLEDGED, "hold", "hold"),
-        (Delivery.UNACKNOWLEDGED, "resend", "gamble"),
+        (DeliveryGuarantee.KEYED, "hold", "resend"),
+        (DeliveryGuarantee.KEYED, "resend", "resend"),
+        (DeliveryGuarantee.UPSERT, "hold", "resend"),
+        (DeliveryGuarantee.PROBE, "hold", "probe"),
+        (DeliveryGuarantee.PROBE, "resend", "probe"),
+        (DeliveryGuarantee.BLIND, "hold", "hold"),
+        (DeliveryGuarantee.BLIND, "resend", "gamble"),
+        (DeliveryGuarantee.UNACKNOWLEDGED, "hold", "hold"),
+        (DeliveryGuarantee.UNACKNOWLEDGED, "resend", "gamble"),
     ],
 )
-def test_what_is_in_doubt_is_resolved_as_the_far_side_allows(delivery: Delivery, policy: str, what: str) -> None:
-    assert resolution(delivery, policy=policy) == what
+def test_what_is_in_doubt_is_resolved_as_the_far_side_allows(
+    delivery: DeliveryGuarantee, policy: str, what: str
+) -> None:
+    assert resolve_in_doubt(delivery, policy=policy) == what
 
 
 def test_only_a_far_side_that_knows_the_key_needs_no_hold_after_a_take_over() -> None:
-    assert [delivery for delivery in Delivery if not must_hold(delivery)] == [Delivery.KEYED]
+    assert [delivery for delivery in DeliveryGuarantee if not is_late_arrival_harmful(delivery)] == [
+        DeliveryGuarantee.KEYED
+    ]

@@ -9,8 +9,18 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from everhold.core.entries import Place
-from everhold.core.schedule import After, Cron, Every, Once, Schedule, Soon, due, next_tick, parse
+from everhold.core.entries import ChatLocation
+from everhold.core.schedule import (
+    CronRule,
+    DateRule,
+    DelayRule,
+    IntervalRule,
+    NextTimeRule,
+    Schedule,
+    find_due_tick,
+    find_next_tick,
+    parse_rule,
+)
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -20,11 +30,11 @@ def at(text: str, zone: datetime.tzinfo = BERLIN, fold: int = 0) -> float:
 
 
 def ticks(words: str, after: str, count: int, zone: datetime.tzinfo = BERLIN) -> list[str]:
-    found = parse(f"{words} something")
+    found = parse_rule(f"{words} something")
     assert found is not None
     now, seen = at(after, zone), []
     for _ in range(count):
-        tick = next_tick(found[0], after=now, made=at(after, zone), zone=zone)
+        tick = find_next_tick(found[0], after=now, made=at(after, zone), zone=zone)
         if tick is None:
             break
         seen.append(datetime.datetime.fromtimestamp(tick, zone).strftime("%m-%d %H:%M"))
@@ -35,31 +45,31 @@ def ticks(words: str, after: str, count: int, zone: datetime.tzinfo = BERLIN) ->
 @pytest.mark.parametrize(
     "text, rule, rest",
     [
-        ("every 2h look", Every(7200.0), "look"),
-        ("in 20m tea", After(1200.0), "tea"),
-        ("in 2 hours go home", After(7200.0), "go home"),
-        ("in 1 day x", After(86_400.0), "x"),
-        ("at 18:00 go", Soon((18, 0)), "go"),
-        ("tomorrow 9:00 wake me", Soon((9, 0), tomorrow=True), "wake me"),
-        ("tomorrow at 9:00 wake me", Soon((9, 0), tomorrow=True), "wake me"),
-        ("every 2 hours look", Every(7200.0), "look"),
-        ("every 15 min look at 8", Every(900.0), "look at 8"),
-        ("daily 08:30 say: good morning", Cron(minutes=(30,), hours=(8,)), "say: good morning"),
-        ("weekdays 8:30 go", Cron(minutes=(30,), hours=(8,), weekdays=(0, 1, 2, 3, 4)), "go"),
-        ("mon,friday 18:00 go", Cron(minutes=(0,), hours=(18,), weekdays=(0, 4)), "go"),
-        ("at 2027-01-31 09:00 go", Once((2027, 1, 31, 9, 0)), "go"),
-        ("*/30 8-9 1 1,7 * go", Cron(minutes=(0, 30), hours=(8, 9), days=(1,), months=(1, 7)), "go"),
-        ("0 9 * * 0 go", Cron(minutes=(0,), hours=(9,), weekdays=(6,)), "go"),
-        ("0 9 * * 7 go", Cron(minutes=(0,), hours=(9,), weekdays=(6,)), "go"),
-        ("every day at 9:00 say hi", Cron(minutes=(0,), hours=(9,)), "say hi"),
-        ("every monday 9:00 at 10:00", Cron(minutes=(0,), hours=(9,), weekdays=(0,)), "at 10:00"),
-        ("daily at 08:30 go", Cron(minutes=(30,), hours=(8,)), "go"),
-        ("every 2d at 9:00 look", Every(172_800.0), "at 9:00 look"),
-        ("DAILY 08:30", Cron(minutes=(30,), hours=(8,)), ""),
+        ("every 2h look", IntervalRule(7200.0), "look"),
+        ("in 20m tea", DelayRule(1200.0), "tea"),
+        ("in 2 hours go home", DelayRule(7200.0), "go home"),
+        ("in 1 day x", DelayRule(86_400.0), "x"),
+        ("at 18:00 go", NextTimeRule((18, 0)), "go"),
+        ("tomorrow 9:00 wake me", NextTimeRule((9, 0), tomorrow=True), "wake me"),
+        ("tomorrow at 9:00 wake me", NextTimeRule((9, 0), tomorrow=True), "wake me"),
+        ("every 2 hours look", IntervalRule(7200.0), "look"),
+        ("every 15 min look at 8", IntervalRule(900.0), "look at 8"),
+        ("daily 08:30 say: good morning", CronRule(minutes=(30,), hours=(8,)), "say: good morning"),
+        ("weekdays 8:30 go", CronRule(minutes=(30,), hours=(8,), weekdays=(0, 1, 2, 3, 4)), "go"),
+        ("mon,friday 18:00 go", CronRule(minutes=(0,), hours=(18,), weekdays=(0, 4)), "go"),
+        ("at 2027-01-31 09:00 go", DateRule((2027, 1, 31, 9, 0)), "go"),
+        ("*/30 8-9 1 1,7 * go", CronRule(minutes=(0, 30), hours=(8, 9), days=(1,), months=(1, 7)), "go"),
+        ("0 9 * * 0 go", CronRule(minutes=(0,), hours=(9,), weekdays=(6,)), "go"),
+        ("0 9 * * 7 go", CronRule(minutes=(0,), hours=(9,), weekdays=(6,)), "go"),
+        ("every day at 9:00 say hi", CronRule(minutes=(0,), hours=(9,)), "say hi"),
+        ("every monday 9:00 at 10:00", CronRule(minutes=(0,), hours=(9,), weekdays=(0,)), "at 10:00"),
+        ("daily at 08:30 go", CronRule(minutes=(30,), hours=(8,)), "go"),
+        ("every 2d at 9:00 look", IntervalRule(172_800.0), "at 9:00 look"),
+        ("DAILY 08:30", CronRule(minutes=(30,), hours=(8,)), ""),
     ],
 )
 def test_a_rule_is_read_and_what_follows_is_kept(text: str, rule: object, rest: str) -> None:
-    found = parse(text)
+    found = parse_rule(text)
     assert found is not None
     assert (found[0], found[2]) == (rule, rest)
     assert text.startswith(found[1])
@@ -95,15 +105,15 @@ def test_a_rule_is_read_and_what_follows_is_kept(text: str, rule: object, rest: 
     ],
 )
 def test_what_is_no_rule_is_none(text: str) -> None:
-    assert parse(text) is None
+    assert parse_rule(text) is None
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="0123456789*/,- abcdefgh:", max_size=30))
 def test_whatever_is_written_breaks_nothing(text: str) -> None:
-    found = parse(text)
+    found = parse_rule(text)
     if found is not None:
-        next_tick(found[0], after=0.0, made=0.0, zone=datetime.UTC)
+        find_next_tick(found[0], after=0.0, made=0.0, zone=datetime.UTC)
 
 
 def test_a_day_has_its_local_time_also_when_clocks_change() -> None:
@@ -116,11 +126,11 @@ def test_an_hour_that_is_left_out_is_made_up_and_one_that_comes_twice_counts_onc
 
 
 def test_a_rule_for_every_hour_skips_none_of_the_two() -> None:
-    found = parse("30 * * * * x")
+    found = parse_rule("30 * * * * x")
     assert found is not None
     now, gaps = at("2026-10-25 00:00"), set()
     for _ in range(6):
-        tick = next_tick(found[0], after=now, made=now, zone=BERLIN)
+        tick = find_next_tick(found[0], after=now, made=now, zone=BERLIN)
         assert tick is not None
         gaps.add(tick - now)
         now = tick
@@ -128,10 +138,10 @@ def test_a_rule_for_every_hour_skips_none_of_the_two() -> None:
 
 
 def test_the_same_words_mean_another_moment_elsewhere() -> None:
-    found = parse("daily 08:30 x")
+    found = parse_rule("daily 08:30 x")
     assert found is not None
     berlin, tokyo = (
-        next_tick(found[0], after=at("2026-12-01 00:00", datetime.UTC), made=0.0, zone=zone)
+        find_next_tick(found[0], after=at("2026-12-01 00:00", datetime.UTC), made=0.0, zone=zone)
         for zone in (BERLIN, ZoneInfo("Asia/Tokyo"))
     )
     assert berlin is not None
@@ -166,9 +176,9 @@ def test_soon_is_meant_from_when_it_is_said(words: str, made: str, when: list[st
 
 
 def schedule(words: str, made: str, last: float = 0.0) -> Schedule:
-    found = parse(f"{words} x")
+    found = parse_rule(f"{words} x")
     assert found is not None
-    place = Place(platform="p")
+    place = ChatLocation(platform="p")
     return Schedule(
         id="1", rule=found[0], words=words, text="x", place=place, sender="a", kind="dm", made=at(made), last=last
     )
@@ -181,12 +191,12 @@ MISSED = ["daily 08:30", "mon 09:00", "weekdays 08:30", "0 9 1 * *", "every 2h",
 def test_what_was_missed_is_made_up_for_once(words: str) -> None:
     it = schedule(words, "2026-11-01 12:00")
     now = at("2026-12-24 12:01")
-    tick = due(it, now=now, zone=BERLIN)
+    tick = find_due_tick(it, now=now, zone=BERLIN)
     assert tick is not None
     assert tick <= now
     said = schedule(words, "2026-11-01 12:00", last=tick)
-    assert due(said, now=now, zone=BERLIN) is None, "and then it is done"
-    following = next_tick(said.rule, after=tick, made=said.made, zone=BERLIN)
+    assert find_due_tick(said, now=now, zone=BERLIN) is None, "and then it is done"
+    following = find_next_tick(said.rule, after=tick, made=said.made, zone=BERLIN)
     assert following is None or following > now, "it was the latest of them"
 
 
@@ -210,7 +220,7 @@ def test_a_long_absence_costs_no_more_than_a_day(last: str) -> None:
     zone = Counting()
     it = schedule("* * * * *", "2018-01-01 12:00", last=at(last, datetime.UTC))
     now = at("2026-11-24 12:00:30", datetime.UTC)
-    assert due(it, now=now, zone=zone) == at("2026-11-24 12:00", datetime.UTC)
+    assert find_due_tick(it, now=now, zone=zone) == at("2026-11-24 12:00", datetime.UTC)
     assert zone.asked < 3 * 2 * 24 * 60
 
 
@@ -230,13 +240,13 @@ def test_the_latest_is_the_one_that_a_walk_from_tick_to_tick_ends_at(
     now = since + more * 60
     it = msgspec.structs.replace(schedule(words, "1990-01-01"), last=since)
     walked, after = None, since
-    while (tick := next_tick(it.rule, after=after, made=it.made, zone=zone)) is not None and tick <= now:
+    while (tick := find_next_tick(it.rule, after=after, made=it.made, zone=zone)) is not None and tick <= now:
         walked = after = tick
-    assert due(it, now=now, zone=zone) == walked
+    assert find_due_tick(it, now=now, zone=zone) == walked
 
 
 def test_a_clock_that_goes_back_says_nothing_twice() -> None:
     it = schedule("every 1h", "2026-11-01 12:00", last=at("2026-11-01 14:00"))
-    assert due(it, now=at("2026-11-01 13:30"), zone=BERLIN) is None
-    assert due(it, now=at("2026-11-01 14:00"), zone=BERLIN) is None
-    assert due(it, now=at("2026-11-01 15:00"), zone=BERLIN) == at("2026-11-01 15:00")
+    assert find_due_tick(it, now=at("2026-11-01 13:30"), zone=BERLIN) is None
+    assert find_due_tick(it, now=at("2026-11-01 14:00"), zone=BERLIN) is None
+    assert find_due_tick(it, now=at("2026-11-01 15:00"), zone=BERLIN) == at("2026-11-01 15:00")

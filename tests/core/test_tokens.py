@@ -4,46 +4,46 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from everhold.core.entries import Attachment, Call
+from everhold.core.entries import Attachment, ToolCall
 from everhold.core.tokens import (
-    LEAST,
-    MOST,
+    MAX_RATIO,
+    MIN_RATIO,
     UNCALIBRATED,
-    ceiling,
-    expected,
-    observe,
-    weigh,
+    estimate_max_tokens,
+    estimate_tokens,
+    update_calibration,
     weigh_message,
     weigh_messages,
     weigh_request,
+    weigh_text,
 )
-from everhold.ports.model import Message, Request, ToolSpec
+from everhold.ports.model import ModelMessage, ModelRequest, ToolSpec
 
 
 @given(st.text(), st.text())
 def test_more_text_never_weighs_less(text: str, more: str) -> None:
-    assert weigh(text) <= weigh(text + more) <= weigh(text) + weigh(more)
+    assert weigh_text(text) <= weigh_text(text + more) <= weigh_text(text) + weigh_text(more)
 
 
 def test_bytes_by_four() -> None:
-    assert weigh("") == 0
-    assert weigh("abcd") == 1
-    assert weigh("abcde") == 2
-    assert weigh("äöüß") == 2
-    assert weigh("😀") == 1
-    assert weigh("\ud800") == 1
+    assert weigh_text("") == 0
+    assert weigh_text("abcd") == 1
+    assert weigh_text("abcde") == 2
+    assert weigh_text("äöüß") == 2
+    assert weigh_text("😀") == 1
+    assert weigh_text("\ud800") == 1
 
 
 def test_everything_a_model_reads_is_weighed() -> None:
-    plain = Message(role="user", text="hello")
-    assert weigh_message(Message(role="user", text="hello", name="Ada")) > weigh_message(plain)
-    call = Call(id="1", tool="note", arguments={"text": "x" * 400})
-    assert weigh_message(Message(role="assistant", calls=(call,))) > 100
+    plain = ModelMessage(role="user", text="hello")
+    assert weigh_message(ModelMessage(role="user", text="hello", name="Ada")) > weigh_message(plain)
+    call = ToolCall(id="1", tool="note", arguments={"text": "x" * 400})
+    assert weigh_message(ModelMessage(role="assistant", calls=(call,))) > 100
     image = Attachment(blob="b", media="image/png")
-    assert weigh_message(Message(role="user", attachments=(image,))) > 1000
+    assert weigh_message(ModelMessage(role="user", attachments=(image,))) > 1000
     tool = ToolSpec(name="note", description="d" * 400, parameters={"type": "object"})
-    bare = Request(system="", messages=(plain,))
-    assert weigh_request(Request(system="s" * 400, messages=(plain,), tools=(tool,))) >= weigh_request(bare) + 200
+    bare = ModelRequest(system="", messages=(plain,))
+    assert weigh_request(ModelRequest(system="s" * 400, messages=(plain,), tools=(tool,))) >= weigh_request(bare) + 200
     assert weigh_messages([plain, plain]) == 2 * weigh_message(plain)
 
 
@@ -51,19 +51,19 @@ def test_everything_a_model_reads_is_weighed() -> None:
 def test_a_steady_model_is_learned(true: float, weights: list[int]) -> None:
     calibration = UNCALIBRATED
     for weight in weights:
-        calibration = observe(calibration, weight=weight, tokens=round(weight * true))
+        calibration = update_calibration(calibration, weight=weight, tokens=round(weight * true))
     for weight in weights:
-        assert abs(expected(weight, calibration) - weight * true) <= 0.02 * weight * true + 2
-        assert ceiling(weight, calibration) >= int(weight * true)
-        assert ceiling(weight, calibration) <= weight * true * 1.5 + 2
+        assert abs(estimate_tokens(weight, calibration) - weight * true) <= 0.02 * weight * true + 2
+        assert estimate_max_tokens(weight, calibration) >= int(weight * true)
+        assert estimate_max_tokens(weight, calibration) <= weight * true * 1.5 + 2
 
 
 def test_an_exchanged_model_is_learned_anew() -> None:
     calibration = UNCALIBRATED
     for _ in range(200):
-        calibration = observe(calibration, weight=1000, tokens=800)
+        calibration = update_calibration(calibration, weight=1000, tokens=800)
     for _ in range(60):
-        calibration = observe(calibration, weight=1000, tokens=1500)
+        calibration = update_calibration(calibration, weight=1000, tokens=1500)
     assert 1.45 < calibration.ratio < 1.55
 
 
@@ -71,12 +71,12 @@ def test_an_exchanged_model_is_learned_anew() -> None:
 def test_no_report_can_ruin_it(reports: list[tuple[int, int]]) -> None:
     calibration = UNCALIBRATED
     for weight, tokens in reports:
-        calibration = observe(calibration, weight=weight, tokens=tokens)
-    assert LEAST <= calibration.ratio <= MOST
+        calibration = update_calibration(calibration, weight=weight, tokens=tokens)
+    assert MIN_RATIO <= calibration.ratio <= MAX_RATIO
     assert 0 < calibration.spread <= 1
-    assert expected(1000, calibration) <= ceiling(1000, calibration)
+    assert estimate_tokens(1000, calibration) <= estimate_max_tokens(1000, calibration)
 
 
 def test_what_says_nothing_teaches_nothing() -> None:
-    assert observe(UNCALIBRATED, weight=10, tokens=90) == UNCALIBRATED
-    assert observe(UNCALIBRATED, weight=1000, tokens=0) == UNCALIBRATED
+    assert update_calibration(UNCALIBRATED, weight=10, tokens=90) == UNCALIBRATED
+    assert update_calibration(UNCALIBRATED, weight=1000, tokens=0) == UNCALIBRATED

@@ -16,51 +16,51 @@ from hypothesis import example, given, settings, strategies as st
 from msgspec import Struct, structs
 
 from everhold.core.entries import (
-    VERSION,
+    BODY_VERSION,
     Began,
-    Body,
-    Call,
     Called,
     Ended,
     Entry,
+    EntryBody,
+    ModelUsage,
     Noted,
     Notified,
     Returned,
     Said,
     Thought,
     Took,
-    Usage,
-    kind_of,
+    ToolCall,
+    get_body_kind,
 )
 from everhold.core.turn import (
-    MOST_ATTEMPTS,
-    MOST_ROUNDS,
-    NOT_RUN,
-    UNKNOWN_OUTCOME,
-    Answered,
-    Ask,
-    Broken,
-    CutShort,
-    Event,
-    Finish,
-    Opened,
-    Overlong,
-    Ran,
-    Record,
-    Recorded,
-    Run,
-    Shrink,
-    Task,
-    Turn,
-    Unreachable,
-    Wait,
-    replay,
-    step,
+    MAX_ROUNDS,
+    MAX_TURN_ATTEMPTS,
+    NOT_RUN_TEXT,
+    UNKNOWN_OUTCOME_TEXT,
+    AskModel,
+    BodiesRecorded,
+    FinishTurn,
+    ModelAnswered,
+    ModelUnreachable,
+    RecordBodies,
+    RequestTooLong,
+    RunTool,
+    ShrinkContext,
+    ToolFinished,
+    TurnAction,
+    TurnBroken,
+    TurnCutShort,
+    TurnEvent,
+    TurnOpened,
+    TurnState,
+    WaitForModel,
+    advance_turn,
+    rebuild_turn,
 )
-from everhold.ports.tool import Effect
-from tests.core.planted import found
+from everhold.ports.tool import ToolEffect
+from tests.core.planted_bugs import find_first_failing
 
-Step: TypeAlias = Callable[[Turn, Event, Mapping[str, Effect]], tuple[Turn, Task]]
+Step: TypeAlias = Callable[[TurnState, TurnEvent, Mapping[str, ToolEffect]], tuple[TurnState, TurnAction]]
 Fate: TypeAlias = Literal["ok", "dies", "cut", "down", "breaks", "long", "steered"]
 
 TOOLS = ("pure", "keyed", "probe", "once", "moody", "unknown")
@@ -69,25 +69,25 @@ TROUBLES: tuple[Fate, ...] = ("cut", "down", "breaks", "long", "steered")
 IDS = ("", "", "a", "b", "call-0-0", "call-0-1", "call-1-0")
 
 
-class Story(Struct, frozen=True, kw_only=True):
+class TurnScript(Struct, frozen=True, kw_only=True):
     """What a model wants, what befalls whoever works on it, and what `moody` is in each life."""
 
     answers: tuple[tuple[tuple[str, str], ...], ...] = ()
     fates: tuple[Fate, ...] = ()
-    moods: tuple[Effect, ...] = (Effect.ONCE,)
+    moods: tuple[ToolEffect, ...] = (ToolEffect.ONCE,)
 
 
 STORY = st.builds(
-    Story,
+    TurnScript,
     answers=st.lists(
         st.lists(st.tuples(st.sampled_from(IDS), st.sampled_from(TOOLS)), max_size=3).map(tuple), max_size=4
     ).map(tuple),
     fates=st.lists(st.sampled_from(("ok", "ok", "ok", "dies", "dies", *TROUBLES)), max_size=30).map(tuple),
-    moods=st.lists(st.sampled_from(Effect), min_size=1, max_size=3).map(tuple),
+    moods=st.lists(st.sampled_from(ToolEffect), min_size=1, max_size=3).map(tuple),
 )
 
 
-def story_of(seed: int) -> Story:
+def make_random_script(seed: int) -> TurnScript:
     """A story by chance: long enough to get somewhere, and in some worlds people die young."""
     chance = Random(seed)
     answers = tuple(
@@ -99,30 +99,30 @@ def story_of(seed: int) -> Story:
         "dies" if chance.random() < deaths else chance.choice(TROUBLES) if chance.random() < trouble else "ok"
         for _ in range(60)
     )
-    return Story(answers=answers, fates=fates, moods=tuple(chance.choice(list(Effect)) for _ in range(3)))
+    return TurnScript(answers=answers, fates=fates, moods=tuple(chance.choice(list(ToolEffect)) for _ in range(3)))
 
 
-class Died(Exception):
+class ProcessDied(Exception):
     """kill -9."""
 
 
-class World:
+class TurnWorld:
     """Performs a turn's effects, keeps what was recorded, counts what really ran."""
 
-    def __init__(self, story: Story, step_: Step = step) -> None:
+    def __init__(self, story: TurnScript, step_: Step = advance_turn) -> None:
         self.story = story
         self.step = step_
         self.fates = iter(story.fates)
         self.answers = iter(story.answers)
         self.log: list[Entry] = []
-        self.ran: list[tuple[int, str, str, Effect]] = []
+        self.ran: list[tuple[int, str, str, ToolEffect]] = []
         """(seq of the thought, call id, key, what the tool was taken for)"""
         self.keys: dict[tuple[int, str], str] = {}
         self.lives = 0
         self.attempts = 0
         self.append(Began(type="turn", takes=(1, 2)))
 
-    def append(self, *bodies: Body) -> None:
+    def append(self, *bodies: EntryBody) -> None:
         for body in bodies:
             seq = len(self.log) + 3
             self.log.append(
@@ -130,11 +130,11 @@ class World:
                     session="s",
                     seq=seq,
                     pos=seq,
-                    kind=kind_of(body),
+                    kind=get_body_kind(body),
                     op=3,
                     author="agent:main",
                     at=0.0,
-                    version=VERSION,
+                    version=BODY_VERSION,
                     body=body,
                     digest=b"",
                 )
@@ -146,26 +146,26 @@ class World:
 
     def gate(self) -> None:
         if self.fate("dies") == "dies":
-            raise Died
+            raise ProcessDied
 
     @property
-    def effects(self) -> dict[str, Effect]:
+    def effects(self) -> dict[str, ToolEffect]:
         mood = self.story.moods[(self.lives - 1) % len(self.story.moods)]
         return {
-            "pure": Effect.PURE,
-            "keyed": Effect.KEYED,
-            "probe": Effect.PROBE,
-            "once": Effect.ONCE,
+            "pure": ToolEffect.PURE,
+            "keyed": ToolEffect.KEYED,
+            "probe": ToolEffect.PROBE,
+            "once": ToolEffect.ONCE,
             "moody": mood,
         }
 
     # -- what is recorded
 
-    def thoughts(self) -> Iterator[tuple[int, Thought, list[Body]]]:
+    def thoughts(self) -> Iterator[tuple[int, Thought, list[EntryBody]]]:
         """Every thought with what follows it, up to the next."""
         for index, entry in enumerate(self.log):
             if isinstance(entry.body, Thought):
-                after: list[Body] = []
+                after: list[EntryBody] = []
                 for later in self.log[index + 1 :]:
                     if isinstance(later.body, Thought):
                         break
@@ -182,66 +182,68 @@ class World:
             self.lives += 1
             self.attempts += not paused
             try:
-                paused = self.live()
-            except Died:
+                paused = self.run_until_done_or_waiting()
+            except ProcessDied:
                 paused = False
 
-    def live(self) -> bool:
+    def run_until_done_or_waiting(self) -> bool:
         """Work until the turn is over, or must wait; whether it waits."""
-        turn = replay(self.log, session="s", op=3, attempts=self.attempts, left_over=self.lives > 1)
-        event: Event = Opened()
+        turn = rebuild_turn(self.log, session="s", op=3, attempts=self.attempts, left_over=self.lives > 1)
+        event: TurnEvent = TurnOpened()
         while True:
             turn, task = self.step(turn, event, self.effects)
-            assert turn.rounds <= MOST_ROUNDS
-            assert self.attempts <= MOST_ATTEMPTS or isinstance(task, Finish), "it never gives up"
+            assert turn.rounds <= MAX_ROUNDS
+            assert self.attempts <= MAX_TURN_ATTEMPTS or isinstance(task, FinishTurn), "it never gives up"
             match task:
-                case Ask():
+                case AskModel():
                     event = self.ask()
-                case Record(bodies):
+                case RecordBodies(bodies):
                     event = self.record(bodies)
-                case Run():
+                case RunTool():
                     event = self.run(task)
-                case Shrink():
-                    event = Opened() if self.fate("breaks") == "ok" else Broken(reason="it does not fit")
-                case Wait(release=release):
+                case ShrinkContext():
+                    event = TurnOpened() if self.fate("breaks") == "ok" else TurnBroken(reason="it does not fit")
+                case WaitForModel(release=release):
                     if release:
                         assert not list(self.thoughts()), (
                             "something was thought already: its cost and calls would be lost"
                         )
                         self.append(Ended(outcome="released"))
                     return not release
-                case Finish(bodies=bodies, ended=ended):
+                case FinishTurn(bodies=bodies, ended=ended):
                     self.gate()
                     self.append(*bodies, ended)
                     self.gate()
                     return False
 
-    def ask(self) -> Event:
+    def ask(self) -> TurnEvent:
         self.gate()
         calls_open = [call for _, thought, after in self.thoughts() for call in self.unanswered(thought, after)]
         assert not calls_open, "the model is asked while a call has no result"
         match self.fate("cut", "down", "breaks", "long", "steered"):
             case "cut":
-                return CutShort("stopped")
+                return TurnCutShort("stopped")
             case "down":
-                return Unreachable(reason="down", retry_after=5.0)
+                return ModelUnreachable(reason="down", retry_after=5.0)
             case "breaks":
-                return Broken(reason="refused")
+                return TurnBroken(reason="refused")
             case "long":
-                return Overlong(reason="too long")
+                return RequestTooLong(reason="too long")
             case "steered":
                 return self.record((Took(takes=(len(self.log) + 100,)),))
-        calls = tuple(Call(id=id, tool=tool) for id, tool in next(self.answers, ()))
+        calls = tuple(ToolCall(id=id, tool=tool) for id, tool in next(self.answers, ()))
         self.gate()
-        return Answered(Thought(text="" if calls else "the answer", calls=calls, usage=Usage(input=3, output=1)))
+        return ModelAnswered(
+            Thought(text="" if calls else "the answer", calls=calls, usage=ModelUsage(input=3, output=1))
+        )
 
-    def record(self, bodies: tuple[Body, ...]) -> Event:
+    def record(self, bodies: tuple[EntryBody, ...]) -> TurnEvent:
         self.gate()
         self.append(*bodies)
         self.gate()
-        return Recorded(bodies)
+        return BodiesRecorded(bodies)
 
-    def run(self, task: Run) -> Event:
+    def run(self, task: RunTool) -> TurnEvent:
         thoughts = list(self.thoughts())
         assert thoughts, "a tool runs before the thought that wants it is recorded"
         seq, thought, after = thoughts[-1]
@@ -250,31 +252,31 @@ class World:
         assert len(started) <= 1, "started twice"
         if started:
             assert started[0].key == task.key, "the key changed since it was started"
-            effect = Effect(started[0].effect)
+            effect = ToolEffect(started[0].effect)
         else:
-            effect = self.effects.get(task.call.tool, Effect.ONCE)
-            assert effect is Effect.PURE, "it runs without a record that it does"
+            effect = self.effects.get(task.call.tool, ToolEffect.ONCE)
+            assert effect is ToolEffect.PURE, "it runs without a record that it does"
         assert self.keys.setdefault((seq, task.call.id), task.key) == task.key, "the same call under another key"
         assert len(set(self.keys.values())) == len(self.keys), "two calls under one key"
         self.gate()
         if not (task.how == "probe" and any(key == task.key for _, _, key, _ in self.ran)):
             self.ran.append((seq, task.call.id, task.key, effect))
-        times = Counter(ran[:2] for ran in self.ran if ran[3] in (Effect.ONCE, Effect.PROBE))
+        times = Counter(ran[:2] for ran in self.ran if ran[3] in (ToolEffect.ONCE, ToolEffect.PROBE))
         assert all(count == 1 for count in times.values()), "something that must not be done twice was done twice"
         self.gate()
         if self.fate("cut") == "cut":
-            return CutShort("interrupted")
-        return Ran(Returned(call=task.call.id, text="done"))
+            return TurnCutShort("interrupted")
+        return ToolFinished(Returned(call=task.call.id, text="done"))
 
     @staticmethod
-    def unanswered(thought: Thought, after: Sequence[Body]) -> list[Call]:
+    def unanswered(thought: Thought, after: Sequence[EntryBody]) -> list[ToolCall]:
         answered = {body.call for body in after if isinstance(body, Returned)}
         return [call for call in thought.calls if call.id not in answered]
 
 
-def holds(story: Story, step_: Step = step) -> World:
+def check_script(story: TurnScript, step_: Step = advance_turn) -> TurnWorld:
     """Play a story to its end and check what is left of it."""
-    world = World(story, step_)
+    world = TurnWorld(story, step_)
     world.play()
     bodies = [entry.body for entry in world.log]
     ended = [body for body in bodies if isinstance(body, Ended)]
@@ -287,25 +289,27 @@ def holds(story: Story, step_: Step = step) -> World:
         results = [body.call for body in after if isinstance(body, Returned)]
         assert sorted(results) == sorted(ids), "calls and results parted"
     cost = [body.usage for body in bodies if isinstance(body, Thought)]
-    assert ended[0].usage == sum(cost, Usage())
+    assert ended[0].usage == sum(cost, ModelUsage())
     return world
 
 
 @settings(max_examples=300, deadline=None)
 @given(STORY)
-@example(Story(answers=((("", "once"), ("call-0-0", "once")),)))
-@example(Story(answers=((("call-0-1", "once"), ("", "once")),)))
-@example(Story(answers=((("a", "once"), ("a", "once")), (("a", "once"),))))
-@example(Story(answers=((("a", "moody"),),), fates=("ok",) * 5 + ("dies",), moods=(Effect.ONCE, Effect.PURE)))
-@example(Story(answers=((("a", "probe"), ("b", "keyed")),), fates=("ok",) * 5 + ("dies",) * 5))
-def test_whatever_befalls_it_a_turn_ends_whole_and_does_nothing_twice(story: Story) -> None:
-    holds(story)
+@example(TurnScript(answers=((("", "once"), ("call-0-0", "once")),)))
+@example(TurnScript(answers=((("call-0-1", "once"), ("", "once")),)))
+@example(TurnScript(answers=((("a", "once"), ("a", "once")), (("a", "once"),))))
+@example(
+    TurnScript(answers=((("a", "moody"),),), fates=("ok",) * 5 + ("dies",), moods=(ToolEffect.ONCE, ToolEffect.PURE))
+)
+@example(TurnScript(answers=((("a", "probe"), ("b", "keyed")),), fates=("ok",) * 5 + ("dies",) * 5))
+def test_whatever_befalls_it_a_turn_ends_whole_and_does_nothing_twice(story: TurnScript) -> None:
+    check_script(story)
 
 
 def test_a_thousand_turns_by_chance_end_whole_and_do_nothing_twice() -> None:
     ends: Counter[str] = Counter()
     for seed in range(1_000):
-        world = holds(story_of(seed))
+        world = check_script(make_random_script(seed))
         ended = world.log[-1].body
         assert isinstance(ended, Ended)
         ends[ended.outcome] += 1
@@ -315,90 +319,118 @@ def test_a_thousand_turns_by_chance_end_whole_and_do_nothing_twice() -> None:
 # -- planted bugs ------------------------------------------------------------------------------------------------------
 
 
-def reruns_once(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
-    turn, task = step(turn, event, effects)
+def reruns_once(turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]) -> tuple[TurnState, TurnAction]:
+    turn, task = advance_turn(turn, event, effects)
     match task:
-        case Record((Returned(unknown=True),)):
-            call = turn.open[0]
-            return turn, Run(call=call, key=turn.started[call.id].key, how="again")
+        case RecordBodies((Returned(unknown=True),)):
+            call = turn.open_calls[0]
+            return turn, RunTool(call=call, key=turn.started_calls[call.id].key, how="again")
     return turn, task
 
 
-def forgets_that_it_was_left(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
-    return step(structs.replace(turn, left_over=False), event, effects)
+def forgets_that_it_was_left(
+    turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]
+) -> tuple[TurnState, TurnAction]:
+    return advance_turn(structs.replace(turn, resumed=False), event, effects)
 
 
-def never_probes(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
-    turn, task = step(turn, event, effects)
-    return turn, structs.replace(task, how="again") if isinstance(task, Run) else task
+def never_probes(turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]) -> tuple[TurnState, TurnAction]:
+    turn, task = advance_turn(turn, event, effects)
+    return turn, structs.replace(task, how="again") if isinstance(task, RunTool) else task
 
 
-def starts_before_it_says_so(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
-    turn, task = step(turn, event, effects)
+def starts_before_it_says_so(
+    turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]
+) -> tuple[TurnState, TurnAction]:
+    turn, task = advance_turn(turn, event, effects)
     match task:
-        case Record((Called(key=key),)):
-            return turn, Run(call=turn.open[0], key=key)
+        case RecordBodies((Called(key=key),)):
+            return turn, RunTool(call=turn.open_calls[0], key=key)
     return turn, task
 
 
-def runs_before_the_thought_is_kept(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
-    if isinstance(event, Answered) and event.thought.calls:
-        return turn, Run(call=event.thought.calls[0], key="k")
-    return step(turn, event, effects)
+def runs_before_the_thought_is_kept(
+    turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]
+) -> tuple[TurnState, TurnAction]:
+    if isinstance(event, ModelAnswered) and event.thought.calls:
+        return turn, RunTool(call=event.thought.calls[0], key="k")
+    return advance_turn(turn, event, effects)
 
 
-def asks_again_too_early(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
-    turn, task = step(turn, event, effects)
-    return (turn, Ask()) if isinstance(event, Recorded) and isinstance(task, Record) else (turn, task)
+def asks_again_too_early(
+    turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]
+) -> tuple[TurnState, TurnAction]:
+    turn, task = advance_turn(turn, event, effects)
+    return (turn, AskModel()) if isinstance(event, BodiesRecorded) and isinstance(task, RecordBodies) else (turn, task)
 
 
-def a_key_for_every_attempt(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
-    turn, task = step(turn, event, effects)
-    return turn, structs.replace(task, key=f"{task.key}:{turn.attempts}") if isinstance(task, Run) else task
+def a_key_for_every_attempt(
+    turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]
+) -> tuple[TurnState, TurnAction]:
+    turn, task = advance_turn(turn, event, effects)
+    return turn, structs.replace(task, key=f"{task.key}:{turn.attempts}") if isinstance(task, RunTool) else task
 
 
-def one_key_for_all(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
-    turn, task = step(turn, event, effects)
+def one_key_for_all(
+    turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]
+) -> tuple[TurnState, TurnAction]:
+    turn, task = advance_turn(turn, event, effects)
     match task:
-        case Run():
+        case RunTool():
             return turn, structs.replace(task, key="k")
-        case Record(bodies):
+        case RecordBodies(bodies):
             keyed = tuple(structs.replace(body, key="k") if isinstance(body, Called) else body for body in bodies)
-            return turn, Record(keyed)
+            return turn, RecordBodies(keyed)
     return turn, task
 
 
-def leaves_calls_open(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
-    turn, task = step(turn, event, effects)
-    drop = isinstance(task, Finish) and not isinstance(event, Answered)
+def leaves_calls_open(
+    turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]
+) -> tuple[TurnState, TurnAction]:
+    turn, task = advance_turn(turn, event, effects)
+    drop = isinstance(task, FinishTurn) and not isinstance(event, ModelAnswered)
     return turn, structs.replace(task, bodies=()) if drop else task
 
 
-def takes_ids_as_they_come(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
-    if isinstance(event, Answered) and event.thought.calls:
-        return turn, Record((event.thought,))
-    return step(turn, event, effects)
+def takes_ids_as_they_come(
+    turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]
+) -> tuple[TurnState, TurnAction]:
+    if isinstance(event, ModelAnswered) and event.thought.calls:
+        return turn, RecordBodies((event.thought,))
+    return advance_turn(turn, event, effects)
 
 
-def believes_what_a_tool_is_now(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
-    turn, task = step(turn, event, effects)
-    if isinstance(event, Opened | Recorded) and turn.open and effects.get(turn.open[0].tool) is Effect.PURE:
-        return turn, Run(call=turn.open[0], key=f"s:3:{turn.rounds}:{turn.open[0].id}")
+def believes_what_a_tool_is_now(
+    turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]
+) -> tuple[TurnState, TurnAction]:
+    turn, task = advance_turn(turn, event, effects)
+    if (
+        isinstance(event, TurnOpened | BodiesRecorded)
+        and turn.open_calls
+        and effects.get(turn.open_calls[0].tool) is ToolEffect.PURE
+    ):
+        return turn, RunTool(call=turn.open_calls[0], key=f"s:3:{turn.rounds}:{turn.open_calls[0].id}")
     return turn, task
 
 
-def never_gives_up(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
-    return step(structs.replace(turn, attempts=1), event, effects)
+def never_gives_up(
+    turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]
+) -> tuple[TurnState, TurnAction]:
+    return advance_turn(structs.replace(turn, attempts=1), event, effects)
 
 
-def releases_what_was_begun(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
-    turn, task = step(turn, event, effects)
-    return turn, structs.replace(task, release=True) if isinstance(task, Wait) else task
+def releases_what_was_begun(
+    turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]
+) -> tuple[TurnState, TurnAction]:
+    turn, task = advance_turn(turn, event, effects)
+    return turn, structs.replace(task, release=True) if isinstance(task, WaitForModel) else task
 
 
-def forgets_what_it_cost(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
-    turn, task = step(turn, event, effects)
-    if isinstance(task, Finish) and isinstance(event, Answered):
+def forgets_what_it_cost(
+    turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]
+) -> tuple[TurnState, TurnAction]:
+    turn, task = advance_turn(turn, event, effects)
+    if isinstance(task, FinishTurn) and isinstance(event, ModelAnswered):
         return turn, structs.replace(task, ended=structs.replace(task.ended, usage=event.thought.usage))
     return turn, task
 
@@ -423,10 +455,10 @@ def forgets_what_it_cost(turn: Turn, event: Event, effects: Mapping[str, Effect]
     ],
 )
 def test_a_machine_that_breaks_a_promise_is_found(bug: Step) -> None:
-    def prop(story: Story) -> None:
-        holds(story, bug)
+    def prop(story: TurnScript) -> None:
+        check_script(story, bug)
 
-    found(map(story_of, range(2_000)), prop)
+    find_first_failing(map(make_random_script, range(2_000)), prop)
 
 
 # -- every place where a record can end --------------------------------------------------------------------------------
@@ -434,36 +466,38 @@ def test_a_machine_that_breaks_a_promise_is_found(bug: Step) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(STORY)
-def test_taken_up_at_any_entry_it_goes_on_and_never_back(story: Story) -> None:
+def test_taken_up_at_any_entry_it_goes_on_and_never_back(story: TurnScript) -> None:
     """Not only where this story happened to die: at every prefix of what was recorded."""
-    world = holds(story)
+    world = check_script(story)
     effects = world.effects
     for length in range(1, len(world.log)):
         prefix = world.log[:length]
-        turn = replay(prefix, session="s", op=3, left_over=True)
-        again, task = step(turn, Opened(), effects)
-        assert (again, task) == step(replay(prefix, session="s", op=3, left_over=True), Opened(), effects)
+        turn = rebuild_turn(prefix, session="s", op=3, left_over=True)
+        again, task = advance_turn(turn, TurnOpened(), effects)
+        assert (again, task) == advance_turn(
+            rebuild_turn(prefix, session="s", op=3, left_over=True), TurnOpened(), effects
+        )
         assert turn.takes[:2] == (1, 2)
         bodies = [entry.body for entry in prefix]
         last = max((i for i, body in enumerate(bodies) if isinstance(body, Thought)), default=0)
         started = {body.call: body for body in bodies[last:] if isinstance(body, Called)}
         answered = [body.call for body in bodies[last:] if isinstance(body, Returned)]
         match task:
-            case Run(call=call, key=key, how=how):
+            case RunTool(call=call, key=key, how=how):
                 assert call.id not in answered
                 if call.id in started:
                     assert key == started[call.id].key
                     assert how == {"keyed": "again", "probe": "probe"}[started[call.id].effect]
                 else:
                     assert how == "first"
-                    assert effects[call.tool] is Effect.PURE
-            case Record((Returned(call=call_id, unknown=unknown),)):
+                    assert effects[call.tool] is ToolEffect.PURE
+            case RecordBodies((Returned(call=call_id, unknown=unknown),)):
                 assert unknown
                 assert started[call_id].effect == "once"
                 assert call_id not in answered
-            case Record((Called(call=call_id),)):
+            case RecordBodies((Called(call=call_id),)):
                 assert call_id not in started
-            case Ask():
+            case AskModel():
                 thought = bodies[last]
                 wanted = [call.id for call in thought.calls] if isinstance(thought, Thought) else []
                 assert sorted(answered) == sorted(wanted)
@@ -473,18 +507,18 @@ def test_taken_up_at_any_entry_it_goes_on_and_never_back(story: Story) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(STORY)
-def test_what_was_replayed_is_what_was_stepped_through(story: Story) -> None:
+def test_what_was_replayed_is_what_was_stepped_through(story: TurnScript) -> None:
     """The state a worker holds in its hands and the one its successor reads from the log are the same."""
-    seen: list[Turn] = []
+    seen: list[TurnState] = []
 
-    def watched(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
-        turn, task = step(turn, event, effects)
-        read = replay(world.log, session="s", op=3, attempts=turn.attempts, left_over=turn.left_over)
+    def watched(turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]) -> tuple[TurnState, TurnAction]:
+        turn, task = advance_turn(turn, event, effects)
+        read = rebuild_turn(world.log, session="s", op=3, attempts=turn.attempts, left_over=turn.resumed)
         assert read == turn
         seen.append(turn)
         return turn, task
 
-    world = World(story, watched)
+    world = TurnWorld(story, watched)
     world.play()
     assert seen
 
@@ -494,69 +528,69 @@ def test_what_was_replayed_is_what_was_stepped_through(story: Story) -> None:
 START = (Began(type="turn", takes=(1,)),)
 
 
-def turn_of(*bodies: Body, attempts: int = 1, left_over: bool = False) -> Turn:
-    world = World(Story())
+def make_turn(*bodies: EntryBody, attempts: int = 1, left_over: bool = False) -> TurnState:
+    world = TurnWorld(TurnScript())
     world.log.clear()
     world.append(*START, *bodies)
-    return replay(world.log, session="s", op=3, attempts=attempts, left_over=left_over)
+    return rebuild_turn(world.log, session="s", op=3, attempts=attempts, left_over=left_over)
 
 
-def first(turn: Turn, event: Event, **effects: Effect) -> Task:
-    return step(turn, event, effects)[1]
+def first(turn: TurnState, event: TurnEvent, **effects: ToolEffect) -> TurnAction:
+    return advance_turn(turn, event, effects)[1]
 
 
 def test_a_plain_answer_ends_the_turn_at_once() -> None:
-    thought = Thought(text="hello", usage=Usage(input=2))
-    task = first(turn_of(), Answered(thought))
-    assert task == Finish(ended=Ended(usage=Usage(input=2)), bodies=(thought,), reply="hello")
+    thought = Thought(text="hello", usage=ModelUsage(input=2))
+    task = first(make_turn(), ModelAnswered(thought))
+    assert task == FinishTurn(ended=Ended(usage=ModelUsage(input=2)), bodies=(thought,), reply="hello")
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
 def test_an_empty_answer_ends_failed_and_says_so(text: str) -> None:
-    task = first(turn_of(), Answered(Thought(text=text)))
-    assert isinstance(task, Finish)
+    task = first(make_turn(), ModelAnswered(Thought(text=text)))
+    assert isinstance(task, FinishTurn)
     assert task.ended.outcome == "failed"
     assert not task.reply
     assert "/retry" in task.notice
 
 
 def test_text_beside_calls_is_kept_and_is_no_reply_yet() -> None:
-    thought = Thought(text="let me look", calls=(Call(id="a", tool="pure"),))
-    assert first(turn_of(), Answered(thought), pure=Effect.PURE) == Record((thought,))
+    thought = Thought(text="let me look", calls=(ToolCall(id="a", tool="pure"),))
+    assert first(make_turn(), ModelAnswered(thought), pure=ToolEffect.PURE) == RecordBodies((thought,))
 
 
 def test_a_model_that_goes_in_circles_is_ended() -> None:
-    rounds: list[Body] = []
-    for n in range(MOST_ROUNDS):
-        rounds += [Thought(calls=(Call(id=f"c{n}", tool="pure"),)), Returned(call=f"c{n}")]
-    assert first(turn_of(*rounds[:-2]), Opened()) == Ask()
-    task = first(turn_of(*rounds), Opened())
-    assert isinstance(task, Finish)
+    rounds: list[EntryBody] = []
+    for n in range(MAX_ROUNDS):
+        rounds += [Thought(calls=(ToolCall(id=f"c{n}", tool="pure"),)), Returned(call=f"c{n}")]
+    assert first(make_turn(*rounds[:-2]), TurnOpened()) == AskModel()
+    task = first(make_turn(*rounds), TurnOpened())
+    assert isinstance(task, FinishTurn)
     assert task.ended.outcome == "failed"
-    assert str(MOST_ROUNDS) in task.ended.reason
+    assert str(MAX_ROUNDS) in task.ended.reason
 
 
-@pytest.mark.parametrize("attempts", [1, MOST_ATTEMPTS, MOST_ATTEMPTS + 1, MOST_ATTEMPTS + 50])
+@pytest.mark.parametrize("attempts", [1, MAX_TURN_ATTEMPTS, MAX_TURN_ATTEMPTS + 1, MAX_TURN_ATTEMPTS + 50])
 def test_a_turn_that_keeps_falling_is_ended_with_its_calls_answered(attempts: int) -> None:
-    calls = (Call(id="a", tool="once"), Call(id="b", tool="once"))
+    calls = (ToolCall(id="a", tool="once"), ToolCall(id="b", tool="once"))
     start = Called(call="a", tool="once", effect="once", key="k")
-    task = first(turn_of(Thought(calls=calls), start, attempts=attempts, left_over=True), Opened())
-    if attempts <= MOST_ATTEMPTS:
-        assert isinstance(task, Record)
+    task = first(make_turn(Thought(calls=calls), start, attempts=attempts, left_over=True), TurnOpened())
+    if attempts <= MAX_TURN_ATTEMPTS:
+        assert isinstance(task, RecordBodies)
         return
-    assert isinstance(task, Finish)
+    assert isinstance(task, FinishTurn)
     assert task.ended.outcome == "failed"
     assert task.bodies == (
-        Returned(call="a", text=UNKNOWN_OUTCOME, error=True, unknown=True),
-        Returned(call="b", text=NOT_RUN, error=True),
+        Returned(call="a", text=UNKNOWN_OUTCOME_TEXT, error=True, unknown=True),
+        Returned(call="b", text=NOT_RUN_TEXT, error=True),
     )
 
 
 def test_what_was_started_is_unknown_when_cut_and_what_was_not_is_said_not_to_have_run() -> None:
-    calls = (Call(id="a", tool="once"), Call(id="b", tool="once"), Call(id="c", tool="once"))
+    calls = (ToolCall(id="a", tool="once"), ToolCall(id="b", tool="once"), ToolCall(id="c", tool="once"))
     start = Called(call="b", tool="once", effect="once", key="k")
-    task = first(turn_of(Thought(calls=calls), Returned(call="a"), start), CutShort("stopped"))
-    assert isinstance(task, Finish)
+    task = first(make_turn(Thought(calls=calls), Returned(call="a"), start), TurnCutShort("stopped"))
+    assert isinstance(task, FinishTurn)
     assert [(body.call, body.unknown) for body in task.bodies if isinstance(body, Returned)] == [
         ("b", True),
         ("c", False),
@@ -565,70 +599,72 @@ def test_what_was_started_is_unknown_when_cut_and_what_was_not_is_said_not_to_ha
     assert not task.notice
 
 
-@pytest.mark.parametrize("now", [*Effect, None])
-@pytest.mark.parametrize("then", list(Effect)[1:])
-def test_what_a_tool_was_when_it_started_counts(then: Effect, now: Effect | None) -> None:
+@pytest.mark.parametrize("now", [*ToolEffect, None])
+@pytest.mark.parametrize("then", list(ToolEffect)[1:])
+def test_what_a_tool_was_when_it_started_counts(then: ToolEffect, now: ToolEffect | None) -> None:
     start = Called(call="a", tool="t", effect=then, key="the key")
-    turn = turn_of(Thought(calls=(Call(id="a", tool="t"),)), start, left_over=True)
-    task = step(turn, Opened(), {} if now is None else {"t": now})[1]
+    turn = make_turn(Thought(calls=(ToolCall(id="a", tool="t"),)), start, left_over=True)
+    task = advance_turn(turn, TurnOpened(), {} if now is None else {"t": now})[1]
     match then:
-        case Effect.KEYED:
-            assert task == Run(call=Call(id="a", tool="t"), key="the key", how="again")
-        case Effect.PROBE:
-            assert task == Run(call=Call(id="a", tool="t"), key="the key", how="probe")
+        case ToolEffect.KEYED:
+            assert task == RunTool(call=ToolCall(id="a", tool="t"), key="the key", how="again")
+        case ToolEffect.PROBE:
+            assert task == RunTool(call=ToolCall(id="a", tool="t"), key="the key", how="probe")
         case _:
-            assert task == Record((Returned(call="a", text=UNKNOWN_OUTCOME, error=True, unknown=True),))
+            assert task == RecordBodies((Returned(call="a", text=UNKNOWN_OUTCOME_TEXT, error=True, unknown=True),))
 
 
 def test_an_effect_this_build_does_not_know_is_never_run_again() -> None:
     start = Called(call="a", tool="t", effect="quantum", key="k")
-    task = first(turn_of(Thought(calls=(Call(id="a", tool="t"),)), start, left_over=True), Opened(), t=Effect.KEYED)
-    assert isinstance(task, Record)
+    task = first(
+        make_turn(Thought(calls=(ToolCall(id="a", tool="t"),)), start, left_over=True), TurnOpened(), t=ToolEffect.KEYED
+    )
+    assert isinstance(task, RecordBodies)
 
 
 def test_only_what_was_left_over_is_doubted_not_what_comes_after_it() -> None:
-    calls = (Call(id="a", tool="t"), Call(id="b", tool="t"))
-    turn = turn_of(Thought(calls=calls), Called(call="a", tool="t", effect="once", key="k"), left_over=True)
-    turn, task = step(turn, Opened(), {})
-    assert isinstance(task, Record)
-    turn, task = step(turn, Recorded(task.bodies), {})
-    assert isinstance(task, Record)
+    calls = (ToolCall(id="a", tool="t"), ToolCall(id="b", tool="t"))
+    turn = make_turn(Thought(calls=calls), Called(call="a", tool="t", effect="once", key="k"), left_over=True)
+    turn, task = advance_turn(turn, TurnOpened(), {})
+    assert isinstance(task, RecordBodies)
+    turn, task = advance_turn(turn, BodiesRecorded(task.bodies), {})
+    assert isinstance(task, RecordBodies)
     assert isinstance(task.bodies[0], Called)
-    turn, task = step(turn, Recorded(task.bodies), {})
-    assert task == Run(call=calls[1], key=f"s:3:1:{calls[1].id}")
+    turn, task = advance_turn(turn, BodiesRecorded(task.bodies), {})
+    assert task == RunTool(call=calls[1], key=f"s:3:1:{calls[1].id}")
 
 
 @pytest.mark.parametrize("thought", [False, True])
 def test_without_a_model_messages_go_back_only_if_nothing_was_thought(thought: bool) -> None:
-    done: tuple[Body, ...] = (Thought(calls=(Call(id="a", tool="t"),)), Returned(call="a")) if thought else ()
-    task = first(turn_of(*done), Unreachable(reason="down", retry_after=7.5))
-    assert task == Wait(release=not thought, reason="down", retry_after=7.5)
+    done: tuple[EntryBody, ...] = (Thought(calls=(ToolCall(id="a", tool="t"),)), Returned(call="a")) if thought else ()
+    task = first(make_turn(*done), ModelUnreachable(reason="down", retry_after=7.5))
+    assert task == WaitForModel(release=not thought, reason="down", retry_after=7.5)
 
 
 def test_notes_sayings_and_notices_do_not_move_a_turn() -> None:
-    spoken: tuple[Body, ...] = (
+    spoken: tuple[EntryBody, ...] = (
         Noted(text="n"),
         Said(text="s", to=None),  # type: ignore[arg-type]  # nobody looks at it
         Notified(text="t", about="model"),
     )
-    thought = Thought(calls=(Call(id="a", tool="t"),))
-    assert turn_of(thought, *spoken, Returned(call="a"), *spoken) == turn_of(thought, Returned(call="a"))
+    thought = Thought(calls=(ToolCall(id="a", tool="t"),))
+    assert make_turn(thought, *spoken, Returned(call="a"), *spoken) == make_turn(thought, Returned(call="a"))
 
 
 def test_a_turn_that_has_ended_takes_no_more_events() -> None:
     with pytest.raises(AssertionError):
-        step(turn_of(Ended()), Opened(), {})
+        advance_turn(make_turn(Ended()), TurnOpened(), {})
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(IDS), max_size=6), st.integers(0, 2))
 def test_calls_can_always_be_told_apart_and_good_ids_are_kept(ids: list[str], rounds: int) -> None:
-    done: list[Body] = []
+    done: list[EntryBody] = []
     for _ in range(rounds):
-        done += [Thought(calls=(Call(id="x", tool="pure"),)), Returned(call="x")]
-    calls = tuple(Call(id=id, tool="pure", arguments={"n": n}) for n, id in enumerate(ids))
-    task = first(turn_of(*done), Answered(Thought(text="t", calls=calls)), pure=Effect.PURE)
-    recorded = task.bodies[0] if isinstance(task, Record | Finish) else None
+        done += [Thought(calls=(ToolCall(id="x", tool="pure"),)), Returned(call="x")]
+    calls = tuple(ToolCall(id=id, tool="pure", arguments={"n": n}) for n, id in enumerate(ids))
+    task = first(make_turn(*done), ModelAnswered(Thought(text="t", calls=calls)), pure=ToolEffect.PURE)
+    recorded = task.bodies[0] if isinstance(task, RecordBodies | FinishTurn) else None
     assert isinstance(recorded, Thought)
     made = [call.id for call in recorded.calls]
     assert len(set(made)) == len(made) == len(ids)

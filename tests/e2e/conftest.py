@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.house import make_plugin
+from tests.cli.command_home import make_plugin
 
 
 @pytest.fixture(scope="session")

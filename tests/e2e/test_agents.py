@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from everhold.core.entries import Call, Heard, Returned, Said
-from everhold.testing.modelserver import ModelServer, Received, Reply, Step
-from tests.e2e.town import KEY, Town, endpoint
+from everhold.core.entries import Heard, Returned, Said, ToolCall
+from everhold.testing.model_server import ModelServer, ModelServerReply, ModelServerStep, ReceivedModelRequest
+from tests.e2e.running_gateway import KEY, RunningGateway, make_model_section
 
 NAMES = (
     "main",
@@ -33,7 +33,9 @@ NAMES = (
 
 def config(server: ModelServer, agents: dict[str, Any], **more: Any) -> str:
     defaults = {"memories": [], "tools": [], "model": "m"}
-    return json.dumps({"models": {"m": endpoint(server.openai)}, "defaults": defaults, "agents": agents, **more})
+    return json.dumps(
+        {"models": {"m": make_model_section(server.openai)}, "defaults": defaults, "agents": agents, **more}
+    )
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ async def server() -> AsyncIterator[ModelServer]:
         yield running
 
 
-def speaker(received: Received) -> str:
+def speaker(received: ReceivedModelRequest) -> str:
     """Whose persona this request carries."""
     system = received.json["messages"][0]["content"]
     return str(system.split("You are the ")[1].split(".")[0])
@@ -55,12 +57,12 @@ def personas(*names: str, **settings: Any) -> dict[str, Any]:
 async def test_thirteen_agents_answer_at_once_and_hear_nothing_of_each_other(
     tmp_path: Path, server: ModelServer
 ) -> None:
-    server.default = lambda received: Reply(text=f"The {speaker(received)} heard you.")
-    async with Town(tmp_path, config(server, personas(*NAMES))) as t:
+    server.default = lambda received: ModelServerReply(text=f"The {speaker(received)} heard you.")
+    async with RunningGateway(tmp_path, config(server, personas(*NAMES))) as t:
         assert len(t.app.agents.settings.agents) == 13
         for round_ in range(3):
             words = {name: f"secret-of-{name}-{round_}" for name in NAMES}
-            asked = [t.ask(words[name], agent=name, who="ada") for name in NAMES]
+            asked = [t.send_and_wait(words[name], agent=name, who="ada") for name in NAMES]
             assert await asyncio.gather(*asked) == [f"The {name} heard you." for name in NAMES]
         assert len(server.requests) == 39
         for received in server.requests:
@@ -74,79 +76,84 @@ async def test_thirteen_agents_answer_at_once_and_hear_nothing_of_each_other(
         assert len(sessions) == 13
         assert {session.agent for session in sessions} == set(NAMES)
         for session in sessions:
-            heard = await t.heard(session.id)
+            heard = await t.read_heard(session.id)
             assert heard == [f"secret-of-{session.agent}-{round_}" for round_ in range(3)]
-        await t.sound()
+        await t.assert_sound()
 
 
 async def test_agents_spend_their_own_money(tmp_path: Path, server: ModelServer) -> None:
     agents = personas("main", "coder")
     agents["coder"]["budget"] = {"tokens_per_day": 0}
-    async with Town(tmp_path, config(server, agents)) as t:
-        assert "budget of agent:coder" in await t.ask("hello", agent="coder")
+    async with RunningGateway(tmp_path, config(server, agents)) as t:
+        assert "budget of agent:coder" in await t.send_and_wait("hello", agent="coder")
         assert not server.requests
-        assert await t.ask("hello") == "You said: hello"
+        assert await t.send_and_wait("hello") == "You said: hello"
 
 
 async def test_changing_one_agent_leaves_the_others_as_they_were(tmp_path: Path, server: ModelServer) -> None:
-    async with Town(tmp_path, config(server, personas("main", "coder"))) as t:
-        await t.ask("hello", agent="coder")
-        before = t.app.agents.runtime("coder", {})
+    async with RunningGateway(tmp_path, config(server, personas("main", "coder"))) as t:
+        await t.send_and_wait("hello", agent="coder")
+        before = t.app.agents.get_runtime("coder", {})
         changed = personas("main", "coder")
         changed["main"]["persona"] = "You are the master."
         t.configure(config(server, changed))
-        await t.ask("hello")
-        assert speaker(server.last) == "master"
-        assert t.app.agents.runtime("coder", {}) is before
+        await t.send_and_wait("hello")
+        assert speaker(server.last_request) == "master"
+        assert t.app.agents.get_runtime("coder", {}) is before
 
 
 async def test_one_agent_writes_to_another_and_gets_an_answer(tmp_path: Path, server: ModelServer) -> None:
     agents = personas("main", "coder")
     agents["main"]["send_to"] = ["agent:coder"]
 
-    def converse(received: Received) -> Step:
+    def converse(received: ReceivedModelRequest) -> ModelServerStep:
         if speaker(received) == "coder":
-            return Reply(text="Forty-two, says the coder.")
+            return ModelServerReply(text="Forty-two, says the coder.")
         last = received.json["messages"][-1]
         if last["role"] == "user" and "ask the coder" in last["content"]:
             sending = {"to": "agent:coder", "text": "What is it?"}
-            return Reply(calls=(Call(id="c1", tool="send", arguments=sending),))
-        return Reply(text="Thanks.") if "Forty-two" in str(last["content"]) else Reply(text="I have asked.")
+            return ModelServerReply(calls=(ToolCall(id="c1", tool="send", arguments=sending),))
+        return (
+            ModelServerReply(text="Thanks.")
+            if "Forty-two" in str(last["content"])
+            else ModelServerReply(text="I have asked.")
+        )
 
     server.default = converse
-    async with Town(tmp_path, config(server, agents)) as t:
-        verdict = await t.say("ask the coder")
-        assert await t.said(verdict.session, 2) == ["What is it?", "I have asked."]
-        await t.rest()
+    async with RunningGateway(tmp_path, config(server, agents)) as t:
+        verdict = await t.send_message("ask the coder")
+        assert await t.wait_for_replies(verdict.session, 2) == ["What is it?", "I have asked."]
+        await t.wait_until_idle()
         sessions = await t.app.store.list_sessions()
         assert len(sessions) == 3
         theirs = next(session.id for session in sessions if session.agent == "coder")
-        question, thanks = await t.bodies(theirs, Heard)
+        question, thanks = await t.read_bodies(theirs, Heard)
         assert (question.text, question.bot, question.hops, question.asks) == ("What is it?", True, 1, True)
         assert (thanks.text, thanks.hops, thanks.asks) == ("Thanks.", 3, False), "kept, but nobody thanks for thanks"
         # the answer arrives in main's conversation with the coder, not in Ada's
         mine = next(session.id for session in sessions if session.id not in (theirs, verdict.session))
-        assert (await t.heard(mine))[0] == "Forty-two, says the coder."
-        assert "Forty-two" not in str(await t.bodies(verdict.session, Said))
-        hops = [heard.hops for heard in await t.bodies(mine, Heard)]
+        assert (await t.read_heard(mine))[0] == "Forty-two, says the coder."
+        assert "Forty-two" not in str(await t.read_bodies(verdict.session, Said))
+        hops = [heard.hops for heard in await t.read_bodies(mine, Heard)]
         assert hops[0] == 2
-        await t.sound()
+        await t.assert_sound()
 
 
 async def test_an_agent_may_write_to_nobody_unless_it_is_said(tmp_path: Path, server: ModelServer) -> None:
     agents = personas("main", "coder", "cook")
     agents["main"]["send_to"] = ["agent:coder"]
-    server.script(
-        Reply(calls=(Call(id="c1", tool="send", arguments={"to": "agent:cook", "text": "psst"}),)), Reply(text="No.")
+    server.add_steps(
+        ModelServerReply(calls=(ToolCall(id="c1", tool="send", arguments={"to": "agent:cook", "text": "psst"}),)),
+        ModelServerReply(text="No."),
     )
-    async with Town(tmp_path, config(server, agents)) as t:
-        verdict = await t.say("tell the cook")
-        assert await t.said(verdict.session) == ["No."]
-        (returned,) = await t.bodies(verdict.session, Returned)
+    async with RunningGateway(tmp_path, config(server, agents)) as t:
+        verdict = await t.send_message("tell the cook")
+        assert await t.wait_for_replies(verdict.session) == ["No."]
+        (returned,) = await t.read_bodies(verdict.session, Returned)
         assert returned.error
         assert "You may not write to 'agent:cook'" in returned.text
-        await t.ask("hello", agent="cook")
-        assert "tools" not in server.last.json
+        await t.send_and_wait("hello", agent="cook")
+        assert "tools" not in server.last_request.json
         assert len(await t.app.store.list_sessions()) == 2
 
 
@@ -154,40 +161,44 @@ async def test_agents_that_answer_each_other_for_ever_fall_silent(tmp_path: Path
     agents = personas("main", "coder")
     agents["main"]["send_to"] = ["agent:coder"]
 
-    def chatter(received: Received) -> Step:
+    def chatter(received: ReceivedModelRequest) -> ModelServerStep:
         if "talk to the coder" in str(received.json["messages"][-1]["content"]):
-            return Reply(calls=(Call(id="c1", tool="send", arguments={"to": "agent:coder", "text": "And you?"}),))
-        return Reply(text="And what do you think about that?")
+            return ModelServerReply(
+                calls=(ToolCall(id="c1", tool="send", arguments={"to": "agent:coder", "text": "And you?"}),)
+            )
+        return ModelServerReply(text="And what do you think about that?")
 
     server.default = chatter
-    async with Town(tmp_path, config(server, agents, loops={"max_hops": 5})) as t:
-        session = (await t.say("talk to the coder")).session
-        await t.said(session, 2)
-        await t.until(lambda: "loop.broken" in t.log.getvalue())
-        await t.rest()
+    async with RunningGateway(tmp_path, config(server, agents, loops={"max_hops": 5})) as t:
+        session = (await t.send_message("talk to the coder")).session
+        await t.wait_for_replies(session, 2)
+        await t.wait_until(lambda: "loop.broken" in t.log.getvalue())
+        await t.wait_until_idle()
         silent = len(server.requests)
         await asyncio.sleep(0.5)
         assert len(server.requests) == silent
         sessions = [it.id for it in await t.app.store.list_sessions() if it.id != session]
-        hops = sorted([h.hops for it in sessions for h in await t.bodies(it, Heard)])
+        hops = sorted([h.hops for it in sessions for h in await t.read_bodies(it, Heard)])
         assert hops == [1, 2, 3, 4, 5], "every message is one hop further, and the fifth is kept but not answered"
         # a human may speak again at any time
-        assert await t.ask("hello", chat="new") == "And what do you think about that?"
-        await t.sound()
+        assert await t.send_and_wait("hello", chat="new") == "And what do you think about that?"
+        await t.assert_sound()
 
 
 async def test_bots_do_not_thank_each_other(tmp_path: Path, server: ModelServer) -> None:
     agents = personas("main", "coder")
     agents["main"]["send_to"] = ["agent:coder"]
 
-    def polite(received: Received) -> Step:
+    def polite(received: ReceivedModelRequest) -> ModelServerStep:
         if "thank the coder" in str(received.json["messages"][-1]["content"]):
-            return Reply(calls=(Call(id="c1", tool="send", arguments={"to": "agent:coder", "text": "Thanks!"}),))
-        return Reply(text="You're welcome!")
+            return ModelServerReply(
+                calls=(ToolCall(id="c1", tool="send", arguments={"to": "agent:coder", "text": "Thanks!"}),)
+            )
+        return ModelServerReply(text="You're welcome!")
 
     server.default = polite
-    async with Town(tmp_path, config(server, agents)) as t:
-        session = (await t.say("thank the coder")).session
-        await t.said(session, 2)
-        await t.rest()
+    async with RunningGateway(tmp_path, config(server, agents)) as t:
+        session = (await t.send_message("thank the coder")).session
+        await t.wait_for_replies(session, 2)
+        await t.wait_until_idle()
         assert {speaker(received) for received in server.requests} == {"main"}

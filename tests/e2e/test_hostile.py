@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from everhold.testing.modelserver import ModelServer, Reply
-from everhold.testing.platforms.loopback import Answer, Loopback
+from everhold.testing.model_server import ModelServer, ModelServerReply
+from everhold.testing.platforms.loopback import LoopbackResponse, LoopbackServer
 from everhold.testing.platforms.telegram import TelegramServer
-from tests.e2e.town import KEY, Town, endpoint
-from tests.platforms import discord_stage as discord, slack_stage as slack, telegram_stage as telegram
+from tests.e2e.running_gateway import KEY, RunningGateway, make_model_section
+from tests.platforms import remote_discord as discord, remote_slack as slack, remote_telegram as telegram
 from tests.waiting import LIMIT_SECONDS
 
 CANARIES = (telegram.TOKEN, discord.TOKEN, slack.BOT_TOKEN, slack.APP_TOKEN, KEY)
@@ -25,15 +25,15 @@ NAMES = ("TELEGRAM", "DISCORD", "BOT", "APP", "MODEL_KEY")
 ENV = "".join(f"{name}={value}\n" for name, value in zip(NAMES, CANARIES, strict=True))
 
 
-def quoting(server: Loopback, call: str, status: int, *tokens: str) -> None:
+def refuse_with_echo(server: LoopbackServer, call: str, status: int, *tokens: str) -> None:
     """The next such call is refused by somebody who repeats what they were given."""
     words = f"what is {' '.join(tokens)} to me?"
     told = {"ok": False, "error_code": status, "error": words, "description": words, "message": words, "code": 1}
-    server.fault(call, "answer", answer=Answer.json(told, status=status))
+    server.plan_fault(call, "answer", answer=LoopbackResponse.json(told, status=status))
 
 
-async def _write(text: str, phone: TelegramServer, game: discord.DiscordStage, office: slack.SlackStage) -> None:
-    await phone.write(text)
+async def _write(text: str, phone: TelegramServer, game: discord.RemoteDiscord, office: slack.RemoteSlack) -> None:
+    await phone.write_message(text)
     await game.write(text, to=game.chat)
     await office.write(text, to=office.chat)
 
@@ -41,34 +41,40 @@ async def _write(text: str, phone: TelegramServer, game: discord.DiscordStage, o
 async def test_no_token_is_found_anywhere_and_everything_is_its_owner_s_alone(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         m = await stack.enter_async_context(ModelServer(key=KEY))
-        phone = (await stack.enter_async_context(telegram.telegram_stage())).server
-        game = await stack.enter_async_context(discord.discord_stage())
-        office = await stack.enter_async_context(slack.slack_stage())
+        phone = (await stack.enter_async_context(telegram.open_remote_telegram())).server
+        game = await stack.enter_async_context(discord.open_remote_discord())
+        office = await stack.enter_async_context(slack.open_remote_slack())
         accounts: dict[str, dict[str, Any]] = {
             "telegram": {"token_env": "TELEGRAM", "base_url": phone.url, "poll_seconds": 1},
             "discord": {"token_env": "DISCORD", "base_url": game.server.api},
             "slack": {"bot_token_env": "BOT", "app_token_env": "APP", "base_url": f"{office.server.url}/api/"},
         }
         platforms = {name: {"main": {**it, "access": {"direct": ["*"]}}} for name, it in accounts.items()}
-        config = json.dumps({"models": {"m": endpoint(m.openai)}, "platforms": platforms})
-        m.default = lambda _: Reply(text="short", stream=False)
-        async with Town(tmp_path, config, env=ENV) as town:
-            await town.until(lambda: game.server.identified == 1)  # a first word before that would not be found there
+        config = json.dumps({"models": {"m": make_model_section(m.openai)}, "platforms": platforms})
+        m.default = lambda _: ModelServerReply(text="short", stream=False)
+        async with RunningGateway(tmp_path, config, env=ENV) as town:
+            await town.wait_until(
+                lambda: game.server.identified == 1
+            )  # a first word before that would not be found there
             await _write("hello", phone, game, office)
-            await town.until(lambda: bool(phone.said(1001) and game.shown(game.chat) and office.shown(office.chat)))
-            await town.rest()
-            quoting(phone, "sendMessage", 400, telegram.TOKEN)
-            quoting(phone, "getUpdates", 502, telegram.TOKEN)
-            quoting(game.server, "POST messages", 400, discord.TOKEN)
-            quoting(office.server, "chat.postMessage", 200, slack.BOT_TOKEN, slack.APP_TOKEN)
+            await town.wait_until(
+                lambda: bool(
+                    phone.list_bot_texts(1001) and game.list_shown(game.chat) and office.list_shown(office.chat)
+                )
+            )
+            await town.wait_until_idle()
+            refuse_with_echo(phone, "sendMessage", 400, telegram.TOKEN)
+            refuse_with_echo(phone, "getUpdates", 502, telegram.TOKEN)
+            refuse_with_echo(game.server, "POST messages", 400, discord.TOKEN)
+            refuse_with_echo(office.server, "chat.postMessage", 200, slack.BOT_TOKEN, slack.APP_TOKEN)
             await _write("once more", phone, game, office)
 
             async def refused() -> bool:
                 return len(await town.app.store.list_dead_letters()) == 3
 
-            await town.until(refused)
-            await town.rest()
-            about = str(town.app.about())
+            await town.wait_until(refused)
+            await town.wait_until_idle()
+            about = str(town.app.describe())
         assert not [canary for canary in CANARIES if canary in about + town.log.getvalue()]
         files = [path for path in town.home.path.rglob("*") if path.is_file() and path.name != ".env"]
         assert {"everhold.db", "config.yaml"} <= {path.name for path in files}

@@ -14,15 +14,25 @@ from typing import Any
 import httpx2
 import pytest
 
-from everhold.agents import Held
-from everhold.core.entries import Began, Call, Called, Compressed, Ended, Notified, Returned, Said, Thought
+from everhold.assembly.agents import RetirableModel
+from everhold.core.entries import Began, Called, Compressed, Ended, Notified, Returned, Said, Thought, ToolCall
 from everhold.models.openai import OpenAIModel
-from everhold.ports.model import Request
+from everhold.ports.model import ModelRequest
 from everhold.ports.store import Change
-from everhold.testing.modelrules import prompt_tokens
-from everhold.testing.modelserver import Cut, Failure, Hang, ModelServer, Received, Reply, Status, Step, rate_limited
-from tests.cli.house import House, until
-from tests.e2e.town import KEY, Town, endpoint
+from everhold.testing.model_rules import count_prompt_tokens
+from everhold.testing.model_server import (
+    HangingConnection,
+    ModelServer,
+    ModelServerReply,
+    ModelServerStatus,
+    ModelServerStep,
+    ReceivedModelRequest,
+    StreamFault,
+    VendorFailure,
+    make_rate_limit_failure,
+)
+from tests.cli.command_home import CommandHome, wait_until
+from tests.e2e.running_gateway import KEY, RunningGateway, make_model_section
 from tests.waiting import LIMIT_SECONDS
 
 CROOKED = [sys.executable, str(Path(__file__).parents[1] / "tools" / "crooked.py")]
@@ -42,9 +52,9 @@ async def server() -> AsyncIterator[ModelServer]:
 
 
 @contextlib.asynccontextmanager
-async def town(path: Path, server: ModelServer, **defaults: Any) -> AsyncIterator[Town]:
-    models = defaults.pop("models", None) or {"m": endpoint(server.openai, **defaults.pop("entry", {}))}
-    async with Town(path, config(models, **defaults)) as made:
+async def run_gateway(path: Path, server: ModelServer, **defaults: Any) -> AsyncIterator[RunningGateway]:
+    models = defaults.pop("models", None) or {"m": make_model_section(server.openai, **defaults.pop("entry", {}))}
+    async with RunningGateway(path, config(models, **defaults)) as made:
         yield made
 
 
@@ -52,67 +62,69 @@ async def town(path: Path, server: ModelServer, **defaults: Any) -> AsyncIterato
 
 
 async def test_a_reply_grows_and_is_committed_once(tmp_path: Path, server: ModelServer) -> None:
-    server.script(Reply(text="Good morning, Ada. How did you sleep?"))
-    async with town(tmp_path, server) as t:
-        verdict = await t.say("hello")
-        assert await t.said(verdict.session) == ["Good morning, Ada. How did you sleep?"]
+    server.add_steps(ModelServerReply(text="Good morning, Ada. How did you sleep?"))
+    async with run_gateway(tmp_path, server) as t:
+        verdict = await t.send_message("hello")
+        assert await t.wait_for_replies(verdict.session) == ["Good morning, Ada. How did you sleep?"]
         assert len(t.pieces) > 3
         assert "".join(t.pieces) == "Good morning, Ada. How did you sleep?"
-        await t.sound()
+        await t.assert_sound()
 
 
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
 async def test_a_tool_is_called_and_its_result_reaches_the_model(
     tmp_path: Path, server: ModelServer, dialect: str
 ) -> None:
-    server.script(
-        Reply(text="Let me see.", calls=(Call(id="call_1", tool="odd_echo", arguments={"size": 3}),)),
-        Reply(text="It is three."),
+    server.add_steps(
+        ModelServerReply(text="Let me see.", calls=(ToolCall(id="call_1", tool="odd_echo", arguments={"size": 3}),)),
+        ModelServerReply(text="It is three."),
     )
     url = server.openai if dialect == "openai" else server.anthropic
-    models = {"m": endpoint(url, provider=dialect)}
-    async with town(tmp_path, server, models=models, tools=["mcp:odd"], mcp={"odd": {"command": CROOKED}}) as t:
-        verdict = await t.say("how big?")
+    models = {"m": make_model_section(url, provider=dialect)}
+    async with run_gateway(tmp_path, server, models=models, tools=["mcp:odd"], mcp={"odd": {"command": CROOKED}}) as t:
+        verdict = await t.send_message("how big?")
         # the server was not up yet when this was asked: the turn waited for it
-        assert await t.said(verdict.session) == ["It is three."]
-        (called,) = await t.bodies(verdict.session, Called)
-        (returned,) = await t.bodies(verdict.session, Returned)
+        assert await t.wait_for_replies(verdict.session) == ["It is three."]
+        (called,) = await t.read_bodies(verdict.session, Called)
+        (returned,) = await t.read_bodies(verdict.session, Returned)
         assert (called.tool, called.effect, returned.text, returned.error) == ("odd_echo", "once", '{"size": 3}', False)
         assert '{\\"size\\": 3}' in server.requests[1].body.decode()
         assert len(server.requests) == 2
-        await t.sound()
+        await t.assert_sound()
 
 
 async def test_a_tool_that_fails_is_a_result_not_a_failure(tmp_path: Path, server: ModelServer) -> None:
-    calls = tuple(Call(id=f"c{n}", tool=tool) for n, tool in enumerate(("odd_refuse", "odd_die", "nobody_knows")))
-    server.script(Reply(calls=calls), Reply(text="None of that worked."))
-    async with town(tmp_path, server, tools=["mcp:odd"], mcp={"odd": {"command": CROOKED}}) as t:
-        assert await t.said((await t.say("try")).session) == ["None of that worked."]
+    calls = tuple(ToolCall(id=f"c{n}", tool=tool) for n, tool in enumerate(("odd_refuse", "odd_die", "nobody_knows")))
+    server.add_steps(ModelServerReply(calls=calls), ModelServerReply(text="None of that worked."))
+    async with run_gateway(tmp_path, server, tools=["mcp:odd"], mcp={"odd": {"command": CROOKED}}) as t:
+        assert await t.wait_for_replies((await t.send_message("try")).session) == ["None of that worked."]
         told = server.requests[1].body.decode()
         assert "that is not possible" in told
         assert "may have been done" in told
         assert "There is no tool" in told
-        assert any(problem["key"] == "mcp.odd" for problem in t.app.about()["problems"])
-        await t.sound()
+        assert any(problem["key"] == "mcp.odd" for problem in t.app.describe()["problems"])
+        await t.assert_sound()
 
 
 async def test_a_tool_server_that_cannot_be_started_is_named_and_the_agent_answers(
     tmp_path: Path, server: ModelServer
 ) -> None:
-    async with town(tmp_path, server, tools=["mcp:odd"], mcp={"odd": {"command": ["/nowhere"]}}) as t:
-        assert await t.ask("hello") == "You said: hello"
-        (problem,) = [problem for problem in t.app.about()["problems"] if problem["key"] == "mcp.odd"]
+    async with run_gateway(tmp_path, server, tools=["mcp:odd"], mcp={"odd": {"command": ["/nowhere"]}}) as t:
+        assert await t.send_and_wait("hello") == "You said: hello"
+        (problem,) = [problem for problem in t.app.describe()["problems"] if problem["key"] == "mcp.odd"]
         assert (problem["disables"], "there is no program" in problem["message"]) == ("mcp.odd", True)
 
 
 async def test_the_beginning_of_a_request_stays_byte_for_byte(tmp_path: Path, server: ModelServer) -> None:
     """What a vendor has read before costs a tenth, if not a byte of it has changed."""
-    async with town(tmp_path, server, tools=["mcp:odd"], mcp={"odd": {"command": CROOKED}}) as t:
+    async with run_gateway(tmp_path, server, tools=["mcp:odd"], mcp={"odd": {"command": CROOKED}}) as t:
         for number in range(4):
             if number == 2:
-                server.script(Reply(calls=(Call(id="c", tool="odd_echo", arguments={"b": 1, "a": 2}),)))
-            await t.ask(f"message {number}")
-        await t.rest()
+                server.add_steps(
+                    ModelServerReply(calls=(ToolCall(id="c", tool="odd_echo", arguments={"b": 1, "a": 2}),))
+                )
+            await t.send_and_wait(f"message {number}")
+        await t.wait_until_idle()
         bodies = [request.body for request in server.requests]
         assert len(bodies) == 5
         for shorter, longer in itertools.pairwise(bodies):
@@ -126,29 +138,33 @@ async def test_the_beginning_of_a_request_stays_byte_for_byte(tmp_path: Path, se
 async def test_retry_after_is_obeyed(tmp_path: Path, server: ModelServer) -> None:
     asked: list[float] = []
 
-    def limited(received: Received) -> Step:
+    def limited(received: ReceivedModelRequest) -> ModelServerStep:
         asked.append(time.monotonic())
-        return rate_limited("2") if len(asked) == 1 else Reply(text="now")
+        return make_rate_limit_failure("2") if len(asked) == 1 else ModelServerReply(text="now")
 
     server.default = limited
-    async with town(tmp_path, server) as t:
-        verdict = await t.say("hello")
-        assert await t.said(verdict.session) == ["now"]
+    async with run_gateway(tmp_path, server) as t:
+        verdict = await t.send_message("hello")
+        assert await t.wait_for_replies(verdict.session) == ["now"]
     assert len(asked) == 2
     assert asked[1] - asked[0] >= 2.0
 
 
 async def test_a_fallback_answers_when_the_model_is_down(tmp_path: Path, server: ModelServer) -> None:
-    def by_name(received: Received) -> Step:
-        return Failure(kind="server_error") if received.json["model"] == "first" else Reply(text="I stand in.")
+    def by_name(received: ReceivedModelRequest) -> ModelServerStep:
+        return (
+            VendorFailure(kind="server_error")
+            if received.json["model"] == "first"
+            else ModelServerReply(text="I stand in.")
+        )
 
     server.default = by_name
-    models = {"a": endpoint(server.openai, "first"), "b": endpoint(server.openai, "second")}
-    async with town(tmp_path, server, models=models, fallback=["b"]) as t:
-        verdict = await t.say("hello")
-        assert await t.said(verdict.session) == ["I stand in."]
+    models = {"a": make_model_section(server.openai, "first"), "b": make_model_section(server.openai, "second")}
+    async with run_gateway(tmp_path, server, models=models, fallback=["b"]) as t:
+        verdict = await t.send_message("hello")
+        assert await t.wait_for_replies(verdict.session) == ["I stand in."]
         assert [r.json["model"] for r in server.requests] == ["first", "second"]
-        (thought,) = await t.bodies(verdict.session, Thought)
+        (thought,) = await t.read_bodies(verdict.session, Thought)
         assert thought.model == "second"
 
 
@@ -158,77 +174,77 @@ async def test_while_every_model_is_down_messages_are_kept_and_one_turn_answers_
     """E4: pending, fallbacks tried, the chat hears once that it is kept, and one turn answers when it is back."""
     down = True
 
-    def outage(received: Received) -> Step:
-        return Failure(kind="overloaded") if down else Reply(text="Back again, with all of it.")
+    def outage(received: ReceivedModelRequest) -> ModelServerStep:
+        return VendorFailure(kind="overloaded") if down else ModelServerReply(text="Back again, with all of it.")
 
     server.default = outage
-    models = {"a": endpoint(server.openai, "first"), "b": endpoint(server.openai, "second")}
-    async with town(tmp_path, server, models=models, fallback=["b"]) as t:
-        session = (await t.say("one")).session
-        await t.until(lambda: len(server.requests) >= 4)
+    models = {"a": make_model_section(server.openai, "first"), "b": make_model_section(server.openai, "second")}
+    async with run_gateway(tmp_path, server, models=models, fallback=["b"]) as t:
+        session = (await t.send_message("one")).session
+        await t.wait_until(lambda: len(server.requests) >= 4)
         assert {r.json["model"] for r in server.requests} == {"first", "second"}
-        await t.say("two")
-        await t.until(lambda: len(server.requests) >= 6)
+        await t.send_message("two")
+        await t.wait_until(lambda: len(server.requests) >= 6)
 
         async def both_wait() -> bool:
             found = await t.app.store.list_pending(session)
             return [getattr(entry.body, "text", "") for entry in found] == ["one", "two"]
 
-        await t.until(both_wait)  # between two attempts; during one, its turn has them
-        (told,) = await t.bodies(session, Notified)
+        await t.wait_until(both_wait)  # between two attempts; during one, its turn has them
+        (told,) = await t.read_bodies(session, Notified)
         assert "Your message is kept" in told.text
-        assert not await t.bodies(session, Said)
+        assert not await t.read_bodies(session, Said)
         down = False
-        assert await t.said(session) == ["Back again, with all of it."]
-        await t.rest()
-        assert len(await t.bodies(session, Notified)) == 1
-        outcomes = [ended.outcome for ended in await t.bodies(session, Ended)]
+        assert await t.wait_for_replies(session) == ["Back again, with all of it."]
+        await t.wait_until_idle()
+        assert len(await t.read_bodies(session, Notified)) == 1
+        outcomes = [ended.outcome for ended in await t.read_bodies(session, Ended)]
         assert outcomes.count("done") == 1
         assert set(outcomes) == {"done", "released"}
-        assert len((await t.bodies(session, Began))[-1].takes) == 2
-        sent = server.last.body.decode()
+        assert len((await t.read_bodies(session, Began))[-1].takes) == 2
+        sent = server.last_request.body.decode()
         assert "one" in sent
         assert "two" in sent
-        await t.sound()
+        await t.assert_sound()
 
 
 async def test_what_is_too_long_is_folded_and_answered(tmp_path: Path, server: ModelServer) -> None:
     server.context_tokens = 2_500
-    server.default = Reply(text="Noted.")
+    server.default = ModelServerReply(text="Noted.")
     compression = {"model": "offline", "keep_exchanges": 1}
-    async with town(tmp_path, server, compression=compression) as t:
+    async with run_gateway(tmp_path, server, compression=compression) as t:
         session = ""
         for number in range(12):
-            verdict = await t.say(f"fact {number}: " + "word " * 200)
+            verdict = await t.send_message(f"fact {number}: " + "word " * 200)
             session = verdict.session
-            assert len(await t.said(session, number + 1)) == number + 1
-        await t.rest()
-        assert await t.bodies(session, Compressed)
-        assert any(prompt_tokens(request.json) > 2_500 for request in server.requests), "nothing was too long"
-        assert not [ended for ended in await t.bodies(session, Ended) if ended.outcome == "failed"]
-        assert len(await t.bodies(session, Said)) == 12
-        await t.sound()
+            assert len(await t.wait_for_replies(session, number + 1)) == number + 1
+        await t.wait_until_idle()
+        assert await t.read_bodies(session, Compressed)
+        assert any(count_prompt_tokens(request.json) > 2_500 for request in server.requests), "nothing was too long"
+        assert not [ended for ended in await t.read_bodies(session, Ended) if ended.outcome == "failed"]
+        assert len(await t.read_bodies(session, Said)) == 12
+        await t.assert_sound()
 
 
 async def test_a_message_that_no_window_holds_fails_and_later_ones_are_answered(
     tmp_path: Path, server: ModelServer
 ) -> None:
     server.context_tokens = 2_500  # less than the configuration says, and the same for summaries
-    server.default = Reply(text="Noted.")
-    async with town(tmp_path, server) as t:
-        session = (await t.say("word " * 20_000)).session
-        await t.until(lambda: _told(t, session))
-        assert "/undo takes it out" in (await t.bodies(session, Notified))[0].text
+    server.default = ModelServerReply(text="Noted.")
+    async with run_gateway(tmp_path, server) as t:
+        session = (await t.send_message("word " * 20_000)).session
+        await t.wait_until(lambda: _told(t, session))
+        assert "/undo takes it out" in (await t.read_bodies(session, Notified))[0].text
         for number in range(3):
-            await t.say(f"short {number}")
-            assert len(await t.said(session, number + 1)) == number + 1
-        await t.rest()
-        assert [ended.outcome for ended in await t.bodies(session, Ended)] == ["failed", "done", "done", "done"]
-        await t.sound()
+            await t.send_message(f"short {number}")
+            assert len(await t.wait_for_replies(session, number + 1)) == number + 1
+        await t.wait_until_idle()
+        assert [ended.outcome for ended in await t.read_bodies(session, Ended)] == ["failed", "done", "done", "done"]
+        await t.assert_sound()
 
 
-async def _told(t: Town, session: str) -> bool:
-    return bool(await t.bodies(session, Notified))
+async def _told(t: RunningGateway, session: str) -> bool:
+    return bool(await t.read_bodies(session, Notified))
 
 
 @pytest.mark.parametrize("how", ["drop", "reset", "end", "garbage", "error", "done"])
@@ -236,19 +252,19 @@ async def test_a_stream_that_breaks_anywhere_still_becomes_one_reply(
     tmp_path: Path, server: ModelServer, how: Any
 ) -> None:
     text = "one two three four five"
-    async with town(tmp_path, server) as t:
+    async with run_gateway(tmp_path, server) as t:
         for number, after in enumerate((0, 1, 3, 5)):
-            server.script(Reply(text=text, cut=Cut(how=how, after=after)))
-            server.default = Reply(text=text)
-            session = (await t.say(f"again {number}", chat=f"chat{number}")).session
-            assert await t.said(session) == [text]
-        await t.rest()
-        await t.sound()
+            server.add_steps(ModelServerReply(text=text, cut=StreamFault(kind=how, after=after)))
+            server.default = ModelServerReply(text=text)
+            session = (await t.send_message(f"again {number}", chat=f"chat{number}")).session
+            assert await t.wait_for_replies(session) == [text]
+        await t.wait_until_idle()
+        await t.assert_sound()
 
 
 async def test_a_client_that_leaves_at_any_byte_leaves_one_reply_behind(tmp_path: Path, server: ModelServer) -> None:
-    server.default = Reply(text="one two three four five six seven eight", pause=0.02)
-    async with town(tmp_path, server) as t:
+    server.default = ModelServerReply(text="one two three four five six seven eight", pause_seconds=0.02)
+    async with run_gateway(tmp_path, server) as t:
         url = await t.app.serve(port=0)
         async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=LIMIT_SECONDS) as client:
             for most in (0, 1, 150, 700, 1_500):
@@ -263,11 +279,11 @@ async def test_a_client_that_leaves_at_any_byte_leaves_one_reply_behind(tmp_path
             found = (await client.get("/api/sessions")).json()["sessions"]
             assert len(found) == 5
             for session in found:
-                assert await t.said(session["id"]) == ["one two three four five six seven eight"]
-        await t.rest()
+                assert await t.wait_for_replies(session["id"]) == ["one two three four five six seven eight"]
+        await t.wait_until_idle()
         for session in found:
-            assert len(await t.bodies(session["id"], Said)) == 1
-        await t.sound()
+            assert len(await t.read_bodies(session["id"], Said)) == 1
+        await t.assert_sound()
 
 
 @pytest.mark.parametrize(
@@ -276,27 +292,27 @@ async def test_a_client_that_leaves_at_any_byte_leaves_one_reply_behind(tmp_path
 def test_a_gateway_killed_in_the_middle_of_a_stream_replies_once(tmp_path: Path, plugin: Path, words: int) -> None:
     server = ModelServer(key=KEY)
     text = "one two three four five six seven eight"
-    server.default = Reply(text=text, pause=0.05)
+    server.default = ModelServerReply(text=text, pause_seconds=0.05)
     with server.threaded():
-        house = House(tmp_path / "home", plugin)
-        (house.path / "config.yaml").write_text(config({"m": endpoint(server.openai)}))
+        house = CommandHome(tmp_path / "home", plugin)
+        (house.path / "config.yaml").write_text(config({"m": make_model_section(server.openai)}))
         (house.path / ".env").touch(mode=0o600)
         (house.path / ".env").write_text(f"MODEL_KEY={KEY}\n")
         try:
-            gateway = house.up()
-            sending = house.begin("send", "count", "--timeout", "300")
-            until(lambda: server.requests)
+            gateway = house.start_gateway()
+            sending = house.start_command("send", "count", "--timeout", "300")
+            wait_until(lambda: server.requests)
             time.sleep(0.05 * words)
             gateway.kill()
-            house.up()
+            house.start_gateway()
             sending.wait(timeout=LIMIT_SECONDS)
-            until(lambda: house.run("sessions", "list", "--json").json["sessions"][0]["pending"] == 0)
+            wait_until(lambda: house.run("sessions", "list", "--json").json["sessions"][0]["pending"] == 0)
 
             def said() -> list[str]:
                 shown = house.run("sessions", "show", "last", "--json").ok().json["entries"]
                 return [entry["body"]["text"] for entry in shown if entry["kind"] == "said"]
 
-            until(said)
+            wait_until(said)
             assert said() == [text]
             house.run("audit").ok()
         finally:
@@ -308,18 +324,18 @@ def test_a_gateway_killed_in_the_middle_of_a_stream_replies_once(tmp_path: Path,
 
 async def test_usage_and_cost_are_kept_per_turn_agent_person_and_day(tmp_path: Path, server: ModelServer) -> None:
     price = {"input": 2.0, "output": 10.0}
-    async with town(tmp_path, server, entry={"price": price}, agents={"main": {}, "other": {}}) as t:
-        await t.ask("hello", who="ada")
-        await t.ask("hello", who="bob", chat="bobs")
-        await t.ask("hello", who="ada", agent="other")
-        await t.rest()
+    async with run_gateway(tmp_path, server, entry={"price": price}, agents={"main": {}, "other": {}}) as t:
+        await t.send_and_wait("hello", who="ada")
+        await t.send_and_wait("hello", who="bob", chat="bobs")
+        await t.send_and_wait("hello", who="ada", agent="other")
+        await t.wait_until_idle()
         usages = []
         for address in [s.id for s in await t.app.store.list_sessions()]:
-            thoughts = await t.bodies(address, Thought)
-            (ended,) = await t.bodies(address, Ended)
+            thoughts = await t.read_bodies(address, Thought)
+            (ended,) = await t.read_bodies(address, Ended)
             assert ended.usage == thoughts[0].usage
             usages.append(thoughts[0].usage)
-        day = t.app.agents.day()
+        day = t.app.agents.get_today()
         for usage in usages:
             assert usage.usd == pytest.approx((usage.input * 2 + usage.output * 10) / 1e6)
             assert usage.input > 0
@@ -336,18 +352,18 @@ async def test_usage_and_cost_are_kept_per_turn_agent_person_and_day(tmp_path: P
 
 async def test_a_budget_refuses_before_the_call(tmp_path: Path, server: ModelServer) -> None:
     budget = {"usd_per_day": 0.0441}
-    async with town(tmp_path, server, entry={"price": {"input": 2.0, "output": 10.0}}, budget=budget) as t:
-        assert await t.ask("hello") == "You said: hello"
+    async with run_gateway(tmp_path, server, entry={"price": {"input": 2.0, "output": 10.0}}, budget=budget) as t:
+        assert await t.send_and_wait("hello") == "You said: hello"
         told, before = "", 0
         while "budget" not in told:
-            await t.rest()
+            await t.wait_until_idle()
             before = len(server.requests)
             assert before < 20
-            told = await t.ask("more, please")
+            told = await t.send_and_wait("more, please")
         assert "budget of agent:main" in told
         assert "Your message is kept" in told
         assert len(server.requests) == before, "refused after it was paid for"
-        spent = await t.app.store.get_spend("agent:main", t.app.agents.day())
+        spent = await t.app.store.get_spend("agent:main", t.app.agents.get_today())
         assert spent.usd <= 0.0441
 
 
@@ -355,89 +371,92 @@ async def test_a_budget_refuses_before_the_call(tmp_path: Path, server: ModelSer
 async def test_calls_at_the_same_time_do_not_share_the_last_of_a_budget(
     tmp_path: Path, server: ModelServer, unit: str
 ) -> None:
-    models = {"m": endpoint(server.openai, price={"input": 2.0, "output": 10.0})}
-    async with town(tmp_path, server, models=models, budget={f"{unit}_per_day": 1_000_000}) as t:
+    models = {"m": make_model_section(server.openai, price={"input": 2.0, "output": 10.0})}
+    async with run_gateway(tmp_path, server, models=models, budget={f"{unit}_per_day": 1_000_000}) as t:
         released = server.hold()
-        await t.say("hello", chat="first")
-        await t.until(lambda: len(server.requests) == 1)
-        worst = getattr(t.app.supervisor.purses.held("agent:main"), unit)
+        await t.send_message("hello", chat="first")
+        await t.wait_until(lambda: len(server.requests) == 1)
+        worst = getattr(t.app.supervisor.budgets.get_reserved("agent:main"), unit)
         released.set()
-        await t.rest()
-        spent = getattr(await t.app.store.get_spend("agent:main", t.app.agents.day()), unit)
+        await t.wait_until_idle()
+        spent = getattr(await t.app.store.get_spend("agent:main", t.app.agents.get_today()), unit)
         enough_for_one = spent + worst * 3 / 2
         limit = enough_for_one if unit == "usd" else int(enough_for_one)
         t.configure(config(models, budget={f"{unit}_per_day": limit}))
         released = server.hold()
-        sessions = [(await t.say("hello", chat=chat)).session for chat in ("second", "third")]
+        sessions = [(await t.send_message("hello", chat=chat)).session for chat in ("second", "third")]
 
         async def answers() -> list[str]:
-            entries = [entry for session in sessions for entry in await t.entries(session)]
+            entries = [entry for session in sessions for entry in await t.read_entries(session)]
             return [entry.body.text for entry in entries if isinstance(entry.body, Said | Notified)]
 
         async def one_is_refused() -> bool:
             return any("budget of agent:main" in text for text in await answers())
 
-        await t.until(lambda: one_is_refused() if len(server.requests) < 3 else True)
+        await t.wait_until(lambda: one_is_refused() if len(server.requests) < 3 else True)
         assert len(server.requests) == 2, "only the other one is being answered"
         released.set()
-        await t.rest()
+        await t.wait_until_idle()
         assert sorted("budget" in text for text in await answers()) == [False, True]
         assert len(server.requests) == 2
 
 
 async def test_a_budget_reckons_with_the_longest_answer_there_can_be(tmp_path: Path, server: ModelServer) -> None:
-    short = {"m": endpoint(server.openai, max_tokens=100)}
-    async with town(tmp_path / "short", server, models=short, budget={"tokens_per_day": 4_000}) as t:
-        assert await t.ask("hello") == "You said: hello"
-    long, asked = {"m": endpoint(server.anthropic, provider="anthropic")}, len(server.requests)
-    async with town(tmp_path / "long", server, models=long, budget={"tokens_per_day": 8_000}) as t:
-        told = await t.ask("hello")
+    short = {"m": make_model_section(server.openai, max_tokens=100)}
+    async with run_gateway(tmp_path / "short", server, models=short, budget={"tokens_per_day": 4_000}) as t:
+        assert await t.send_and_wait("hello") == "You said: hello"
+    long, asked = {"m": make_model_section(server.anthropic, provider="anthropic")}, len(server.requests)
+    async with run_gateway(tmp_path / "long", server, models=long, budget={"tokens_per_day": 8_000}) as t:
+        told = await t.send_and_wait("hello")
         assert "tokens, 8,000 are left" in told
         assert len(server.requests) == asked, "it may answer with 8,192 tokens, and says so"
 
 
 async def test_a_person_who_spent_everything_leaves_the_others_theirs(tmp_path: Path, server: ModelServer) -> None:
     budget = {"per_person": {"tokens_per_day": 5_000}}
-    server.default = Reply(text="word " * 600)
-    async with town(tmp_path, server, budget=budget) as t:
-        assert (await t.ask("hello", who="ada")).startswith("word")
-        assert "budget of person:ada" in await t.ask("again", who="ada")
+    server.default = ModelServerReply(text="word " * 600)
+    async with run_gateway(tmp_path, server, budget=budget) as t:
+        assert (await t.send_and_wait("hello", who="ada")).startswith("word")
+        assert "budget of person:ada" in await t.send_and_wait("again", who="ada")
         asked = len(server.requests)
-        assert (await t.ask("hello", who="bob", chat="bobs")).startswith("word")
+        assert (await t.send_and_wait("hello", who="bob", chat="bobs")).startswith("word")
         assert len(server.requests) == asked + 1
 
 
 async def test_a_model_without_a_price_is_no_way_around_a_budget(tmp_path: Path, server: ModelServer) -> None:
-    models = {"m": endpoint(server.openai, price={"input": 2.0, "output": 10.0}), "free": endpoint(server.openai, "f")}
-    async with town(tmp_path, server, models=models) as t:
-        assert "There is no model 'fee'" in await t.ask("/model fee")
-        assert await t.ask("/model free") == "Model for this session: free."
-        await t.ask("hello")
+    models = {
+        "m": make_model_section(server.openai, price={"input": 2.0, "output": 10.0}),
+        "free": make_model_section(server.openai, "f"),
+    }
+    async with run_gateway(tmp_path, server, models=models) as t:
+        assert "There is no model 'fee'" in await t.send_and_wait("/model fee")
+        assert await t.send_and_wait("/model free") == "Model for this session: free."
+        await t.send_and_wait("hello")
         assert server.requests[-1].json["model"] == "f"
         t.configure(config(models, budget={"per_person": {"usd_per_day": 5}}))
         # what was chosen before holds no longer, and nobody can choose it again
-        await t.ask("hello")
+        await t.send_and_wait("hello")
         assert server.requests[-1].json["model"] == "fake"
-        assert "free has no price" in await t.ask("/model free")
-        assert await t.ask("/model offline") == "Model for this session: offline."
+        assert "free has no price" in await t.send_and_wait("/model free")
+        assert await t.send_and_wait("/model offline") == "Model for this session: offline."
         models["free"]["price"] = {"input": 1, "output": 1}
         t.configure(config(models, budget={"per_person": {"usd_per_day": 5}}))
-        assert await t.ask("/model free") == "Model for this session: free."
-        await t.ask("hello")
+        assert await t.send_and_wait("/model free") == "Model for this session: free."
+        await t.send_and_wait("hello")
         assert server.requests[-1].json["model"] == "f"
 
 
 async def test_a_call_that_was_stopped_is_paid_for(tmp_path: Path, server: ModelServer) -> None:
-    server.script(Reply(text="one two three four", cut=Cut(how="hang", after=3)))
-    async with town(tmp_path, server, entry={"price": {"input": 2.0, "output": 10.0}}) as t:
-        verdict = await t.say("tell me a long story")
-        await t.until(lambda: len(t.pieces) >= 2)
-        await t.ask("/stop")
-        await t.rest()
-        (ended,) = [it for it in await t.bodies(verdict.session, Ended) if it.outcome == "stopped"]
+    server.add_steps(ModelServerReply(text="one two three four", cut=StreamFault(kind="hang", after=3)))
+    async with run_gateway(tmp_path, server, entry={"price": {"input": 2.0, "output": 10.0}}) as t:
+        verdict = await t.send_message("tell me a long story")
+        await t.wait_until(lambda: len(t.pieces) >= 2)
+        await t.send_and_wait("/stop")
+        await t.wait_until_idle()
+        (ended,) = [it for it in await t.read_bodies(verdict.session, Ended) if it.outcome == "stopped"]
         assert ended.usage.input > 20
         assert 0 < ended.usage.output < 20
-        spent = await t.app.store.get_spend("person:ada", t.app.agents.day())
+        spent = await t.app.store.get_spend("person:ada", t.app.agents.get_today())
         assert spent.tokens == ended.usage.input + ended.usage.output
         assert spent.usd == pytest.approx(ended.usage.usd)
         assert spent.usd > 0
@@ -446,58 +465,58 @@ async def test_a_call_that_was_stopped_is_paid_for(tmp_path: Path, server: Model
 async def test_what_a_call_may_cost_is_held_until_what_it_cost_is_committed(
     tmp_path: Path, server: ModelServer
 ) -> None:
-    calls = (Call(id="c", tool="nobody_knows"),)
-    server.script(Reply(calls=calls), Reply(text="Well."), Reply(text="So."))
+    calls = (ToolCall(id="c", tool="nobody_knows"),)
+    server.add_steps(ModelServerReply(calls=calls), ModelServerReply(text="Well."), ModelServerReply(text="So."))
     budget = {"tokens_per_day": 1_000_000, "background": {"tokens_per_day": 1_000_000}}
-    async with town(tmp_path, server, budget=budget) as t:
+    async with run_gateway(tmp_path, server, budget=budget) as t:
         held: list[int] = []
-        told, purses = t.app.store.on_commit, t.app.supervisor.purses
+        told, purses = t.app.store.on_commit, t.app.supervisor.budgets
 
         def committed(change: Change) -> None:
             told(change)
-            held.extend([purses.held("agent:main").tokens] if change.spends else [])
+            held.extend([purses.get_reserved("agent:main").tokens] if change.spends else [])
 
         t.app.store.on_commit = committed
-        assert await t.ask("hello") == "Well."
-        await t.ask("/background think")
-        await t.until(lambda: len(held) >= 3)
-        await t.rest()
+        assert await t.send_and_wait("hello") == "Well."
+        await t.send_and_wait("/background think")
+        await t.wait_until(lambda: len(held) >= 3)
+        await t.wait_until_idle()
         assert all(tokens > 4_000 for tokens in held)
-        assert purses.held("agent:main").tokens == 0
+        assert purses.get_reserved("agent:main").tokens == 0
 
 
 # -- the configuration -------------------------------------------------------------------------------------------------
 
 
 async def test_an_edit_is_in_force_at_the_next_message(tmp_path: Path, server: ModelServer) -> None:
-    async with ModelServer(key="another-key-0123456789", default=Reply(text="I am the other one.")) as other:
-        async with town(tmp_path, server) as t:
-            assert await t.ask("hello") == "You said: hello"
+    async with ModelServer(key="another-key-0123456789", default=ModelServerReply(text="I am the other one.")) as other:
+        async with run_gateway(tmp_path, server) as t:
+            assert await t.send_and_wait("hello") == "You said: hello"
             held = next(iter(t.app.agents._models.values()))
-            t.configure(config({"m": endpoint(other.openai, "fine")}))
-            t.secrets("MODEL_KEY=another-key-0123456789\n")
-            assert await t.ask("hello") == "I am the other one."
-            assert other.last.json["model"] == "fine"
-            assert other.last.headers["authorization"] == "Bearer another-key-0123456789"
-            await t.until(lambda: not server._tasks)  # the connection to the one before is closed
-            assert isinstance(held, Held)
+            t.configure(config({"m": make_model_section(other.openai, "fine")}))
+            t.write_secrets("MODEL_KEY=another-key-0123456789\n")
+            assert await t.send_and_wait("hello") == "I am the other one."
+            assert other.last_request.json["model"] == "fine"
+            assert other.last_request.headers["authorization"] == "Bearer another-key-0123456789"
+            await t.wait_until(lambda: not server._tasks)  # the connection to the one before is closed
+            assert isinstance(held, RetirableModel)
             # a key alone
             other.key = "third-key-0123456789"
-            t.secrets("MODEL_KEY=third-key-0123456789\n")
-            assert await t.ask("hello") == "I am the other one."
+            t.write_secrets("MODEL_KEY=third-key-0123456789\n")
+            assert await t.send_and_wait("hello") == "I am the other one."
 
 
 async def test_a_model_that_is_replaced_while_it_answers_is_closed_afterwards(
     tmp_path: Path, server: ModelServer
 ) -> None:
-    server.script(Reply(text="a long story comes to its end", pause=0.1))
-    async with town(tmp_path, server) as t:
-        session = (await t.say("tell me")).session
-        await t.until(lambda: bool(t.pieces))
-        t.configure(config({"m": endpoint(server.openai, "newer")}))
-        assert await t.ask("hello", chat="other") == "You said: hello"
-        assert await t.said(session) == ["a long story comes to its end"]
-        await t.until(lambda: len(server._tasks) == 1)
+    server.add_steps(ModelServerReply(text="a long story comes to its end", pause_seconds=0.1))
+    async with run_gateway(tmp_path, server) as t:
+        session = (await t.send_message("tell me")).session
+        await t.wait_until(lambda: bool(t.pieces))
+        t.configure(config({"m": make_model_section(server.openai, "newer")}))
+        assert await t.send_and_wait("hello", chat="other") == "You said: hello"
+        assert await t.wait_for_replies(session) == ["a long story comes to its end"]
+        await t.wait_until(lambda: len(server._tasks) == 1)
 
 
 async def test_a_held_model_closes_again_when_it_was_asked_after_all(server: ModelServer) -> None:
@@ -511,41 +530,41 @@ async def test_a_held_model_closes_again_when_it_was_asked_after_all(server: Mod
     from everhold.models.settings import OpenAISettings
 
     model = OpenAIModel(OpenAISettings.model_validate({"name": "x", "base_url": server.openai}), clock=Clock())
-    held = Held(model)
+    held = RetirableModel(model)
     server.key = None
     server.strict = False
     await held.retire()
-    await held.answer(Request(system="s", messages=()))
-    assert model._wire._road is None
+    await held.answer(ModelRequest(system="s", messages=()))
+    assert model._http_client._transport is None
 
 
 async def test_an_invalid_edit_keeps_the_last_good_and_says_so(tmp_path: Path, server: ModelServer) -> None:
-    async with town(tmp_path, server) as t:
-        await t.ask("hello")
+    async with run_gateway(tmp_path, server) as t:
+        await t.send_and_wait("hello")
         t.configure("models: {m: {provider: openai, nmae: x}}\n")
-        assert await t.ask("hello again") == "You said: hello again"
-        assert "models.m.nmae" in [problem["key"] for problem in t.app.about()["refused"]]
+        assert await t.send_and_wait("hello again") == "You said: hello again"
+        assert "models.m.nmae" in [problem["key"] for problem in t.app.describe()["refused"]]
         assert "config.refused" in t.log.getvalue()
-        t.configure(config({"m": endpoint(server.openai, "newer")}))
-        await t.ask("and now")
-        assert server.last.json["model"] == "newer"
-        assert t.app.about()["refused"] == []
+        t.configure(config({"m": make_model_section(server.openai, "newer")}))
+        await t.send_and_wait("and now")
+        assert server.last_request.json["model"] == "newer"
+        assert t.app.describe()["refused"] == []
 
 
 async def test_a_missing_secret_disables_only_what_needs_it(tmp_path: Path, server: ModelServer) -> None:
-    models = {"m": endpoint(server.openai), "n": endpoint(server.openai, api_key_env="OTHER_KEY")}
+    models = {"m": make_model_section(server.openai), "n": make_model_section(server.openai, api_key_env="OTHER_KEY")}
     agents = {"main": {"model": "m"}, "coder": {"model": "n"}}
-    async with town(tmp_path, server, models=models, agents=agents) as t:
-        assert await t.ask("hello") == "You said: hello"
-        session = (await t.say("hello coder", agent="coder")).session
-        (problem,) = [p for p in t.app.about()["problems"] if "OTHER_KEY" in str(p)]
+    async with run_gateway(tmp_path, server, models=models, agents=agents) as t:
+        assert await t.send_and_wait("hello") == "You said: hello"
+        session = (await t.send_message("hello coder", agent="coder")).session
+        (problem,) = [p for p in t.app.describe()["problems"] if "OTHER_KEY" in str(p)]
         assert problem["fatal"] is False
-        await t.until(lambda: "turn.waiting" in t.log.getvalue())
+        await t.wait_until(lambda: "turn.waiting" in t.log.getvalue())
         assert len(server.requests) == 1
-        t.secrets(f"MODEL_KEY={KEY}\nOTHER_KEY={KEY}\n")
-        await t.ask("hello")
-        assert await t.said(session) == ["You said: hello coder"]
-        assert not [p for p in t.app.about()["problems"] if "OTHER_KEY" in str(p)]
+        t.write_secrets(f"MODEL_KEY={KEY}\nOTHER_KEY={KEY}\n")
+        await t.send_and_wait("hello")
+        assert await t.wait_for_replies(session) == ["You said: hello coder"]
+        assert not [p for p in t.app.describe()["problems"] if "OTHER_KEY" in str(p)]
 
 
 _OPENED: list[str] | None = None
@@ -567,16 +586,18 @@ def opened() -> Iterator[list[str]]:
 
 
 async def test_a_message_costs_no_file_read(tmp_path: Path, server: ModelServer, opened: list[str]) -> None:
-    async with town(tmp_path, server) as t:
-        await t.ask("hello")
-        await t.ask("hello", agent="main", chat="other")
-        await t.until(lambda: t.app.watcher.compared)  # once, a while after they were read, the files are read again
+    async with run_gateway(tmp_path, server) as t:
+        await t.send_and_wait("hello")
+        await t.send_and_wait("hello", agent="main", chat="other")
+        await t.wait_until(
+            lambda: t.app.watcher.compared
+        )  # once, a while after they were read, the files are read again
         while await t.app.index.catch_up(t.app.store):  # the first time, it loads what it finds meaning with
             pass
         assert any(str(t.home.path) in name for name in opened), "the hook sees nothing"
         opened.clear()
         for number in range(5):
-            await t.ask(f"hello {number}")
+            await t.send_and_wait(f"hello {number}")
         assert opened == []
 
 
@@ -589,8 +610,8 @@ async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Pat
     canaries = {name: f"canary-{name.lower()}-0123456789abcdef" for name in names}
     server.key = canaries["MODEL_KEY"]
     models = {
-        "m": endpoint(server.openai, headers={"x-org_env": "HEADER"}),
-        "f": endpoint(server.openai, "second", api_key_env="FALLBACK"),
+        "m": make_model_section(server.openai, headers={"x-org_env": "HEADER"}),
+        "f": make_model_section(server.openai, "second", api_key_env="FALLBACK"),
     }
     settings: dict[str, Any] = {
         "models": models,
@@ -605,26 +626,26 @@ async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Pat
     }
     env = "".join(f"{name}={value}\n" for name, value in canaries.items())
 
-    def chatty(received: Received) -> Step:
+    def chatty(received: ReceivedModelRequest) -> ModelServerStep:
         shown = json.dumps(dict(received.headers)) + " ".join(canaries.values())
         if "trouble" in received.body.decode():
-            return Status(status=400, body={"error": {"message": f"you sent {shown}", "type": "x"}})
-        return Failure(kind="server_error") if "late" in received.body.decode() else Reply(text="fine")
+            return ModelServerStatus(status=400, body={"error": {"message": f"you sent {shown}", "type": "x"}})
+        return VendorFailure(kind="server_error") if "late" in received.body.decode() else ModelServerReply(text="fine")
 
     server.default = chatty
-    async with Town(tmp_path, json.dumps(settings), env=env) as t:
+    async with RunningGateway(tmp_path, json.dumps(settings), env=env) as t:
         url = await t.app.serve(port=0)
-        server.script(Reply(calls=(Call(id="c", tool="odd_secret"),)))
-        first = await t.say("hello")
-        await t.said(first.session)
+        server.add_steps(ModelServerReply(calls=(ToolCall(id="c", tool="odd_secret"),)))
+        first = await t.send_message("hello")
+        await t.wait_for_replies(first.session)
         # each of them left for where it belongs, or its absence below would prove nothing
         assert server.requests[-1].headers["authorization"] == f"Bearer {canaries['MODEL_KEY']}"
         assert canaries["HEADER"] in server.requests[-1].headers.values()
         assert any(canaries["TOOL_URL"] in r.headers.get("authorization", "") for r in server.requests)
-        (returned,) = await t.bodies(first.session, Returned)
+        (returned,) = await t.read_bodies(first.session, Returned)
         assert returned.text.startswith("*** ["), "the tool was not run, or does not know its secret"
-        await t.ask("trouble", chat="two")
-        await t.say("late", chat="three")
+        await t.send_and_wait("trouble", chat="two")
+        await t.send_message("late", chat="three")
         async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
             headers = {"x-forwarded-for": "203.0.113.9"}
             wrong = await client.get("/api/sessions", headers={**headers, "authorization": f"Bearer {canaries['BOT']}"})
@@ -634,8 +655,8 @@ async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Pat
             shown = await client.get(f"/metrics?token={canaries['HTTP']}")
         assert (wrong.status_code, right.status_code) == (401, 200)
         t.configure(json.dumps(settings).replace('"fallback"', '"fallbakc"'))
-        await t.say("again", chat="four")
-        about = json.dumps(t.app.about()) + wrong.text + right.text + shown.text
+        await t.send_message("again", chat="four")
+        about = json.dumps(t.app.describe()) + wrong.text + right.text + shown.text
     hits = [
         f"{path.name}: {name}"
         for path in sorted(t.home.path.rglob("*"))
@@ -648,13 +669,13 @@ async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Pat
 
 
 async def test_a_model_that_hangs_holds_up_nobody_else(tmp_path: Path, server: ModelServer) -> None:
-    def by_name(received: Received) -> Step:
-        return Hang() if received.json["model"] == "slow" else Reply(text="quick")
+    def by_name(received: ReceivedModelRequest) -> ModelServerStep:
+        return HangingConnection() if received.json["model"] == "slow" else ModelServerReply(text="quick")
 
     server.default = by_name
-    models = {"slow": endpoint(server.openai, "slow"), "quick": endpoint(server.openai, "quick")}
+    models = {"slow": make_model_section(server.openai, "slow"), "quick": make_model_section(server.openai, "quick")}
     agents = {"main": {"model": "slow"}, "coder": {"model": "quick"}}
-    async with town(tmp_path, server, models=models, agents=agents) as t:
+    async with run_gateway(tmp_path, server, models=models, agents=agents) as t:
         for number in range(5):
-            await t.say("hello", chat=f"c{number}")
-        assert await t.ask("hello", agent="coder") == "quick"
+            await t.send_message("hello", chat=f"c{number}")
+        assert await t.send_and_wait("hello", agent="coder") == "quick"

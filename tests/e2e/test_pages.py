@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from everhold.app import settings_of
-from everhold.cli.main import parse
-from everhold.home import Home
+from everhold.app import load_home_settings
+from everhold.cli.main import parse_arguments
+from everhold.infra.home import Home
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [
@@ -37,7 +37,7 @@ def test_the_configuration_on_a_page_is_sound(page: Path, tmp_path: Path) -> Non
         home = Home(tmp_path / "home").create()
         home.config.write_text(text)
         (home.path / "SOUL.md").write_text("You are kind.\n")
-        settings = settings_of(home, environ={})
+        settings = load_home_settings(home, environ={})
         assert settings.agents
         others = [
             it for it in settings.problems if not it.message.endswith(" is not set") and "pip install" not in it.remedy
@@ -51,4 +51,4 @@ def test_the_commands_on_a_page_exist(page: Path) -> None:
     commands = [line for line in lines if line.startswith("everhold ")]
     for line in commands:
         words = shlex.split(re.sub(r"\s(<|&)( .*)?$", "", line), comments=True)
-        parse(words[1:])
+        parse_arguments(words[1:])

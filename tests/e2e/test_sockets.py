@@ -10,24 +10,26 @@ from typing import Any
 
 import pytest
 
-from everhold.platforms.slack.wording import inward
-from everhold.testing.modelserver import ModelServer, Reply
-from tests.e2e.town import KEY, Town, endpoint
-from tests.platforms.discord_stage import TOKEN, discord_stage
-from tests.platforms.slack_stage import APP_TOKEN, BOT_TOKEN, slack_stage
+from everhold.platforms.slack.formatting import from_mrkdwn
+from everhold.testing.model_server import ModelServer, ModelServerReply
+from tests.e2e.running_gateway import KEY, RunningGateway, make_model_section
+from tests.platforms.remote_discord import TOKEN, open_remote_discord
+from tests.platforms.remote_slack import APP_TOKEN, BOT_TOKEN, open_remote_slack
 from tests.waiting import LIMIT_SECONDS
 
 LONG = "\n\n".join(f"Paragraph {number}: " + "all about a < b & c. " * 20 for number in range(14)).strip()
 
 
 @asynccontextmanager
-async def town(path: Path, platform: str, account: dict[str, Any], model: ModelServer, env: str) -> AsyncIterator[Town]:
+async def run_gateway(
+    path: Path, platform: str, account: dict[str, Any], model: ModelServer, env: str
+) -> AsyncIterator[RunningGateway]:
     config = {
-        "models": {"m": endpoint(model.openai)},
+        "models": {"m": make_model_section(model.openai)},
         "defaults": {"memories": [], "tools": []},
         "platforms": {platform: {"main": account}},
     }
-    async with Town(path, json.dumps(config), env=f"MODEL_KEY={KEY}\n{env}") as running:
+    async with RunningGateway(path, json.dumps(config), env=f"MODEL_KEY={KEY}\n{env}") as running:
         yield running
 
 
@@ -35,52 +37,52 @@ async def town(path: Path, platform: str, account: dict[str, Any], model: ModelS
 async def model() -> AsyncIterator[ModelServer]:
     async with ModelServer(key=KEY) as server:
         pieces = tuple(LONG[at : at + 60] for at in range(0, len(LONG), 60))
-        server.script(Reply(text=LONG, pieces=pieces, pause=0.015))
+        server.add_steps(ModelServerReply(text=LONG, pieces=pieces, pause_seconds=0.015))
         yield server
 
 
 async def test_on_discord(tmp_path: Path, model: ModelServer) -> None:
-    async with discord_stage() as stage:
+    async with open_remote_discord() as stage:
         server = stage.server
         access = {"direct": ["discord:1001"], "groups": {stage.group: ["discord:1001"]}}
         account = {"token_env": "BOT", "base_url": server.api, "access": access}
-        async with town(tmp_path, "discord", account, model, f"BOT={TOKEN}") as running:
-            await server.write(f"<@{server.bots[TOKEN].id}> tell me all", channel=stage.group)
-            await running.until(lambda: "Paragraph 13" in "".join(it.text for it in stage.shown(stage.group)))
-            await running.rest()
-            shown = stage.shown(stage.group)
+        async with run_gateway(tmp_path, "discord", account, model, f"BOT={TOKEN}") as running:
+            await server.write_message(f"<@{server.bots[TOKEN].id}> tell me all", channel=stage.group)
+            await running.wait_until(lambda: "Paragraph 13" in "".join(it.text for it in stage.list_shown(stage.group)))
+            await running.wait_until_idle()
+            shown = stage.list_shown(stage.group)
             assert len(shown) >= 4
             assert max(len(it.text) for it in shown) <= 2000
             assert "".join("".join(it.text for it in shown).split()) == "".join(LONG.split())
             assert server.messages[stage.group][shown[0].id]["edited_timestamp"], "it was seen growing"
             assert stage.group in server.typing
-            await server.command("status", channel=stage.group)
-            await running.until(lambda: len(stage.shown(stage.group)) > len(shown))
-            await running.sound()
+            await server.use_command("status", channel=stage.group)
+            await running.wait_until(lambda: len(stage.list_shown(stage.group)) > len(shown))
+            await running.assert_sound()
 
 
 async def test_on_slack(tmp_path: Path, model: ModelServer) -> None:
-    async with slack_stage() as stage:
+    async with open_remote_slack() as stage:
         server = stage.server
         url = f"{server.url}/api/"
         access = {"direct": ["slack:UADA"], "groups": {stage.group: ["slack:UADA"]}}
         account = {"bot_token_env": "BOT", "app_token_env": "APP", "base_url": url, "access": access}
-        async with town(tmp_path, "slack", account, model, f"BOT={BOT_TOKEN}\nAPP={APP_TOKEN}") as running:
+        async with run_gateway(tmp_path, "slack", account, model, f"BOT={BOT_TOKEN}\nAPP={APP_TOKEN}") as running:
             released = model.hold()
             server.ack_seconds = LIMIT_SECONDS
-            parent = await server.write("a topic", channel=stage.group)
-            await server.write(f"<@{server.apps[0].user}> tell me all", channel=stage.group, thread=parent)
+            parent = await server.write_message("a topic", channel=stage.group)
+            await server.write_message(f"<@{server.apps[0].user}> tell me all", channel=stage.group, thread=parent)
             # Slack waits for three seconds, and so for no answer
-            await running.until(lambda: len(model.requests) >= 1 and len(server.apps[0].confirmed) >= 2)
+            await running.wait_until(lambda: len(model.requests) >= 1 and len(server.apps[0].confirmed) >= 2)
             released.set()
-            await running.until(lambda: "Paragraph 13" in "".join(it.text for it in stage.shown(stage.group)))
-            await running.rest()
-            shown = server.shown(stage.group)
+            await running.wait_until(lambda: "Paragraph 13" in "".join(it.text for it in stage.list_shown(stage.group)))
+            await running.wait_until_idle()
+            shown = server.list_shown_messages(stage.group)
             assert len(shown) >= 2
             assert {it["thread_ts"] for it in shown} == {parent}, "it is answered where it was asked"
-            assert "".join(inward(it["text"], names={}) for it in shown) == LONG
+            assert "".join(from_mrkdwn(it["text"], names={}) for it in shown) == LONG
             # what has to be escaped is longer there than an edit may be: then it is said anew, and the draft goes
             assert {"chat.update", "chat.delete"} <= {name for name, _ in server.calls}
-            await server.command("/everhold", "status", channel=stage.group)
-            await running.until(lambda: len(server.shown(stage.group)) > len(shown))
-            await running.sound()
+            await server.use_command("/everhold", "status", channel=stage.group)
+            await running.wait_until(lambda: len(server.list_shown_messages(stage.group)) > len(shown))
+            await running.assert_sound()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from everhold.cli.main import run
+from everhold.cli.main import run_command
 
 TALK = """# A small talk
 > Ada: The key to the archive hangs behind the second door, and its number is 5519.
@@ -35,7 +35,9 @@ def talk(tmp_path: Path) -> Path:
 
 def test_it_prints_a_table_and_draws_a_picture(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = talk.with_suffix(".svg")
-    assert run(["eval", "compression", "--conversations", str(talk), "--folds", "1", "--plot", str(picture)]) == 0
+    assert (
+        run_command(["eval", "compression", "--conversations", str(talk), "--folds", "1", "--plot", str(picture)]) == 0
+    )
     shown = capsys.readouterr().out
     assert shown.splitlines()[0].startswith("CONVERSATION  FOLDS")
     assert "2/2 100%" in shown
@@ -45,7 +47,9 @@ def test_it_prints_a_table_and_draws_a_picture(talk: Path, capsys: pytest.Captur
 
 
 def test_for_programs_it_is_json(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["eval", "compression", "--conversations", str(talk), "--folds", "1", "--keep", "1", "--json"]) == 0
+    assert (
+        run_command(["eval", "compression", "--conversations", str(talk), "--folds", "1", "--keep", "1", "--json"]) == 0
+    )
     found = json.loads(capsys.readouterr().out)
     (score,) = found["scores"]
     assert score["same_session"]
@@ -57,13 +61,13 @@ def test_for_programs_it_is_json(talk: Path, capsys: pytest.CaptureFixture[str])
 def test_a_baseline_that_was_better_is_an_error(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     baseline = talk.with_suffix(".json")
     asked = ["eval", "compression", "--conversations", str(talk), "--folds", "1", "--baseline", str(baseline)]
-    assert run([*asked, "--renew"]) == 0
-    assert run(asked) == 0
+    assert run_command([*asked, "--renew"]) == 0
+    assert run_command(asked) == 0
     known = json.loads(baseline.read_text())
     known["scores"]["talk/1"]["kept"] = 3
     baseline.write_text(json.dumps(known))
     capsys.readouterr()
-    assert run(asked) == 1
+    assert run_command(asked) == 1
     assert "talk/1: kept 2 facts, it was 3" in capsys.readouterr().out
 
 
@@ -78,9 +82,9 @@ def test_a_model_of_the_configuration_is_scored(
     monkeypatch.setenv("EVERHOLD_HOME", str(home))
     asked = ["eval", "compression", "--conversations", str(talk), "--folds", "1", "--json"]
     for more in (["--model", "mine"], ["--agent", "main"]):
-        assert run([*asked, *more]) == 0
+        assert run_command([*asked, *more]) == 0
         assert json.loads(capsys.readouterr().out)["scores"][0]["model"] == "quite-mine"
-    assert run([*asked, "--model", "other"]) == 2
+    assert run_command([*asked, "--model", "other"]) == 2
     assert not (home / "log.db").exists()
 
 
@@ -88,5 +92,5 @@ def test_a_model_of_the_configuration_is_scored(
     "more", [["--plot", "x.png"], ["--folds", "0"], ["--folds", "often"], ["--conversations", "nowhere"]]
 )
 def test_what_cannot_be_done_is_said(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["eval", "compression", *more]) != 0
+    assert run_command(["eval", "compression", *more]) != 0
     assert "→" in capsys.readouterr().err

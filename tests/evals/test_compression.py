@@ -14,36 +14,36 @@ from msgspec import structs
 
 from everhold.errors import Overloaded
 from everhold.evals import report
-from everhold.evals.conversation import Conversation, bundled
-from everhold.evals.score import Score, holds, invented, normal
-from everhold.evals.stage import Distant, play
+from everhold.evals.conversation import EvalConversation, load_bundled_conversations
+from everhold.evals.runner import ThreadedModel, score_conversation
+from everhold.evals.score import CompressionScore, find_inventions, has_answer, normalize_text
 from everhold.models.offline import OfflineModel
-from everhold.ports.model import Answer, Request
+from everhold.ports.model import ModelRequest, ModelResponse
 from tests.incident.test_incident import rotate_id
 
 BASELINE = Path(__file__).parent / "baseline.json"
 RENEW = "everhold eval compression --baseline tests/evals/baseline.json --renew"
-BUNDLED = {conversation.name: conversation for conversation in bundled()}
+BUNDLED = {conversation.name: conversation for conversation in load_bundled_conversations()}
 SMALL = "night-of-the-outage"
 
 
-def behind(scores: list[Score]) -> list[str]:
+def find_own_regressions(scores: list[CompressionScore]) -> list[str]:
     """What the baseline says against these scores; the others are somebody else's test."""
     known = json.loads(BASELINE.read_text())
-    mine = {report.key(score) for score in scores}
+    mine = {report.make_score_key(score) for score in scores}
     assert mine <= known["scores"].keys(), f"new conversations? {RENEW}"
     known["scores"] = {name: mark for name, mark in known["scores"].items() if name in mine}
-    return report.worse(scores, json.dumps(known).encode())
+    return report.find_regressions(scores, json.dumps(known).encode())
 
 
-class Altered(OfflineModel):
+class AlteredSummaryModel(OfflineModel):
     """The offline model, with something done to every summary it writes."""
 
     def __init__(self, change: Callable[[str], str]) -> None:
         super().__init__()
         self.change = change
 
-    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
         answer = await super().answer(request)
         return structs.replace(answer, text=self.change(answer.text))
 
@@ -54,11 +54,11 @@ class Altered(OfflineModel):
 @pytest.mark.parametrize("name", BUNDLED)
 def test_every_answer_stands_literally_in_its_conversation(name: str) -> None:
     conversation = BUNDLED[name]
-    said = normal(conversation.words())
+    said = normalize_text(conversation.join_text())
     for question in conversation.questions:
-        assert holds(said, question.answers), question
-        assert not question.stale or holds(said, question.stale), question
-        assert not holds(normal(question.ask), question.answers), f"it gives itself away: {question.ask}"
+        assert has_answer(said, question.answers), question
+        assert not question.stale or has_answer(said, question.stale), question
+        assert not has_answer(normalize_text(question.ask), question.answers), f"it gives itself away: {question.ask}"
 
 
 def test_there_are_two_languages_and_every_kind_of_fact() -> None:
@@ -74,11 +74,11 @@ def test_there_are_two_languages_and_every_kind_of_fact() -> None:
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_nothing_is_kept_worse_than_it_was(name: str) -> None:
-    scores = [play(BUNDLED[name], OfflineModel(), folds=folds) for folds in (1, 3)]
-    assert not behind(scores), f"if this is meant to be: {RENEW}"
+    scores = [score_conversation(BUNDLED[name], OfflineModel(), compressions=folds) for folds in (1, 3)]
+    assert not find_own_regressions(scores), f"if this is meant to be: {RENEW}"
     for score in scores:
-        assert score.sound
-        assert score.count("logged") == len(score.outcomes), "what folded is no longer in the log"
+        assert score.is_sound
+        assert score.count_outcomes("logged") == len(score.outcomes), "what folded is no longer in the log"
         sure = [outcome for outcome in score.outcomes if outcome.kind in ("rule", "correction", "effect")]
         assert all(outcome.kept for outcome in sure), "these stay whatever the summary says"
 
@@ -89,14 +89,14 @@ def test_the_baseline_knows_no_other_conversations() -> None:
 
 
 def test_it_folds_by_itself_when_the_window_is_small() -> None:
-    score = play(BUNDLED[SMALL], OfflineModel(), folds=0)
+    score = score_conversation(BUNDLED[SMALL], OfflineModel(), compressions=0)
     assert score.asked == "auto"
-    assert score.folds > 1
-    assert score.sound
+    assert score.compressions > 1
+    assert score.is_sound
 
 
 def test_the_same_conversation_always_gets_the_same_score() -> None:
-    one, other = (play(BUNDLED[SMALL], OfflineModel(), folds=3) for _ in range(2))
+    one, other = (score_conversation(BUNDLED[SMALL], OfflineModel(), compressions=3) for _ in range(2))
     assert structs.replace(one, seconds=0.0) == structs.replace(other, seconds=0.0)
 
 
@@ -104,16 +104,20 @@ def test_the_same_conversation_always_gets_the_same_score() -> None:
 
 
 def test_a_summariser_that_drops_numbers_is_found_out() -> None:
-    found = behind([play(BUNDLED[SMALL], Altered(lambda text: re.sub(r"\d", "", text)), folds=1)])
+    found = find_own_regressions(
+        [score_conversation(BUNDLED[SMALL], AlteredSummaryModel(lambda text: re.sub(r"\d", "", text)), compressions=1)]
+    )
     assert any("kept" in line for line in found)
     assert any("OPS-4417" in line or "Which ticket" in line for line in found)
 
 
 def test_but_what_stays_word_for_word_survives_even_that() -> None:
-    score = play(BUNDLED[SMALL], Altered(lambda text: "nothing much was said"), folds=3)
+    score = score_conversation(
+        BUNDLED[SMALL], AlteredSummaryModel(lambda text: "nothing much was said"), compressions=3
+    )
     kept = {outcome.kind for outcome in score.outcomes if outcome.kept and not outcome.verbatim}
     assert {"rule", "correction", "effect"} <= kept
-    assert score.count("found") == len(score.outcomes), "the originals are still there to be searched"
+    assert score.count_outcomes("found") == len(score.outcomes), "the originals are still there to be searched"
 
 
 @pytest.mark.parametrize(
@@ -125,13 +129,13 @@ def test_but_what_stays_word_for_word_survives_even_that() -> None:
     ],
 )
 def test_a_summariser_that_makes_things_up_is_found_out(lie: str, named: str) -> None:
-    score = play(BUNDLED[SMALL], Altered(lambda text: f"{text}\n{lie}"), folds=1)
+    score = score_conversation(BUNDLED[SMALL], AlteredSummaryModel(lambda text: f"{text}\n{lie}"), compressions=1)
     assert named in score.invented
-    assert any(line.endswith(named) for line in behind([score]))
+    assert any(line.endswith(named) for line in find_own_regressions([score]))
 
 
 def test_an_out_of_date_fact_is_not_taken_for_the_correction() -> None:
-    swapped = Altered(lambda text: text.replace("18,500", "").replace("21,000", "18,500"))
+    swapped = AlteredSummaryModel(lambda text: text.replace("18,500", "").replace("21,000", "18,500"))
     conversation = structs.replace(
         BUNDLED["two-tongues-one-kitchen"],
         turns=tuple(
@@ -139,33 +143,33 @@ def test_an_out_of_date_fact_is_not_taken_for_the_correction() -> None:
             for turn in BUNDLED["two-tongues-one-kitchen"].turns
         ),
     )
-    score = play(conversation, swapped, folds=1)
+    score = score_conversation(conversation, swapped, compressions=1)
     assert [outcome.ask for outcome in score.outcomes if outcome.stale] == ["What is the budget?"]
 
 
 def test_a_fold_that_rotates_the_id_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     rotate_id(monkeypatch)
-    score = play(BUNDLED[SMALL], OfflineModel(), folds=1)
+    score = score_conversation(BUNDLED[SMALL], OfflineModel(), compressions=1)
     assert not score.same_session
-    assert any("THE SESSION CHANGED" in line for line in behind([score]))
+    assert any("THE SESSION CHANGED" in line for line in find_own_regressions([score]))
 
 
 def test_a_summariser_that_is_down_folds_nothing_and_loses_nothing() -> None:
     class Down(OfflineModel):
-        async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+        async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
             raise Overloaded("out to lunch")
 
-    score = play(BUNDLED[SMALL], Down(), folds=1)
-    assert not score.sound
-    assert score.folds == 0
-    assert score.count("kept") == len(score.outcomes)
-    assert "out to lunch" in report.trouble(score)
+    score = score_conversation(BUNDLED[SMALL], Down(), compressions=1)
+    assert not score.is_sound
+    assert score.compressions == 0
+    assert score.count_outcomes("kept") == len(score.outcomes)
+    assert "out to lunch" in report.describe_trouble(score)
 
 
 def test_a_growing_context_is_found_out() -> None:
-    score = play(BUNDLED[SMALL], OfflineModel(), folds=1)
+    score = score_conversation(BUNDLED[SMALL], OfflineModel(), compressions=1)
     grown = structs.replace(score, tokens_after=score.tokens_after * 2)
-    assert any("tokens are left" in line for line in behind([grown]))
+    assert any("tokens are left" in line for line in find_own_regressions([grown]))
 
 
 # -- the measure -------------------------------------------------------------------------------------------------------
@@ -185,46 +189,46 @@ def test_a_growing_context_is_found_out() -> None:
     ],
 )
 def test_answers_are_matched_as_people_read_them(text: str, answer: str, there: bool) -> None:
-    assert holds(normal(text), (answer,)) is there
+    assert has_answer(normalize_text(text), (answer,)) is there
 
 
 def test_a_faithful_summary_has_made_nothing_up() -> None:
     said = "Mara: the oven costs 4,200 and weighs 1,180 kilos. The mover comes on 11 March."
     summary = "## Key Facts\n1. Oven: 4.200, 1180 kilos (#12)\n2. Mover on 11 March."
-    assert invented(summary, said) == ()
-    assert invented("- it weighs 1,190 kilos", said) == ("1190",)
+    assert find_inventions(summary, said) == ()
+    assert find_inventions("- it weighs 1,190 kilos", said) == ("1190",)
 
 
 def test_a_model_that_needs_a_real_loop_can_be_scored() -> None:
     class Slow(OfflineModel):
-        async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+        async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
             await asyncio.to_thread(lambda: None)  # no virtual world has this
             return await super().answer(request)
 
-    distant = Distant(Slow())
+    distant = ThreadedModel(Slow())
     try:
-        score = play(BUNDLED[SMALL], distant, folds=1)
+        score = score_conversation(BUNDLED[SMALL], distant, compressions=1)
     finally:
         distant.close()
-    assert score.sound
+    assert score.is_sound
     assert structs.replace(score, seconds=0.0) == structs.replace(
-        play(BUNDLED[SMALL], OfflineModel(), folds=1), seconds=0.0
+        score_conversation(BUNDLED[SMALL], OfflineModel(), compressions=1), seconds=0.0
     )
 
 
 def test_scores_survive_a_round_trip(tmp_path: Path) -> None:
-    score = play(BUNDLED[SMALL], OfflineModel(), folds=1)
-    assert msgspec.convert(msgspec.to_builtins(score), Score) == score
-    assert report.worse([score], report.baseline([score])) == []
-    assert report.worse([], report.baseline([score])) == [f"{SMALL}/1: was not scored"]
+    score = score_conversation(BUNDLED[SMALL], OfflineModel(), compressions=1)
+    assert msgspec.convert(msgspec.to_builtins(score), CompressionScore) == score
+    assert report.find_regressions([score], report.encode_baseline([score])) == []
+    assert report.find_regressions([], report.encode_baseline([score])) == [f"{SMALL}/1: was not scored"]
 
 
 def test_a_conversation_can_be_written_by_hand(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text(
         "> Ada: The door code is 4711.\n  Really.\n< Fine.\n? number: Which code? = 4711\n"
     )
-    from everhold.evals.foreign import read
+    from everhold.evals.datasets import read_conversations
 
-    (mine,) = read(tmp_path)
-    assert isinstance(mine, Conversation)
+    (mine,) = read_conversations(tmp_path)
+    assert isinstance(mine, EvalConversation)
     assert mine.turns[0].text == "The door code is 4711.\nReally."

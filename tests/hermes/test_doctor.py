@@ -12,159 +12,161 @@ from typing import Any
 import apsw
 import pytest
 
-from everhold.doctor import foreign, mend
-from everhold.errors import HomeBusy, Misuse, Refused, StoreBusy, StoreDamaged
-from everhold.hermes.database import Database
-from tests.hermes.built import NOW, Built, dump
+from everhold.errors import HomeBusy, InvalidRequest, Refused, StoreBusy, StoreDamaged
+from everhold.hermes.doctor import checks as doctor_checks, repair
+from everhold.hermes.reader.database import HermesDatabase
+from tests.hermes.built_home import NOW, BuiltHermesHome, dump_tables
 
 DM = "agent:main:telegram:dm:1001"
 
 
-def healthy(home: Path, *, version: int = 22) -> Built:
+def healthy(home: Path, *, version: int = 22) -> BuiltHermesHome:
     """A terminal session, two chats, one of them compressed in place twice, an undone turn, a branch."""
-    built = Built(home, version=version)
-    built.session("cli-1", title="plain")
-    built.talk("cli-1", "a", "b", "c")
+    built = BuiltHermesHome(home, version=version)
+    built.add_session("cli-1", title="plain")
+    built.add_exchanges("cli-1", "a", "b", "c")
     if version < 10:
         return built
-    gone = built.talk("cli-1", "oops")
+    gone = built.add_exchanges("cli-1", "oops")
     built.run(f"update messages set active = 0 where id >= {gone[0]} and session_id = 'cli-1'")
-    built.chat("dm-1", DM, title="direct")
-    said = built.talk("dm-1", *"abcdef")
-    built.compress("dm-1", head=said[:3], tail=said[-4:])
-    more = built.talk("dm-1", *"ghijkl")
-    built.compress("dm-1", head=said[:3], tail=more[-4:])
-    built.talk("dm-1", "m")
-    built.chat("group-1", "agent:main:telegram:group:-100:1001")
-    built.talk("group-1", "x")
-    built.say("group-1", "user", "chatter", observed=1)
-    built.say("group-1", "user", "more chatter", observed=1)
-    built.say("group-1", "session_meta", None)
-    built.chat("parent", "agent:main:telegram:dm:3003")
-    first = built.talk("parent", "p")
+    built.add_chat("dm-1", DM, title="direct")
+    said = built.add_exchanges("dm-1", *"abcdef")
+    built.compress_in_place("dm-1", head=said[:3], tail=said[-4:])
+    more = built.add_exchanges("dm-1", *"ghijkl")
+    built.compress_in_place("dm-1", head=said[:3], tail=more[-4:])
+    built.add_exchanges("dm-1", "m")
+    built.add_chat("group-1", "agent:main:telegram:group:-100:1001")
+    built.add_exchanges("group-1", "x")
+    built.add_message("group-1", "user", "chatter", observed=1)
+    built.add_message("group-1", "user", "more chatter", observed=1)
+    built.add_message("group-1", "session_meta", None)
+    built.add_chat("parent", "agent:main:telegram:dm:3003")
+    first = built.add_exchanges("parent", "p")
     built.run("update sessions set ended_at = started_at + 9, end_reason = 'session_switch' where id = 'parent'")
-    built.chat(
+    built.add_chat(
         "branch", "agent:main:telegram:dm:3003", parent_session_id="parent", model_config='{"_branched_from": "parent"}'
     )
     for id in first:
-        built.copy(id, to="branch")
-    built.talk("branch", "q")
-    built.session("errand", source="tool", parent_session_id="dm-1", model_config='{"_delegate_from": "dm-1"}')
-    built.talk("errand", "r")
+        built.copy_message(id, to="branch")
+    built.add_exchanges("branch", "q")
+    built.add_session("errand", source="tool", parent_session_id="dm-1", model_config='{"_delegate_from": "dm-1"}')
+    built.add_exchanges("errand", "r")
     return built
 
 
 def checks(path: Path) -> set[str]:
-    return {finding.check for finding in foreign.store(path, now=NOW).findings}
+    return {finding.check for finding in doctor_checks.examine_store(path, now=NOW).findings}
 
 
 @pytest.mark.parametrize("version", [22, 5])
 def test_a_healthy_store_gives_the_doctor_nothing_to_say(tmp_path: Path, version: int) -> None:
     path = healthy(tmp_path, version=version).close()
-    report = foreign.store(path, now=NOW)
+    report = doctor_checks.examine_store(path, now=NOW)
     assert report.findings == []
     assert report.messages >= 8
     before = path.read_bytes()
-    assert mend.fix(path, now=NOW).backup is None
+    assert repair.repair_store(path, now=NOW).backup is None
     assert path.read_bytes() == before
 
 
 # -- every damage, planted ---------------------------------------------------------------------------------------------
 
 
-def renamed(built: Built) -> None:
-    said = built.talk(built.session("r-1", api_call_count=3), *"abcd")
-    built.rotate("r-1", "r-2", head=said[:3], tail=said[-4:])
-    more = built.talk("r-2", *"efgh")
-    built.rotate("r-2", "r-3", head=said[:3], tail=more[-4:])
-    built.talk("r-3", "i")
+def renamed(built: BuiltHermesHome) -> None:
+    said = built.add_exchanges(built.add_session("r-1", api_call_count=3), *"abcd")
+    built.compress_into_new_session("r-1", "r-2", head=said[:3], tail=said[-4:])
+    more = built.add_exchanges("r-2", *"efgh")
+    built.compress_into_new_session("r-2", "r-3", head=said[:3], tail=more[-4:])
+    built.add_exchanges("r-3", "i")
 
 
-def forked(built: Built) -> None:
-    said = built.talk(built.session("f-1"), *"abcd")
-    built.rotate("f-1", "f-2", head=said[:3], tail=said[-4:])
-    built.talk("f-2", "left")
-    built.rotate("f-1", "f-3", head=said[:3], tail=said[-4:])
-    built.talk("f-3", "right")
+def forked(built: BuiltHermesHome) -> None:
+    said = built.add_exchanges(built.add_session("f-1"), *"abcd")
+    built.compress_into_new_session("f-1", "f-2", head=said[:3], tail=said[-4:])
+    built.add_exchanges("f-2", "left")
+    built.compress_into_new_session("f-1", "f-3", head=said[:3], tail=said[-4:])
+    built.add_exchanges("f-3", "right")
 
 
-def orphaned(built: Built) -> None:
-    built.talk(built.session("o-1"), "a")
+def orphaned(built: BuiltHermesHome) -> None:
+    built.add_exchanges(built.add_session("o-1"), "a")
     built.run("update sessions set ended_at = started_at + 5, end_reason = 'compression' where id = 'o-1'")
 
 
-def torn(built: Built) -> None:
+def torn(built: BuiltHermesHome) -> None:
     """A chat whose session was ended by a compression, and which went on in a session that knows nothing of it."""
     key = "agent:main:telegram:dm:7007"
-    built.talk(built.chat("t-1", key), "a")
+    built.add_exchanges(built.add_chat("t-1", key), "a")
     built.run("update sessions set ended_at = started_at + 5, end_reason = 'compression' where id = 't-1'")
-    built.talk(built.chat("t-2", key), "b")
+    built.add_exchanges(built.add_chat("t-2", key), "b")
 
 
-def twice(built: Built) -> None:
-    for id in built.talk(built.session("w-1"), "a", "b"):
-        built.copy(id)
+def twice(built: BuiltHermesHome) -> None:
+    for id in built.add_exchanges(built.add_session("w-1"), "a", "b"):
+        built.copy_message(id)
 
 
-def unread(built: Built) -> None:
-    said = built.talk(built.session("u-1"), *"abcd")
-    built.say("u-1", "user", "written meanwhile")
-    built.say("u-1", "assistant", "and answered")
-    built.compress("u-1", head=said[:3], tail=said[-4:])
-    built.talk("u-1", "e")
+def unread(built: BuiltHermesHome) -> None:
+    said = built.add_exchanges(built.add_session("u-1"), *"abcd")
+    built.add_message("u-1", "user", "written meanwhile")
+    built.add_message("u-1", "assistant", "and answered")
+    built.compress_in_place("u-1", head=said[:3], tail=said[-4:])
+    built.add_exchanges("u-1", "e")
 
 
-def deleted(built: Built) -> None:
-    ids = built.talk(built.session("d-1"), *"abc")
+def deleted(built: BuiltHermesHome) -> None:
+    ids = built.add_exchanges(built.add_session("d-1"), *"abc")
     built.run(f"delete from messages where id in ({ids[2]}, {ids[3]})")
     built.run("delete from messages where session_id = 'd-1' and role = 'tool'")
     built.run("update messages set tool_calls = null where session_id = 'd-1'")
 
 
-def routed_to_ended(built: Built) -> None:
+def routed_to_ended(built: BuiltHermesHome) -> None:
     key = "agent:main:telegram:dm:8008"
-    built.talk(built.chat("e-1", key), "a")
-    built.talk(built.chat("e-2", key), "b")
+    built.add_exchanges(built.add_chat("e-1", key), "a")
+    built.add_exchanges(built.add_chat("e-2", key), "b")
     built.run("update sessions set ended_at = started_at + 5, end_reason = 'session_reset' where id = 'e-1'")
-    built.route(key, "e-1")
+    built.add_route(key, "e-1")
 
 
-def routed_nowhere(built: Built) -> None:
-    built.route("agent:main:telegram:dm:8009", "never-was")
+def routed_nowhere(built: BuiltHermesHome) -> None:
+    built.add_route("agent:main:telegram:dm:8009", "never-was")
 
 
-def aliased(built: Built) -> None:
-    built.talk(built.chat("a-1", "agent:main:telegram:dm:9001"), "a")
-    built.route("agent:main:telegram:dm:9002", "a-1")
+def aliased(built: BuiltHermesHome) -> None:
+    built.add_exchanges(built.add_chat("a-1", "agent:main:telegram:dm:9001"), "a")
+    built.add_route("agent:main:telegram:dm:9002", "a-1")
 
 
-def spread(built: Built) -> None:
+def spread(built: BuiltHermesHome) -> None:
     for n in range(3):
-        built.talk(built.chat(f"s-{n}", "agent:main:telegram:dm:6006"), "a")
+        built.add_exchanges(built.add_chat(f"s-{n}", "agent:main:telegram:dm:6006"), "a")
 
 
-def empty(built: Built) -> None:
-    built.session("nobody-1")
-    built.session("nobody-2")
+def empty(built: BuiltHermesHome) -> None:
+    built.add_session("nobody-1")
+    built.add_session("nobody-2")
 
 
-def colliding_names(built: Built) -> None:
-    built.talk(built.chat("n-1", "agent:main:matrix:dm:!a.b"), "a")
-    built.talk(built.chat("n-2", "agent:main:matrix:dm:!a-b"), "b")
+def colliding_names(built: BuiltHermesHome) -> None:
+    built.add_exchanges(built.add_chat("n-1", "agent:main:matrix:dm:!a.b"), "a")
+    built.add_exchanges(built.add_chat("n-2", "agent:main:matrix:dm:!a-b"), "b")
 
 
-def colliding_keys(built: Built) -> None:
+def colliding_keys(built: BuiltHermesHome) -> None:
     key = "agent:main:telegram:group:-5:42"
-    built.talk(built.session("k-1", session_key=key, chat_id="-5", chat_type="group", user_id="42"), "a")
+    built.add_exchanges(built.add_session("k-1", session_key=key, chat_id="-5", chat_type="group", user_id="42"), "a")
     built.run("update sessions set ended_at = 1, end_reason = 'session_reset' where id = 'k-1'")
-    built.talk(built.session("k-2", session_key=key, chat_id="-5", chat_type="group", thread_id="42", user_id="7"), "b")
+    built.add_exchanges(
+        built.add_session("k-2", session_key=key, chat_id="-5", chat_type="group", thread_id="42", user_id="7"), "b"
+    )
 
 
-def locked(built: Built) -> None:
+def locked(built: BuiltHermesHome) -> None:
     built.run("insert into compression_locks values ('dm-1', 'pid:1', ?, ?)", NOW - 900, NOW - 600)
 
 
-def stuck(built: Built) -> None:
+def stuck(built: BuiltHermesHome) -> None:
     values = ("o", DM, "telegram", "1001", "a reply", "attempting", 2, NOW - 9000, NOW - 9000)
     built.run(
         "insert into delivery_obligations(obligation_id, session_key, platform, chat_id, content, state, attempts, "
@@ -173,44 +175,46 @@ def stuck(built: Built) -> None:
     )
 
 
-def untold(built: Built) -> None:
+def untold(built: BuiltHermesHome) -> None:
     built.run("insert into async_delegations values ('e', 'dm-1', 'completed', ?, '{}', 'pending')", NOW - 9000)
     built.run("insert into async_delegations values ('f', 'dm-1', 'running', ?, '{}', 'pending')", NOW - 9000)
 
 
-def result_without_call(built: Built) -> None:
-    built.talk(built.session("x-1"), "a")
-    built.say("x-1", "tool", "from nowhere", tool_call_id="gone")
-    built.say("x-1", "assistant", "well")
+def result_without_call(built: BuiltHermesHome) -> None:
+    built.add_exchanges(built.add_session("x-1"), "a")
+    built.add_message("x-1", "tool", "from nowhere", tool_call_id="gone")
+    built.add_message("x-1", "assistant", "well")
 
 
-def call_without_result(built: Built) -> None:
-    built.talk(built.session("y-1"), "a")
-    built.say("y-1", "assistant", "let me look", tool_calls='[{"id": "z", "function": {"name": "look"}}]')
-    built.say("y-1", "user", "and?")
+def call_without_result(built: BuiltHermesHome) -> None:
+    built.add_exchanges(built.add_session("y-1"), "a")
+    built.add_message("y-1", "assistant", "let me look", tool_calls='[{"id": "z", "function": {"name": "look"}}]')
+    built.add_message("y-1", "user", "and?")
 
 
-def unanswered(built: Built) -> None:
-    built.session("v-1")
-    built.say("v-1", "user", "hello?")
-    built.say("v-1", "user", "anybody?")
+def unanswered(built: BuiltHermesHome) -> None:
+    built.add_session("v-1")
+    built.add_message("v-1", "user", "hello?")
+    built.add_message("v-1", "user", "anybody?")
 
 
-def unindexed(built: Built) -> None:
+def unindexed(built: BuiltHermesHome) -> None:
     built.run("delete from messages_fts where rowid in (select id from messages limit 3)")
 
 
-def unowned(built: Built) -> None:
-    said = built.talk(built.chat("q-1", "agent:main:telegram:dm:4004"), *"abcd")
-    built.rotate("q-1", "q-2", head=said[:3], tail=said[-4:], session_key="agent:main:telegram:dm:4004")
-    built.route("agent:main:telegram:dm:4004", "q-2")
+def unowned(built: BuiltHermesHome) -> None:
+    said = built.add_exchanges(built.add_chat("q-1", "agent:main:telegram:dm:4004"), *"abcd")
+    built.compress_into_new_session(
+        "q-1", "q-2", head=said[:3], tail=said[-4:], session_key="agent:main:telegram:dm:4004"
+    )
+    built.add_route("agent:main:telegram:dm:4004", "q-2")
 
 
-def same_title(built: Built) -> None:
-    built.talk(built.session("title-1", title="plain"), "a")
+def same_title(built: BuiltHermesHome) -> None:
+    built.add_exchanges(built.add_session("title-1", title="plain"), "a")
 
 
-DAMAGES: dict[Callable[[Built], None], tuple[str, bool]] = {
+DAMAGES: dict[Callable[[BuiltHermesHome], None], tuple[str, bool]] = {
     renamed: ("id-changed", True),
     forked: ("fork", True),
     orphaned: ("ended-by-compression", True),
@@ -245,13 +249,15 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda it: it.__name__)
-def test_every_damage_is_found_mended_once_and_taken_back(tmp_path: Path, damage: Callable[[Built], None]) -> None:
+def test_every_damage_is_found_mended_once_and_taken_back(
+    tmp_path: Path, damage: Callable[[BuiltHermesHome], None]
+) -> None:
     check, fixable = DAMAGES[damage]
     built = healthy(tmp_path)
     assert checks(built.path) == set()
     damage(built)
     path = built.close()
-    report = foreign.store(path, now=NOW)
+    report = doctor_checks.examine_store(path, now=NOW)
     found = [finding for finding in report.findings if finding.check == check]
     assert found, report.findings
     assert all(finding.text and finding.count and finding.where for finding in found)
@@ -259,45 +265,45 @@ def test_every_damage_is_found_mended_once_and_taken_back(tmp_path: Path, damage
     assert all(finding.lost for finding in found) or check not in LOSSES
     if damage is renamed:
         assert "no-calls" in {finding.check for finding in report.findings}
-    assert any(finding.fixable for finding in found) is fixable
+    assert any(finding.is_fixable for finding in found) is fixable
 
-    before, messages = dump(path), _texts(path)
-    done = mend.fix(path, now=NOW)
-    assert not any(finding.fixable for finding in done.left), done.left
+    before, messages = dump_tables(path), _texts(path)
+    done = repair.repair_store(path, now=NOW)
+    assert not any(finding.is_fixable for finding in done.remaining_findings), done.remaining_findings
     if not fixable:
         return
     assert done.edits
     assert done.backup
     assert done.journal
-    assert dump(done.backup) == before
+    assert dump_tables(done.backup) == before
     assert check not in checks(path)
     assert messages <= _texts(path), "a message went away"
-    after = dump(path)
-    assert mend.fix(path, now=NOW + 9).edits == []
-    assert dump(path) == after
+    after = dump_tables(path)
+    assert repair.repair_store(path, now=NOW + 9).edits == []
+    assert dump_tables(path) == after
 
-    assert mend.undo(path, done.journal) > 0 or damage is unindexed
-    assert dump(path) == before
+    assert repair.undo_repair(path, done.journal) > 0 or damage is unindexed
+    assert dump_tables(path) == before
     if damage is not unindexed:
         assert check in checks(path)
 
 
 @pytest.mark.parametrize("damage", [it for it, (_, fixable) in DAMAGES.items() if fixable and it is not unindexed])
-def test_what_was_changed_since_a_fix_is_not_undone(tmp_path: Path, damage: Callable[[Built], None]) -> None:
+def test_what_was_changed_since_a_fix_is_not_undone(tmp_path: Path, damage: Callable[[BuiltHermesHome], None]) -> None:
     built = healthy(tmp_path)
     damage(built)
     path = built.close()
-    done = mend.fix(path, now=NOW)
+    done = repair.repair_store(path, now=NOW)
     assert done.journal
     changes = json.loads(done.journal.read_text())["changes"]
     db = apsw.Connection(str(path))
     # the first one that no later one has gone over
     assert any(_go_over(db, change) for change in changes if change["table"] != "sessions.json")
     db.close()
-    since = dump(path)
+    since = dump_tables(path)
     with pytest.raises(Refused, match="was changed since"):
-        mend.undo(path, done.journal)
-    assert dump(path) == since
+        repair.undo_repair(path, done.journal)
+    assert dump_tables(path) == since
 
 
 def _go_over(db: apsw.Connection, change: dict[str, Any]) -> bool:
@@ -328,24 +334,24 @@ def test_all_at_once_is_mended_in_one_go(tmp_path: Path) -> None:
         damage(built)
     path = built.close()
     assert {check for check, _ in DAMAGES.values()} <= checks(path)
-    done = mend.fix(path, now=NOW)
-    assert not any(finding.fixable for finding in done.left), done.left
+    done = repair.repair_store(path, now=NOW)
+    assert not any(finding.is_fixable for finding in done.remaining_findings), done.remaining_findings
     left = {check for check, fixable in DAMAGES.values() if not fixable}
-    assert {finding.check for finding in done.left} <= left
+    assert {finding.check for finding in done.remaining_findings} <= left
     db = apsw.Connection(str(path))
     assert db.pragma("integrity_check") == "ok"
     db.close()
 
 
 def test_a_chain_becomes_one_session_whose_live_messages_are_the_same(tmp_path: Path) -> None:
-    built = Built(tmp_path)
+    built = BuiltHermesHome(tmp_path)
     renamed(built)
     path = built.close()
     live = "select role, content from messages where session_id = 'r-3' and active = 1 order by id"
     db = apsw.Connection(str(path))
     before = list(db.execute(live))
     db.close()
-    mend.fix(path, now=NOW)
+    repair.repair_store(path, now=NOW)
     db = apsw.Connection(str(path))
     assert list(db.execute(live)) == before
     assert db.execute("select count(*) from messages where session_id <> 'r-3'").get == 0
@@ -354,10 +360,10 @@ def test_a_chain_becomes_one_session_whose_live_messages_are_the_same(tmp_path: 
 
 
 def test_what_was_archived_unread_is_live_behind_the_rest(tmp_path: Path) -> None:
-    built = Built(tmp_path)
+    built = BuiltHermesHome(tmp_path)
     unread(built)
     path = built.close()
-    mend.fix(path, now=NOW)
+    repair.repair_store(path, now=NOW)
     db = apsw.Connection(str(path))
     last = list(db.execute("select content from messages where active = 1 order by id desc limit 2"))
     assert last == [("and answered",), ("written meanwhile",)]
@@ -365,28 +371,28 @@ def test_what_was_archived_unread_is_live_behind_the_rest(tmp_path: Path) -> Non
 
 
 def test_the_mirror_of_the_routing_follows_and_goes_back(tmp_path: Path) -> None:
-    built = Built(tmp_path)
+    built = BuiltHermesHome(tmp_path)
     routed_to_ended(built)
     path = built.close()
     mirror = tmp_path / "sessions" / "sessions.json"
     mirror.parent.mkdir()
     mirror.write_text(json.dumps({"_README": "x", "agent:main:telegram:dm:8008": {"session_id": "e-1", "a": 1}}))
-    done = mend.fix(path, now=NOW)
+    done = repair.repair_store(path, now=NOW)
     told = json.loads(mirror.read_text())
     assert told == {"_README": "x", "agent:main:telegram:dm:8008": {"session_id": "e-2", "a": 1}}
     assert done.journal
     told["agent:main:telegram:dm:8008"]["session_id"] = "e-3"
     mirror.write_text(json.dumps(told))
-    rows = dump(path)
+    rows = dump_tables(path)
     with pytest.raises(Refused, match="was changed since"):
-        mend.undo(path, done.journal)
-    assert dump(path) == rows
+        repair.undo_repair(path, done.journal)
+    assert dump_tables(path) == rows
     told["agent:main:telegram:dm:8008"] = {"session_id": "e-2", "a": 2}
     mirror.write_text(json.dumps(told))
-    mend.undo(path, done.journal)
+    repair.undo_repair(path, done.journal)
     assert json.loads(mirror.read_text())["agent:main:telegram:dm:8008"] == {"session_id": "e-1", "a": 2}
-    with pytest.raises(Misuse, match="undone already"):
-        mend.undo(path, done.journal)
+    with pytest.raises(InvalidRequest, match="undone already"):
+        repair.undo_repair(path, done.journal)
 
 
 # -- the file itself ---------------------------------------------------------------------------------------------------
@@ -419,15 +425,15 @@ def test_an_index_that_misses_rows_is_found_first_and_written_anew(tmp_path: Pat
         "idx_messages_session",
         "insert into messages(session_id, role, content, timestamp) values ('cli-1', 'user', 'unheard', 1)",
     )
-    (finding,) = foreign.store(path, now=NOW).findings
-    assert (finding.check, finding.fixable, finding.where[0]) == ("index", True, "idx_messages_session")
+    (finding,) = doctor_checks.examine_store(path, now=NOW).findings
+    assert (finding.check, finding.is_fixable, finding.where[0]) == ("index", True, "idx_messages_session")
     before = _texts(path)
-    done = mend.fix(path, now=NOW)
+    done = repair.repair_store(path, now=NOW)
     assert done.edits[0] == "write idx_messages_session anew"
     assert len(done.edits) > 1, "what only shows through a sound index is mended in the same go"
-    assert not any(finding.level == "wrong" for finding in done.left), done.left
+    assert not any(finding.level == "wrong" for finding in done.remaining_findings), done.remaining_findings
     assert before <= _texts(path)
-    assert mend.fix(path, now=NOW + 9).edits == []
+    assert repair.repair_store(path, now=NOW + 9).edits == []
 
 
 def test_a_search_index_with_a_hole_in_it_is_written_anew(tmp_path: Path) -> None:
@@ -435,9 +441,9 @@ def test_a_search_index_with_a_hole_in_it_is_written_anew(tmp_path: Path) -> Non
     db = apsw.Connection(str(path))
     db.execute("delete from messages_fts_data where id > 10")
     db.close()
-    (finding,) = foreign.store(path, now=NOW).findings
-    assert (finding.check, finding.fixable, finding.where[0]) == ("index", True, "messages_fts")
-    assert mend.fix(path, now=NOW).left == []
+    (finding,) = doctor_checks.examine_store(path, now=NOW).findings
+    assert (finding.check, finding.is_fixable, finding.where[0]) == ("index", True, "messages_fts")
+    assert repair.repair_store(path, now=NOW).remaining_findings == []
     db = apsw.Connection(str(path))
     assert db.execute("select count(*) from messages_fts where messages_fts match 'question'").get > 5
     db.close()
@@ -449,12 +455,12 @@ def test_a_schema_that_does_not_read_is_said_to_be_that(tmp_path: Path) -> None:
     db.pragma("writable_schema", 1)
     db.execute("update sqlite_master set sql = 'create table sessions (id text,, )' where name = 'sessions'")
     db.close()
-    (finding,) = foreign.store(path, now=NOW).findings
+    (finding,) = doctor_checks.examine_store(path, now=NOW).findings
     assert finding.check == "schema"
     assert "malformed" in finding.text
     assert finding.remedy
     with pytest.raises(StoreDamaged):
-        mend.fix(path, now=NOW)
+        repair.repair_store(path, now=NOW)
 
 
 OPTIONAL = [
@@ -480,14 +486,14 @@ def test_a_version_without_a_column_is_mended_as_far_as_it_goes(tmp_path: Path, 
     db = apsw.Connection(str(path))
     schema = list(db.execute("select sql from sqlite_master order by name"))
     db.close()
-    assert foreign.store(path, now=NOW).wrong
+    assert doctor_checks.examine_store(path, now=NOW).has_problems
     before = _texts(path)
-    done = mend.fix(path, now=NOW)
+    done = repair.repair_store(path, now=NOW)
     assert done.edits
-    assert not any(finding.fixable for finding in done.left), done.left
+    assert not any(finding.is_fixable for finding in done.remaining_findings), done.remaining_findings
     assert before <= _texts(path)
     assert done.journal
-    mend.undo(path, done.journal)
+    repair.undo_repair(path, done.journal)
     assert _texts(path) == before
     db = apsw.Connection(str(path))
     assert list(db.execute("select sql from sqlite_master order by name")) == schema
@@ -496,25 +502,25 @@ def test_a_version_without_a_column_is_mended_as_far_as_it_goes(tmp_path: Path, 
 
 def test_a_damaged_page_is_named_and_nothing_is_mended(tmp_path: Path) -> None:
     built = healthy(tmp_path)
-    built.talk(built.session("big"), *(f"word {n} " + "x" * 500 for n in range(40)))
+    built.add_exchanges(built.add_session("big"), *(f"word {n} " + "x" * 500 for n in range(40)))
     built.db.pragma("journal_mode", "delete")
     path = built.close()
     data = bytearray(path.read_bytes())
     at = data.index(b"word 20 ") // 4096 * 4096
     data[at : at + 4096] = bytes(byte ^ 0x5A for byte in data[at : at + 4096])
     path.write_bytes(data)
-    report = foreign.store(path, now=NOW)
+    report = doctor_checks.examine_store(path, now=NOW)
     assert {finding.check for finding in report.findings} == {"pages"}
     assert "age" in report.findings[0].text
     with pytest.raises(StoreDamaged):
-        mend.fix(path, now=NOW)
+        repair.repair_store(path, now=NOW)
     assert path.read_bytes() == bytes(data)
 
 
 @pytest.mark.parametrize("data", [b"", b"a letter to my aunt" * 99, b"SQLite format 3\0" + b"\x5a" * 4080])
 def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "state.db").write_bytes(data)
-    report = foreign.store(tmp_path / "state.db", now=NOW)
+    report = doctor_checks.examine_store(tmp_path / "state.db", now=NOW)
     assert [finding.check for finding in report.findings] == ["pages"]
 
 
@@ -522,21 +528,23 @@ def test_a_database_of_somebody_else_is_refused(tmp_path: Path) -> None:
     db = apsw.Connection(str(tmp_path / "state.db"))
     db.execute("create table aunts(name)")
     db.close()
-    with pytest.raises(Misuse, match="no database of hermes-agent"):
-        foreign.store(tmp_path / "state.db", now=NOW)
+    with pytest.raises(InvalidRequest, match="no database of hermes-agent"):
+        doctor_checks.examine_store(tmp_path / "state.db", now=NOW)
 
 
 def test_looking_changes_no_byte(tmp_path: Path) -> None:
     built = healthy(tmp_path)
     forked(built)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.endswith("-shm")}
-    assert foreign.examine(tmp_path, now=NOW)[0].wrong
+    assert doctor_checks.examine_path(tmp_path, now=NOW)[0].has_problems
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if not p.name.endswith("-shm")} == before
     built.close()
 
 
 @pytest.mark.parametrize("damage", [renamed, forked, orphaned, twice, result_without_call], ids=lambda it: it.__name__)
-def test_an_older_schema_is_looked_at_and_never_changed(tmp_path: Path, damage: Callable[[Built], None]) -> None:
+def test_an_older_schema_is_looked_at_and_never_changed(
+    tmp_path: Path, damage: Callable[[BuiltHermesHome], None]
+) -> None:
     """What needs columns that are not there is told and left alone; the rest is mended."""
     built = healthy(tmp_path, version=5)
     damage(built)
@@ -546,8 +554,8 @@ def test_an_older_schema_is_looked_at_and_never_changed(tmp_path: Path, damage: 
     before = list(db.execute(schema))
     db.close()
     assert DAMAGES[damage][0] in checks(path)
-    done = mend.fix(path, now=NOW)
-    assert not any(finding.fixable for finding in done.left)
+    done = repair.repair_store(path, now=NOW)
+    assert not any(finding.is_fixable for finding in done.remaining_findings)
     assert bool(done.edits) is (damage in (forked, orphaned))
     db = apsw.Connection(str(path))
     assert list(db.execute(schema)) == before
@@ -556,30 +564,30 @@ def test_an_older_schema_is_looked_at_and_never_changed(tmp_path: Path, damage: 
 
 def test_what_is_read_is_of_one_moment(tmp_path: Path) -> None:
     built = healthy(tmp_path)
-    db = Database(built.path)
-    before = db.count()
-    built.talk("cli-1", "later")
-    assert db.count() == before
-    assert len(list(db.messages("cli-1"))) == 10
+    db = HermesDatabase(built.path)
+    before = db.count_messages()
+    built.add_exchanges("cli-1", "later")
+    assert db.count_messages() == before
+    assert len(list(db.iter_messages("cli-1"))) == 10
     db.close()
-    assert foreign.store(built.path, now=NOW).messages == before + 2
+    assert doctor_checks.examine_store(built.path, now=NOW).messages == before + 2
     built.close()
 
 
 def test_a_store_in_use_is_not_mended(tmp_path: Path) -> None:
-    built = Built(tmp_path)
+    built = BuiltHermesHome(tmp_path)
     forked(built)
     built.db.execute("begin immediate")
-    before = dump(built.path)
+    before = dump_tables(built.path)
     with pytest.raises(StoreBusy):
-        mend.fix(built.path, now=NOW)
+        repair.repair_store(built.path, now=NOW)
     built.db.execute("rollback")
-    assert dump(built.path) == before
+    assert dump_tables(built.path) == before
     built.close()
 
 
 def test_a_running_gateway_is_noticed(tmp_path: Path) -> None:
-    built = Built(tmp_path)
+    built = BuiltHermesHome(tmp_path)
     forked(built)
     built.close()
     command = [sys.executable, "-c", "print('up', flush=True); input()", "hermes-gateway"]
@@ -589,7 +597,7 @@ def test_a_running_gateway_is_noticed(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"up\n"
         (tmp_path / "gateway_state.json").write_text(json.dumps({"pid": process.pid, "gateway_state": "running"}))
         with pytest.raises(HomeBusy, match="running"):
-            mend.fix(tmp_path / "state.db", now=NOW)
+            repair.repair_store(tmp_path / "state.db", now=NOW)
     finally:
         process.communicate(b"\n")
-    assert mend.fix(tmp_path / "state.db", now=NOW).edits
+    assert repair.repair_store(tmp_path / "state.db", now=NOW).edits

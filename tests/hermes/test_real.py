@@ -15,16 +15,16 @@ import apsw
 import pytest
 
 from bench.gateway import hermes_python
-from everhold.app import SystemChance
-from everhold.config import load
-from everhold.core.context import messages
+from everhold.app import SystemRandomSource
+from everhold.config import load_settings
+from everhold.core.context import render_messages
 from everhold.core.entries import Noted
-from everhold.doctor import foreign, mend
-from everhold.flow.view import view_at
-from everhold.home import Home
-from everhold.imports.run import Job, run
+from everhold.engine.context_cache import load_context_at
+from everhold.hermes.doctor import checks, repair
+from everhold.hermes.importer.run import ImportJob, run_import
+from everhold.infra.home import Home
 from everhold.stores.sqlite import SqliteStore
-from tests.hermes.test_import import Place, everything
+from tests.hermes.test_import import ImportTarget, everything
 
 pytestmark = pytest.mark.prove
 ROOT = Path(__file__).parent.parent.parent
@@ -65,7 +65,7 @@ def loaded(python: Path, path: Path) -> dict[str, object]:
 @pytest.mark.parametrize("scene", ["plain", "folded", "gateway", "plain,folded,gateway"])
 def test_what_it_writes_in_order_is_in_order(tmp_path: Path, python: Path, scene: str) -> None:
     path = made(python, tmp_path / "home", scene)
-    report = foreign.store(path, now=NOW)
+    report = checks.examine_store(path, now=NOW)
     assert report.findings == []
     assert report.messages
     assert report.version == 22
@@ -79,15 +79,15 @@ def test_what_it_does_to_a_store_is_found_and_mended_and_it_still_reads_it(
 ) -> None:
     path = made(python, tmp_path / "home", scene)
     before = loaded(python, path)
-    assert {finding.check for finding in foreign.store(path, now=NOW).findings} == found
-    done = mend.fix(path, now=NOW)
-    assert done.left == []
+    assert {finding.check for finding in checks.examine_store(path, now=NOW).findings} == found
+    done = repair.repair_store(path, now=NOW)
+    assert done.remaining_findings == []
     after = loaded(python, path)
     tip = next(iter(before["tips"].values()))  # type: ignore[attr-defined]
     live, was = after["told"][tip], before["told"][tip]  # type: ignore[index]
     assert live[: len(was)] == was, "what the next turn is shown begins as it did"
     assert len(live) == len(was) + (1 if scene == "unread" else 0)
-    assert foreign.store(path, now=NOW).findings == [], "its own opening it changed nothing"
+    assert checks.examine_store(path, now=NOW).findings == [], "its own opening it changed nothing"
 
 
 @pytest.mark.parametrize("scene, found", [("retried", {"deleted"}), ("raced", {"id-changed", "written-twice"})])
@@ -96,17 +96,17 @@ def test_retries_and_races_are_told_and_everything_that_is_left_comes_in(
 ) -> None:
     """Writers that interleave leave calls without results as well; what a race leaves is not the same every time."""
     path = made(python, tmp_path / "home", scene)
-    assert found <= {finding.check for finding in foreign.store(path, now=NOW).findings}
-    place = Place(tmp_path / "here")
-    assert place.bring(path).complete
-    place.all()  # audited
-    assert not any(finding.fixable for finding in mend.fix(path, now=NOW).left)
+    assert found <= {finding.check for finding in checks.examine_store(path, now=NOW).findings}
+    place = ImportTarget(tmp_path / "here")
+    assert place.run_import(path).is_complete
+    place.read_all_entries()  # audited
+    assert not any(finding.is_fixable for finding in repair.repair_store(path, now=NOW).remaining_findings)
     loaded(python, path)
 
 
 def test_its_log_tells_which_ids_changed(tmp_path: Path, python: Path) -> None:
     path = made(python, tmp_path / "home", "logged")
-    report = foreign.log(path.parent / "logs" / "agent.log")
+    report = checks.examine_log(path.parent / "logs" / "agent.log")
     assert [finding.check for finding in report.findings] == ["log-renamed", "log-renamed"]
 
 
@@ -121,12 +121,12 @@ def test_its_contexts_are_the_same_here(tmp_path: Path, python: Path) -> None:
     home = Home(tmp_path / "here").create()
 
     async def play() -> dict[str, list[list[str]]]:
-        store = SqliteStore.open(home.store, chance=SystemChance(), synchronous="OFF")
-        job = Job(path, home, load(home, environ={}), {}, "me", store=store, now=NOW)
-        assert (await run(job)).complete
+        store = SqliteStore.open(home.store, chance=SystemRandomSource(), synchronous="OFF")
+        job = ImportJob(path, home, load_settings(home, environ={}), {}, "me", store=store, now=NOW)
+        assert (await run_import(job)).is_complete
         found = {}
         for session in await store.list_sessions(limit=100):
-            shown = messages(await view_at(store, session, at=session.last_seq + 1))
+            shown = render_messages(await load_context_at(store, session, at=session.last_seq + 1))
             keys = [entry.dedup or "" for entry in await store.list_entries(session.id)]
             rows = [key.split(":")[2] for key in keys if key.startswith("hermes:")]
             if rows:
@@ -159,7 +159,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[ob
     there, here = tmp_path_factory.mktemp("there"), tmp_path_factory.mktemp("whole")
     built = everything(there)
     for n in range(30):
-        built.talk(built.session(f"many-{n}"), *(f"word {k} " + "x" * 300 for k in range(40)))
+        built.add_exchanges(built.add_session(f"many-{n}"), *(f"word {k} " + "x" * 300 for k in range(40)))
     built.close()
     subprocess.run(_importing(here, there), stdout=subprocess.DEVNULL, check=True)
     return there, _log(here)
@@ -171,7 +171,10 @@ def _importing(here: Path, there: Path) -> list[str]:
 
 def _log(here: Path) -> list[tuple[object, ...]]:
     """Everything but the times of notes: those are of this moment."""
-    return [(e[0], e[1], e[2], e[3], e[4], None if isinstance(e[6], Noted) else e[5], e[7]) for e in Place(here).all()]
+    return [
+        (e[0], e[1], e[2], e[3], e[4], None if isinstance(e[6], Noted) else e[5], e[7])
+        for e in ImportTarget(here).read_all_entries()
+    ]
 
 
 @pytest.mark.parametrize("seed", range(max(1, int(os.environ.get("EVERHOLD_KILLS", "10")) // 10)))

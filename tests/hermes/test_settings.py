@@ -9,25 +9,25 @@ from typing import Any
 import pytest
 
 from everhold.core.entries import Noted
-from tests.hermes.built import Built
+from tests.hermes.built_home import BuiltHermesHome
 from tests.hermes.test_doctor import DM, healthy
-from tests.hermes.test_import import ME, Place, place, settings_of
+from tests.hermes.test_import import ME, ImportTarget, place, settings_of
 
 __all__ = ["place"]  # a fixture
 
 
-def test_memory_files_become_facts_once(tmp_path: Path, place: Place) -> None:
+def test_memory_files_become_facts_once(tmp_path: Path, place: ImportTarget) -> None:
     built = healthy(tmp_path / "there")
     built.close()
     folder = tmp_path / "there" / "memories"
     folder.mkdir()
     (folder / "MEMORY.md").write_text("The server is tin.\n§\nDeploys on Fridays.\n§\n" + "x" * 2000)
     (folder / "USER.md").write_text("Ada likes tea.")
-    place.bring(tmp_path / "there")
+    place.run_import(tmp_path / "there")
     (folder / "MEMORY.md").write_text("The server is tin.\n§\nDeploys on Mondays.")
-    report = place.bring(tmp_path / "there")
+    report = place.run_import(tmp_path / "there")
     assert report.facts == {"main: MEMORY.md": 1, "main: USER.md": 0}
-    notes = [body for *_, body, _ in place.all() if isinstance(body, Noted)]
+    notes = [body for *_, body, _ in place.read_all_entries() if isinstance(body, Noted)]
     assert [note.text[:18] for note in notes] == [
         "The server is tin.",
         "Deploys on Fridays",
@@ -40,16 +40,16 @@ def test_memory_files_become_facts_once(tmp_path: Path, place: Place) -> None:
     assert set(notes[0].stamp.audience) == {f"person:{ME}", "person:1001", "person:3003"}
 
 
-def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: Place) -> None:
+def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: ImportTarget) -> None:
     home = tmp_path / "there"
     for name, token in (
         ("", "111:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"),
         ("coder", "222:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"),
     ):
         folder = home / "profiles" / name if name else home
-        built = Built(folder)
-        built.talk(built.session(f"s-{name or 'main'}"), "a")
-        built.talk(built.chat(f"c-{name or 'main'}", DM), "b")
+        built = BuiltHermesHome(folder)
+        built.add_exchanges(built.add_session(f"s-{name or 'main'}"), "a")
+        built.add_exchanges(built.add_chat(f"c-{name or 'main'}", DM), "b")
         built.close()
         (folder / "SOUL.md").write_text(f"You are {name or 'calm'}.")
         (folder / ".env").write_text(
@@ -73,7 +73,7 @@ def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: Place) 
         pairing = folder / "platforms" / "pairing"
         pairing.mkdir(parents=True)
         (pairing / "telegram-approved.json").write_text(json.dumps({"1003": {"approved_at": 1}}))
-    report = place.bring(home)
+    report = place.run_import(home)
     assert set(report.agents) == {"main", "coder"}
     assert report.settings.kept == []
     settings = settings_of(place)
@@ -94,7 +94,7 @@ def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: Place) 
     assert honcho.extra["workspace"] == "home"
     assert settings.memories["honcho-coder"].extra["workspace"] == "work"
     assert [memory.name for memory in settings.agents["coder"].memories] == ["builtin", "honcho-coder"]
-    names = place.session("agent:coder:telegram:dm:1001").names
+    names = place.find_session("agent:coder:telegram:dm:1001").names
     assert names == {"honcho-coder": "agent-main-telegram-dm-1001"}, "as it was filed there, whoever it is here"
     unknown = " ".join(report.settings.unknown)
     for word in ("goals", "ODD_ONE", "dialecticDepth"):
@@ -102,16 +102,16 @@ def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: Place) 
     assert "111:" not in str(report.settings)
 
     before = (place.home.config.read_bytes(), env)
-    again = place.bring(home)
+    again = place.run_import(home)
     assert again.settings.written == []
     assert (place.home.config.read_bytes(), place.home.env.read_text()) == before
 
 
-def test_what_was_changed_here_since_is_not_brought_a_second_time(tmp_path: Path, place: Place) -> None:
+def test_what_was_changed_here_since_is_not_brought_a_second_time(tmp_path: Path, place: ImportTarget) -> None:
     home = tmp_path / "there"
     for name in ("", "coder"):
         folder = home / "profiles" / name if name else home
-        Built(folder).close()
+        BuiltHermesHome(folder).close()
         (folder / "SOUL.md").write_text(f"You are {name or 'calm'}.")
         (folder / ".env").write_text(
             f"TELEGRAM_BOT_TOKEN={len(name)}11:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\nOPENROUTER_API_KEY=or-{name}12345678\n"
@@ -122,7 +122,7 @@ def test_what_was_changed_here_since_is_not_brought_a_second_time(tmp_path: Path
             "memory: {provider: honcho}\n"
         )
         (folder / "honcho.json").write_text(json.dumps({"peerName": "ada", "workspace": f"w{name}"}))
-    assert place.bring(home).settings.refused == []
+    assert place.run_import(home).settings.refused == []
     config, env = place.home.config, place.home.env
     for old, new in (("100000", "90000"), ("150000", "95000"), ("workspace: w", "workspace: x")):
         assert old in config.read_text()
@@ -130,19 +130,19 @@ def test_what_was_changed_here_since_is_not_brought_a_second_time(tmp_path: Path
     env.write_text(env.read_text().replace("11:aaa", "22:bbb").replace("12345678", "87654321"))
     (place.home.path / "SOUL.md").write_text("You are mine.")
     before = (config.read_text(), env.read_text(), sorted(path.name for path in place.home.path.glob("SOUL*")))
-    again = place.bring(home)
+    again = place.run_import(home)
     assert again.settings.written == []
     assert (config.read_text(), env.read_text(), sorted(path.name for path in place.home.path.glob("SOUL*"))) == before
     assert {"models.big-1 stays as it is here", "memories.honcho-coder stays as it is here"} <= set(again.settings.kept)
 
 
-def test_what_is_configured_here_stays(tmp_path: Path, place: Place) -> None:
+def test_what_is_configured_here_stays(tmp_path: Path, place: ImportTarget) -> None:
     place.home.config.write_text("agents: {main: {persona: You are mine., busy: queue}}  # my own\n")
     home = tmp_path / "there"
-    Built(home).close()
+    BuiltHermesHome(home).close()
     (home / "SOUL.md").write_text("You are theirs.")
     (home / "config.yaml").write_text("busy_input_mode: interrupt\n")
-    report = place.bring(home)
+    report = place.run_import(home)
     settings = settings_of(place)
     assert settings.agents["main"].persona == "You are mine."
     assert settings.agents["main"].busy == "queue"
@@ -150,15 +150,15 @@ def test_what_is_configured_here_stays(tmp_path: Path, place: Place) -> None:
     assert "# my own" in place.home.config.read_text()
 
 
-def test_a_folder_of_markdown_becomes_what_an_agent_remembers(tmp_path: Path, place: Place) -> None:
+def test_a_folder_of_markdown_becomes_what_an_agent_remembers(tmp_path: Path, place: ImportTarget) -> None:
     folder = tmp_path / "notes"
     (folder / "deep").mkdir(parents=True)
     (folder / "a.md").write_text("# Tea\n\n- Ada likes it green\n")
     (folder / "deep" / "b.md").write_text("Bob does not.\n")
-    report = place.bring(folder)
+    report = place.run_import(folder)
     assert report.facts == {"main: a.md": 1, "main: deep/b.md": 1}
-    assert place.bring(folder).facts_known == 2
-    assert sorted(body.text for *_, body, _ in place.all() if isinstance(body, Noted)) == [
+    assert place.run_import(folder).facts_known == 2
+    assert sorted(body.text for *_, body, _ in place.read_all_entries() if isinstance(body, Noted)) == [
         "Ada likes it green",
         "Bob does not.",
     ]
@@ -168,8 +168,8 @@ def test_a_folder_of_markdown_becomes_what_an_agent_remembers(tmp_path: Path, pl
 
 
 def home_with(path: Path, provider: str, file: str, given: dict[str, Any], env: str = "") -> Path:
-    built = Built(path)
-    built.talk(built.session(f"s-{path.name}"), "a")
+    built = BuiltHermesHome(path)
+    built.add_exchanges(built.add_session(f"s-{path.name}"), "a")
     built.close()
     (path / "config.yaml").write_text(f"memory: {{provider: {provider}}}\n")
     (path / ".env").write_text(env)
@@ -202,15 +202,21 @@ def home_with(path: Path, provider: str, file: str, given: dict[str, Any], env: 
     ],
 )  # fmt: skip
 def test_a_memory_service_is_found_where_it_was(
-    tmp_path: Path, place: Place, provider: str, file: str, given: dict[str, Any], env: str, expected: dict[str, Any]
+    tmp_path: Path,
+    place: ImportTarget,
+    provider: str,
+    file: str,
+    given: dict[str, Any],
+    env: str,
+    expected: dict[str, Any],
 ) -> None:
     """What the service does there when nothing is said is written down here: the default is another one."""
-    report = place.bring(home_with(tmp_path / "there", provider, file, given, env))
+    report = place.run_import(home_with(tmp_path / "there", provider, file, given, env))
     assert report.settings.refused == []
     service = settings_of(place).memories[provider]
     assert service.naming == "hermes"
     assert {key: service.extra.get(key) for key in expected} == expected
-    assert service.ready
+    assert service.is_ready
     assert [memory.name for memory in settings_of(place).agents["main"].memories] == ["builtin", provider]
     keys = [value for value in (given.get("api_key"), env.partition("=")[2].split("\n")[0]) if value]
     assert all(str(key) in place.home.env.read_text() for key in keys if "KEY" in env or "api_key" in given)
@@ -229,29 +235,31 @@ def test_a_memory_service_is_found_where_it_was(
     ],
 )  # fmt: skip
 def test_who_could_speak_there_can_speak_here_in_the_same_places(
-    tmp_path: Path, place: Place, env: str, direct: tuple[str, ...], group: tuple[str, ...] | None, other: Any
+    tmp_path: Path, place: ImportTarget, env: str, direct: tuple[str, ...], group: tuple[str, ...] | None, other: Any
 ) -> None:
     """There one list holds for groups, too; here each group it was in is named."""
     healthy(tmp_path / "there").close()  # it has been in group -100
     token = "TELEGRAM_BOT_TOKEN=111:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n"
     (tmp_path / "there" / ".env").write_text(token + env)
-    report = place.bring(tmp_path / "there")
+    report = place.run_import(tmp_path / "there")
     assert report.settings.unknown == []
     access = settings_of(place).platforms["telegram"]["main"].access
     assert access.direct == direct
     assert (access.groups.get("-100"), access.groups.get("-7")) == (group, other)
 
 
-def test_one_odd_value_costs_that_value_only(tmp_path: Path, place: Place) -> None:
+def test_one_odd_value_costs_that_value_only(tmp_path: Path, place: ImportTarget) -> None:
     given = {"mode": "local_external", "bank_id": "mine", "recall_budget": "enormous", "idle_timeout": 3}
-    report = place.bring(home_with(tmp_path / "there", "hindsight", "hindsight/config.json", given))
+    report = place.run_import(home_with(tmp_path / "there", "hindsight", "hindsight/config.json", given))
     assert settings_of(place).memories["hindsight"].extra["bank"] == "mine"
     unknown = " ".join(report.settings.unknown)
     assert "budget" in unknown
     assert "idle_timeout" in unknown
 
 
-def test_a_profile_uses_the_service_of_the_home_and_of_the_user_if_it_has_none(tmp_path: Path, place: Place) -> None:
+def test_a_profile_uses_the_service_of_the_home_and_of_the_user_if_it_has_none(
+    tmp_path: Path, place: ImportTarget
+) -> None:
     hosts = {"hermes_coder": {"workspace": "work"}, "hermes": {"workspace": "home"}}
     home = home_with(tmp_path / ".hermes", "honcho", "honcho.json", {"baseUrl": "http://127.0.0.1:9", "hosts": hosts})
     home_with(home / "profiles" / "coder", "honcho", "", {})
@@ -259,7 +267,7 @@ def test_a_profile_uses_the_service_of_the_home_and_of_the_user_if_it_has_none(t
     shared.parent.mkdir()
     shared.write_text(json.dumps({"mode": "local_external", "bank_id": "shared"}))
     home_with(home / "profiles" / "painter", "hindsight", "", {})
-    place.bring(home)
+    place.run_import(home)
     memories = settings_of(place).memories
     assert memories["honcho"].extra["workspace"] == "home"
     assert (memories["honcho-coder"].provider, memories["honcho-coder"].extra["workspace"]) == ("honcho", "work")
@@ -277,19 +285,21 @@ def test_a_profile_uses_the_service_of_the_home_and_of_the_user_if_it_has_none(t
     ],
 )
 def test_pinning_has_two_names_there_and_the_same_one_wins(
-    tmp_path: Path, place: Place, given: dict[str, Any], near: dict[str, Any], pinned: bool
+    tmp_path: Path, place: ImportTarget, given: dict[str, Any], near: dict[str, Any], pinned: bool
 ) -> None:
     honcho = {"baseUrl": "http://127.0.0.1:9", **given, "hosts": {"hermes": near}}
-    place.bring(home_with(tmp_path / ".hermes", "honcho", "honcho.json", honcho))
+    place.run_import(home_with(tmp_path / ".hermes", "honcho", "honcho.json", honcho))
     assert settings_of(place).memories["honcho"].extra["pin_peer_name"] is pinned
 
 
-def test_other_memory_files_come_too(tmp_path: Path, place: Place) -> None:
+def test_other_memory_files_come_too(tmp_path: Path, place: ImportTarget) -> None:
     healthy(tmp_path / "there").close()
     folder = tmp_path / "there" / "memories"
     folder.mkdir()
     (folder / "PROJECTS.md").write_text("The parser is in Rust.")
     (folder / "MEMORY.md.bak.1").write_text("Long replaced.")
-    report = place.bring(tmp_path / "there")
+    report = place.run_import(tmp_path / "there")
     assert report.facts["main: PROJECTS.md"] == 1
-    assert [body.text for *_, body, _ in place.all() if isinstance(body, Noted)] == ["The parser is in Rust."]
+    assert [body.text for *_, body, _ in place.read_all_entries() if isinstance(body, Noted)] == [
+        "The parser is in Rust."
+    ]

@@ -17,32 +17,32 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from everhold.core.compression import ASK
+from everhold.core.compression import SUMMARY_PROMPT
 from everhold.core.entries import (
-    OWN,
+    OWN_OPERATION,
     AddressBound,
     Began,
-    Body,
     Changed,
+    ChatLocation,
     Compressed,
     ContextReset,
-    Draft,
     Ended,
+    EntryBody,
+    EntryDraft,
     Heard,
-    Place,
 )
-from everhold.core.ids import session_id
-from everhold.flow import fold as folding
-from everhold.ports.model import Answer, Request
-from everhold.ports.platform import Incoming
+from everhold.core.ids import make_session_id
+from everhold.engine.compression import worker as folding
+from everhold.ports.model import ModelRequest, ModelResponse
+from everhold.ports.platform import IncomingMessage
 from everhold.ports.store import Change, Claim, Opening, Step
-from everhold.testing.fakes import ScriptedModel
-from everhold.testing.house import Diary, House
+from everhold.testing.fakes import FakeModel
+from everhold.testing.gateway import InProcessGateway, RecordingLogger
 
 TOKEN = re.compile(r"<[a-z0-9-]+>")
 
 
-class TalkingModel(ScriptedModel):
+class TalkingModel(FakeModel):
     """Repeats the tokens it was shown last; summaries take their time."""
 
     def __init__(self, *, window: int, slow: float) -> None:
@@ -50,33 +50,35 @@ class TalkingModel(ScriptedModel):
         self.slow = slow
         self.calls = 0
 
-    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
         self.calls += 1
-        if request.system.startswith(ASK):
+        if request.system.startswith(SUMMARY_PROMPT):
             await asyncio.sleep(self.slow * (1 + self.calls % 5) / 5)
             tokens = dict.fromkeys(TOKEN.findall(request.messages[0].text))
-            return Answer(text="they spoke of " + " ".join(tokens), model="summary")
-        self.asked.append(request)
+            return ModelResponse(text="they spoke of " + " ".join(tokens), model="summary")
+        self.requests.append(request)
         await asyncio.sleep(0.2)
-        return Answer(text="heard " + " ".join(TOKEN.findall(request.messages[-1].text)), model="talk")
+        return ModelResponse(text="heard " + " ".join(TOKEN.findall(request.messages[-1].text)), model="talk")
 
 
-def crowd(house: House, *, agents: int, window: int, slow: float = 55.0) -> TalkingModel:
+def add_agents(house: InProcessGateway, *, agents: int, window: int, slow: float = 55.0) -> TalkingModel:
     model = TalkingModel(window=window, slow=slow)
-    house.furniture.model = house.furniture.summariser = model
-    house.furniture.settings.update(soft=0.5, hard=0.9, keep=2)
+    house.runtimes.model = house.runtimes.summariser = model
+    house.runtimes.settings.update(soft=0.5, hard=0.9, keep=2)
     return model
 
 
-def message(agent: int, number: int, *, size: int) -> Incoming:
-    origin = Place(platform="fake", account="main", chat=f"room-{agent}", message=f"{agent}-{number}")
+def message(agent: int, number: int, *, size: int) -> IncomingMessage:
+    origin = ChatLocation(platform="fake", account="main", chat=f"room-{agent}", message=f"{agent}-{number}")
     filler = "and so on " * (size // 10)
-    return Incoming(
+    return IncomingMessage(
         origin=origin, text=f"<a{agent}-n{number}> {filler}", sender="ada", name="ada", agent=f"agent{agent}"
     )
 
 
-def storm(house: House, *, agents: int, rounds: int, size: int, within: float = 60.0) -> dict[int, set[str]]:
+def send_messages(
+    house: InProcessGateway, *, agents: int, rounds: int, size: int, within: float = 60.0
+) -> dict[int, set[str]]:
     """Everybody talks at once, for `within` seconds; which sessions each agent's chat was in."""
     sessions: dict[int, set[str]] = defaultdict(set)
 
@@ -91,43 +93,43 @@ def storm(house: House, *, agents: int, rounds: int, size: int, within: float = 
         await asyncio.gather(*(talk(agent) for agent in range(agents)))
 
     house.run(everybody())
-    house.rest(400)
+    house.run_until_idle(400)
     return sessions
 
 
 # -- what must hold ---------------------------------------------------------------------------------------------------
 
 
-def ids_are_stable(house: House, sessions: dict[int, set[str]]) -> None:
+def ids_are_stable(house: InProcessGateway, sessions: dict[int, set[str]]) -> None:
     assert all(len(ids) == 1 for ids in sessions.values()), "a chat changed its session"
     assert len(house.run(house.store.list_sessions(limit=1_000))) == len(sessions), "a session nobody spoke in appeared"
 
 
-def nothing_is_missed(house: House, sessions: dict[int, set[str]], model: TalkingModel) -> None:
+def nothing_is_missed(house: InProcessGateway, sessions: dict[int, set[str]], model: TalkingModel) -> None:
     """Each message was consumed once, in order, and stood in the request that answered it or in one after it."""
     shown: dict[str, list[str]] = defaultdict(list)
-    for request in model.asked:
+    for request in model.requests:
         text = "\n".join(m.text for m in request.messages)
         for token in dict.fromkeys(TOKEN.findall(text)):
             shown[token].append(text)
     for ids in sessions.values():
         for session in ids:
-            heard = [b for b in house.bodies(session, Heard) if b.origin.platform == "fake"]
+            heard = [b for b in house.read_bodies(session, Heard) if b.origin.platform == "fake"]
             tokens = [TOKEN.findall(body.text)[0] for body in heard]
             assert tokens == sorted(tokens, key=lambda t: int(t[:-1].rpartition("n")[2])), "out of order"
             for token in tokens:
                 assert shown[token], f"{token} was never shown to a model"
-            last = next(r for r in reversed(model.asked) if tokens[-1] in r.messages[-1].text)
+            last = next(r for r in reversed(model.requests) if tokens[-1] in r.messages[-1].text)
             everything = "\n".join(m.text for m in last.messages)
             missing = [token for token in tokens if token not in everything]
             assert not missing, f"{missing[:3]} are in neither the summary nor the conversation"
 
 
-def one_at_a_time(house: House, sessions: dict[int, set[str]]) -> None:
+def one_at_a_time(house: InProcessGateway, sessions: dict[int, set[str]]) -> None:
     for ids in sessions.values():
         for session in ids:
             running: set[int] = set()
-            for entry in house.log(session):
+            for entry in house.read_log(session):
                 if isinstance(entry.body, Began) and entry.body.type == "compression":
                     assert not running, f"two compressions of {session} at once"
                     running.add(entry.seq)
@@ -135,14 +137,14 @@ def one_at_a_time(house: House, sessions: dict[int, set[str]]) -> None:
                     running.discard(entry.op or 0)
 
 
-def lines_pair_up(house: House) -> None:
+def lines_pair_up(house: InProcessGateway) -> None:
     """A start and its end name the same session and operation, and what they name is in that session's log."""
-    started = {(line["session"], line["op"]): line for line in house.diary.of("compression.started")}
+    started = {(line["session"], line["op"]): line for line in house.logger.find_events("compression.started")}
     assert started, "nothing was compressed: this proves nothing"
-    ends = house.diary.of("compression.done") + house.diary.of("compression.refused")
+    ends = house.logger.find_events("compression.done") + house.logger.find_events("compression.refused")
     assert {(line["session"], line["op"]) for line in ends} == set(started)
     for (session, op), line in started.items():
-        entries = {entry.seq: entry for entry in house.log(str(session))}
+        entries = {entry.seq: entry for entry in house.read_log(str(session))}
         body = entries[int(str(op))].body
         assert isinstance(body, Began)
         assert body.type == "compression"
@@ -150,79 +152,81 @@ def lines_pair_up(house: House) -> None:
         assert int(str(line["mark"])) in own, "the mark is another session's"
 
 
-def everything_holds(house: House, sessions: dict[int, set[str]], model: TalkingModel) -> None:
+def everything_holds(house: InProcessGateway, sessions: dict[int, set[str]], model: TalkingModel) -> None:
     ids_are_stable(house, sessions)
     nothing_is_missed(house, sessions, model)
     one_at_a_time(house, sessions)
     lines_pair_up(house)
-    house.sound()
+    house.assert_sound()
 
 
 # -- the real flows ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path)
-    with house.awake():
+def house(tmp_path: Path) -> Iterator[InProcessGateway]:
+    house = InProcessGateway(tmp_path)
+    with house.run_started():
         yield house
 
 
 @pytest.mark.parametrize("agents", [5, 9, 13])
-def test_agents_that_cross_the_threshold_together_lose_nothing(house: House, agents: int) -> None:
-    model = crowd(house, agents=agents, window=8_000)
-    sessions = storm(house, agents=agents, rounds=12, size=3_000)
+def test_agents_that_cross_the_threshold_together_lose_nothing(house: InProcessGateway, agents: int) -> None:
+    model = add_agents(house, agents=agents, window=8_000)
+    sessions = send_messages(house, agents=agents, rounds=12, size=3_000)
     everything_holds(house, sessions, model)
 
 
-def test_a_hundred_agents_within_a_minute(house: House) -> None:
-    model = crowd(house, agents=100, window=3_000)
-    sessions = storm(house, agents=100, rounds=5, size=2_000)
+def test_a_hundred_agents_within_a_minute(house: InProcessGateway) -> None:
+    model = add_agents(house, agents=100, window=3_000)
+    sessions = send_messages(house, agents=100, rounds=5, size=2_000)
     everything_holds(house, sessions, model)
 
 
-def test_at_145_thousand_tokens(house: House) -> None:
-    model = crowd(house, agents=2, window=145_000)
-    sessions = storm(house, agents=2, rounds=16, size=40_000)
+def test_at_145_thousand_tokens(house: InProcessGateway) -> None:
+    model = add_agents(house, agents=2, window=145_000)
+    sessions = send_messages(house, agents=2, rounds=16, size=40_000)
     everything_holds(house, sessions, model)
 
 
-def test_a_session_keeps_its_id_over_two_hundred_messages(house: House) -> None:
-    model = crowd(house, agents=1, window=8_000, slow=5.0)
-    sessions = storm(house, agents=1, rounds=200, size=1_500, within=600.0)
+def test_a_session_keeps_its_id_over_two_hundred_messages(house: InProcessGateway) -> None:
+    model = add_agents(house, agents=1, window=8_000, slow=5.0)
+    sessions = send_messages(house, agents=1, rounds=200, size=1_500, within=600.0)
     everything_holds(house, sessions, model)
 
 
-def test_two_agents_that_talk_while_both_are_folded_see_each_other_and_fall_silent(house: House) -> None:
+def test_two_agents_that_talk_while_both_are_folded_see_each_other_and_fall_silent(house: InProcessGateway) -> None:
     """Each hears what the other said, whatever is compressed meanwhile, and nobody answers a bare `.` for ever."""
-    from everhold.platforms.agent import Between
+    from everhold.platforms.agent import AgentPlatform
 
     assert house.process is not None
     for name in ("one", "two"):
-        house.furniture.platforms[("agent", name)] = Between(name, house.process.accept)
+        house.runtimes.platforms[("agent", name)] = AgentPlatform(name, house.process.accept)
     folded = 0
 
-    def answer(request: Request) -> Answer:
-        if request.system.startswith(ASK):
-            return Answer(text="they spoke of " + " ".join(dict.fromkeys(TOKEN.findall(request.messages[0].text))))
+    def answer(request: ModelRequest) -> ModelResponse:
+        if request.system.startswith(SUMMARY_PROMPT):
+            return ModelResponse(
+                text="they spoke of " + " ".join(dict.fromkeys(TOKEN.findall(request.messages[0].text)))
+            )
         said = request.messages[-1].text
         number = int((re.findall(r"<turn-(\d+)>", said) or ["0"])[-1])
-        return Answer(text="." if number >= 12 else f"<turn-{number + 1}> " + "words " * 200)
+        return ModelResponse(text="." if number >= 12 else f"<turn-{number + 1}> " + "words " * 200)
 
-    house.furniture.model = house.furniture.summariser = ScriptedModel(answer, context_tokens=1_500)
-    house.furniture.settings.update(soft=0.4, hard=0.8, keep=1)
-    start = Place(platform="agent", account="two", chat="one", message="start")
-    house.accept(Incoming(origin=start, text="<turn-0> begin", sender="one", name="one", agent="two"))
-    house.rest(60)
+    house.runtimes.model = house.runtimes.summariser = FakeModel(answer, context_tokens=1_500)
+    house.runtimes.settings.update(soft=0.4, hard=0.8, keep=1)
+    start = ChatLocation(platform="agent", account="two", chat="one", message="start")
+    house.accept_message(IncomingMessage(origin=start, text="<turn-0> begin", sender="one", name="one", agent="two"))
+    house.run_until_idle(60)
     for session in house.run(house.store.list_sessions()):
-        heard = [int(n) for b in house.bodies(session.id, Heard) for n in re.findall(r"^<turn-(\d+)>", b.text)]
+        heard = [int(n) for b in house.read_bodies(session.id, Heard) for n in re.findall(r"^<turn-(\d+)>", b.text)]
         assert heard == sorted(heard)
-        folded += len(house.bodies(session.id, Compressed))
-        dots = [b for b in house.bodies(session.id, Heard) if b.text == "."]
+        folded += len(house.read_bodies(session.id, Compressed))
+        dots = [b for b in house.read_bodies(session.id, Heard) if b.text == "."]
         assert all(not b.asks for b in dots), "a bare acknowledgement asks for nothing"
     assert folded >= 2
     assert len(house.run(house.store.list_sessions())) == 2
-    house.sound()
+    house.assert_sound()
 
 
 # -- broken on purpose ------------------------------------------------------------------------------------------------
@@ -230,9 +234,9 @@ def test_two_agents_that_talk_while_both_are_folded_see_each_other_and_fall_sile
 
 def rotate_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fold moves the chat to a new session, as the systems before us do."""
-    real = folding.Fold._commit
+    real = folding.SessionCompressor._commit
 
-    async def commit(self: folding.Fold, step: Step, bodies: tuple[Body, ...], **options: Any) -> int:
+    async def commit(self: folding.SessionCompressor, step: Step, bodies: tuple[EntryBody, ...], **options: Any) -> int:
         seq = await real(self, step, bodies, **options)
         if any(isinstance(body, Compressed) for body in bodies):
             old = await self.store.get_session(self.claim.session)
@@ -240,67 +244,69 @@ def rotate_id(monkeypatch: pytest.MonkeyPatch) -> None:
             await self.store.commit(
                 Change(
                     step=Step.BACKLINK,
-                    session=session_id(self.gates.clock.now(), self.gates.chance.bytes(10)),
+                    session=make_session_id(self.gates.clock.now(), self.gates.chance.bytes(10)),
                     at=self.gates.clock.now(),
                     opens=Opening(agent=old.agent, address=old.address, bind=False),
-                    entries=(Draft(body=Changed(change=bound), author="system"),),
+                    entries=(EntryDraft(body=Changed(change=bound), author="system"),),
                 )
             )
         return seq
 
-    monkeypatch.setattr(folding.Fold, "_commit", commit)
+    monkeypatch.setattr(folding.SessionCompressor, "_commit", commit)
 
 
 def late_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mark is taken when the summary is there, and covers what the summary never saw."""
-    real = folding.Fold._commit
+    real = folding.SessionCompressor._commit
 
-    async def commit(self: folding.Fold, step: Step, bodies: tuple[Body, ...], **options: Any) -> int:
+    async def commit(self: folding.SessionCompressor, step: Step, bodies: tuple[EntryBody, ...], **options: Any) -> int:
         turns = await self.store.list_operations(
             self.claim.session, types=("turn",), states=("done",), newest_first=True
         )
         late = tuple(structs.replace(b, covers=turns[0].op) if isinstance(b, Compressed) else b for b in bodies)
         return await real(self, step, late, **options)
 
-    monkeypatch.setattr(folding.Fold, "_commit", commit)
+    monkeypatch.setattr(folding.SessionCompressor, "_commit", commit)
 
 
-def two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def run_two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers fold one session, each thinking it is alone."""
-    real = folding.Ahead.run
+    real = folding.CompressionWorker.run
 
-    async def run(self: folding.Ahead) -> None:
+    async def run(self: folding.CompressionWorker) -> None:
         rows = self.gates.store
         await rows._store.writer.write(  # type: ignore[attr-defined]  # below every seam: the guard itself goes
             lambda cur: cur.execute("drop index if exists operations_one_compression")
         )
-        twin = folding.Ahead(self.gates, self.claim, runtimes=self.runtimes, bells=self.bells, purses=self.purses)
+        twin = folding.CompressionWorker(
+            self.gates, self.claim, runtimes=self.runtimes, wakeups=self.wakeups, budgets=self.budgets
+        )
         await asyncio.gather(real(self), real(twin), return_exceptions=True)
 
-    monkeypatch.setattr(folding.Ahead, "run", run)
+    monkeypatch.setattr(folding.CompressionWorker, "run", run)
 
 
 def ambient_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker asks a global which session it works for, and the global has moved on."""
     current: list[Claim] = []
-    init = folding.Fold.__init__
+    init = folding.SessionCompressor.__init__
 
-    def drift(self: folding.Fold, gates: Any, claim: Claim, *args: Any, **options: Any) -> None:
+    def drift(self: folding.SessionCompressor, gates: Any, claim: Claim, *args: Any, **options: Any) -> None:
         current.append(claim)
         init(self, gates, claim, *args, **options)
-        self.log = _Ambient(gates.log, current)  # type: ignore[assignment]
+        self.log = _AmbientLogger(gates.log, current)  # type: ignore[assignment]
 
-    monkeypatch.setattr(folding.Fold, "__init__", drift)
+    monkeypatch.setattr(folding.SessionCompressor, "__init__", drift)
 
 
-class _Ambient:
+class _AmbientLogger:
     """A log bound to whoever was touched last."""
 
-    def __init__(self, log: Diary, current: list[Claim], **bound: object) -> None:
+    def __init__(self, log: RecordingLogger, current: list[Claim], **bound: object) -> None:
         self.log, self.current, self.bound = log, current, bound
 
-    def bind(self, **fields: object) -> _Ambient:
-        return _Ambient(self.log, self.current, **{**self.bound, **fields})
+    def bind(self, **fields: object) -> _AmbientLogger:
+        return _AmbientLogger(self.log, self.current, **{**self.bound, **fields})
 
     def info(self, event: str, /, **fields: object) -> None:
         self.log.info(event, session=self.current[-1].session, **{**self.bound, **fields})
@@ -311,7 +317,7 @@ class _Ambient:
 BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]]] = {
     "the id rotates on a fold": (rotate_id, lambda house, sessions, model: ids_are_stable(house, sessions)),
     "the mark is taken after the call": (late_mark, nothing_is_missed),
-    "two workers fold one session": (two_workers, lambda house, sessions, model: one_at_a_time(house, sessions)),
+    "two workers fold one session": (run_two_workers, lambda house, sessions, model: one_at_a_time(house, sessions)),
     "a line is logged from another context": (ambient_session, lambda house, sessions, model: lines_pair_up(house)),
 }
 
@@ -320,10 +326,10 @@ BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None
 def test_the_checks_catch_what_is_broken_on_purpose(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     breaking, check = BROKEN[name]
     breaking(monkeypatch)
-    house = House(tmp_path)
-    with house.awake():
-        model = crowd(house, agents=5, window=8_000)
-        sessions = storm(house, agents=5, rounds=12, size=3_000)
+    house = InProcessGateway(tmp_path)
+    with house.run_started():
+        model = add_agents(house, agents=5, window=8_000)
+        sessions = send_messages(house, agents=5, rounds=12, size=3_000)
         with pytest.raises(AssertionError):
             check(house, sessions, model)
 
@@ -334,31 +340,37 @@ def test_a_fold_of_a_view_that_is_gone_is_never_applied(
 ) -> None:
     """/new while a summary is made: without the generation the old conversation would come back as a summary."""
     if broken:
-        real = folding.Fold._commit
+        real = folding.SessionCompressor._commit
 
-        async def commit(self: folding.Fold, step: Step, bodies: tuple[Body, ...], **options: Any) -> int:
+        async def commit(
+            self: folding.SessionCompressor, step: Step, bodies: tuple[EntryBody, ...], **options: Any
+        ) -> int:
             return await real(self, step, bodies, **{**options, "generation": None})
 
-        monkeypatch.setattr(folding.Fold, "_commit", commit)
-    house = House(tmp_path)
-    with house.awake():
-        crowd(house, agents=1, window=8_000, slow=50.0)
+        monkeypatch.setattr(folding.SessionCompressor, "_commit", commit)
+    house = InProcessGateway(tmp_path)
+    with house.run_started():
+        add_agents(house, agents=1, window=8_000, slow=50.0)
         for number in range(8):
-            house.accept(message(0, number, size=3_000))
-            house.tick(2)
+            house.accept_message(message(0, number, size=3_000))
+            house.pass_time(2)
         session = house.run(house.store.list_sessions())[0].id
         assert house.run(house.store.get_session(session)).running == "compression"
         house.run(house.store.commit(_fresh(session, house.clock.now())))
-        house.rest(200)
-        stale = [fold for fold in house.bodies(session, Compressed) if fold.generation == 0]
+        house.run_until_idle(200)
+        stale = [fold for fold in house.read_bodies(session, Compressed) if fold.generation == 0]
         assert bool(stale) is broken
 
 
 def _fresh(session: str, at: float) -> Change:
-    bodies: tuple[Body, ...] = (Began(type="command", consumer="commands"), Changed(change=ContextReset()), Ended())
+    bodies: tuple[EntryBody, ...] = (
+        Began(type="command", consumer="commands"),
+        Changed(change=ContextReset()),
+        Ended(),
+    )
     return Change(
         step=Step.COMMAND,
         session=session,
         at=at,
-        entries=tuple(Draft(body=body, author="person:ada", op=OWN) for body in bodies),
+        entries=tuple(EntryDraft(body=body, author="person:ada", op=OWN_OPERATION) for body in bodies),
     )

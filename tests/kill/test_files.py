@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from everhold.core.entries import Call
-from everhold.testing.modelserver import ModelServer, Reply
+from everhold.core.entries import ToolCall
+from everhold.testing.model_server import ModelServer, ModelServerReply
 from everhold.testing.platforms.discord import DiscordServer
 from everhold.testing.platforms.telegram import TelegramServer
-from everhold.testing.platforms.threaded import Threaded, threaded
-from tests.cli.house import House, make_plugin, until
-from tests.e2e.town import KEY, endpoint
-from tests.platforms import discord_stage, telegram_stage
+from everhold.testing.platforms.threaded import ThreadedServer, serve_in_thread
+from tests.cli.command_home import CommandHome, make_plugin, wait_until
+from tests.e2e.running_gateway import KEY, make_model_section
+from tests.platforms import remote_discord, remote_telegram
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(300)]
 
@@ -33,25 +33,25 @@ def model() -> Iterator[ModelServer]:
 
 
 @pytest.fixture
-def telegram() -> Iterator[Threaded[TelegramServer]]:
-    with threaded(TelegramServer) as running:
-        running.server.bot(telegram_stage.TOKEN)
+def telegram() -> Iterator[ThreadedServer[TelegramServer]]:
+    with serve_in_thread(TelegramServer) as running:
+        running.server.add_bot(remote_telegram.TOKEN)
         yield running
 
 
 @pytest.fixture
-def discord() -> Iterator[Threaded[DiscordServer]]:
-    with threaded(DiscordServer) as running:
-        running.server.bot(discord_stage.TOKEN)
-        running.server.direct("2001", "1001")
+def discord() -> Iterator[ThreadedServer[DiscordServer]]:
+    with serve_in_thread(DiscordServer) as running:
+        running.server.add_bot(remote_discord.TOKEN)
+        running.server.add_direct_channel("2001", "1001")
         yield running
 
 
-def house_of(path: Path, model: ModelServer, platform: str, token: str, account: dict[str, Any]) -> House:
-    house = House(path / "home", make_plugin(path / "plugin"))
+def make_home(path: Path, model: ModelServer, platform: str, token: str, account: dict[str, Any]) -> CommandHome:
+    house = CommandHome(path / "home", make_plugin(path / "plugin"))
     access = {"direct": [f"{platform}:1001"]}
     config = {
-        "models": {"m": endpoint(model.openai)},
+        "models": {"m": make_model_section(model.openai)},
         "defaults": {"memories": [], "tools": ["attach"]},
         "platforms": {platform: {"main": {"token_env": "TOKEN", "access": access, **account}}},
     }
@@ -61,7 +61,7 @@ def house_of(path: Path, model: ModelServer, platform: str, token: str, account:
     return house
 
 
-def kept(house: House) -> list[dict[str, Any]]:
+def read_heard(house: CommandHome) -> list[dict[str, Any]]:
     """What was heard, as it stands in the log."""
     store = sqlite3.connect(f"file:{house.path / 'everhold.db'}?mode=ro", uri=True)
     try:
@@ -71,75 +71,80 @@ def kept(house: House) -> list[dict[str, Any]]:
     return [json.loads(row[0]) for row in rows]
 
 
-def quiet(house: House) -> None:
-    until(lambda: not json.loads(house.ask("status", "--json").out or '{"waiting": [1]}')["waiting"], seconds=60)
+def wait_until_idle(house: CommandHome) -> None:
+    wait_until(
+        lambda: not json.loads(house.run_in_process("status", "--json").out or '{"waiting": [1]}')["waiting"],
+        seconds=60,
+    )
 
 
-def give(model: ModelServer) -> None:
+def offer_file(model: ModelServer) -> None:
     """Whoever asks next gets a file."""
-    call = Call(id="c1", tool="attach", arguments={"name": "table.csv", "text": DATA.decode()})
-    model.script(Reply(text="", calls=(call,)), Reply(text="Here it is."))
+    call = ToolCall(id="c1", tool="attach", arguments={"name": "table.csv", "text": DATA.decode()})
+    model.add_steps(ModelServerReply(text="", calls=(call,)), ModelServerReply(text="Here it is."))
 
 
 def test_killed_while_a_file_comes_in_it_is_fetched_again(
-    tmp_path: Path, telegram: Threaded[TelegramServer], model: ModelServer
+    tmp_path: Path, telegram: ThreadedServer[TelegramServer], model: ModelServer
 ) -> None:
     server = telegram.server
-    house = house_of(tmp_path, model, "telegram", telegram_stage.TOKEN, {"base_url": server.url, "poll_seconds": 1})
-    gateway = house.up()
-    server.fault("getFile", "hang")
-    telegram.run(server.write("look at this", user=1001, file=("table.csv", DATA)))
-    until(server.held.is_set)
+    house = make_home(tmp_path, model, "telegram", remote_telegram.TOKEN, {"base_url": server.url, "poll_seconds": 1})
+    gateway = house.start_gateway()
+    server.plan_fault("getFile", "hang")
+    telegram.run(server.write_message("look at this", user=1001, file=("table.csv", DATA)))
+    wait_until(server.held.is_set)
     gateway.kill()
-    assert kept(house) == [], "nothing was confirmed, nothing is lost"
-    house.up()
-    until(lambda: len(server.said(1001)) == 1)
-    quiet(house)
-    (body,) = kept(house)
+    assert read_heard(house) == [], "nothing was confirmed, nothing is lost"
+    house.start_gateway()
+    wait_until(lambda: len(server.list_bot_texts(1001)) == 1)
+    wait_until_idle(house)
+    (body,) = read_heard(house)
     (file,) = body["attachments"]
     assert (file["name"], file["size"]) == ("table.csv", len(DATA))
     assert hashlib.sha256(DATA).hexdigest() in file["blob"]
-    house.ask("audit").ok()
+    house.run_in_process("audit").ok()
     house.close()
 
 
 def test_killed_while_a_file_goes_out_it_is_shown_once_or_counted(
-    tmp_path: Path, telegram: Threaded[TelegramServer], model: ModelServer
+    tmp_path: Path, telegram: ThreadedServer[TelegramServer], model: ModelServer
 ) -> None:
     """Telegram cannot tell whether it is there: the policy sends it again, and says that it did."""
     server = telegram.server
-    house = house_of(tmp_path, model, "telegram", telegram_stage.TOKEN, {"base_url": server.url, "poll_seconds": 1})
-    gateway = house.up()
-    give(model)
-    server.fault("sendDocument", "hang")
-    telegram.run(server.write("as a table, please", user=1001))
-    until(server.held.is_set)
+    house = make_home(tmp_path, model, "telegram", remote_telegram.TOKEN, {"base_url": server.url, "poll_seconds": 1})
+    gateway = house.start_gateway()
+    offer_file(model)
+    server.plan_fault("sendDocument", "hang")
+    telegram.run(server.write_message("as a table, please", user=1001))
+    wait_until(server.held.is_set)
     gateway.kill()
-    house.up()
-    until(lambda: any(it.file for it in server.shown(1001)), seconds=60)
-    quiet(house)
-    shown = [it.file or it.text for it in server.shown(1001)][1:]
+    house.start_gateway()
+    wait_until(lambda: any(it.file for it in server.list_shown_messages(1001)), seconds=60)
+    wait_until_idle(house)
+    shown = [it.file or it.text for it in server.list_shown_messages(1001)][1:]
     assert shown == ["Here it is.", ("table.csv", DATA)]
-    assert json.loads(house.ask("status", "--json").out)["in_doubt"] == 1
-    house.ask("audit").ok()
+    assert json.loads(house.run_in_process("status", "--json").out)["in_doubt"] == 1
+    house.run_in_process("audit").ok()
     house.close()
 
 
 def test_killed_after_a_file_went_out_it_is_not_sent_twice(
-    tmp_path: Path, discord: Threaded[DiscordServer], model: ModelServer
+    tmp_path: Path, discord: ThreadedServer[DiscordServer], model: ModelServer
 ) -> None:
     """Discord knows its nonce again, also with a file."""
     server = discord.server
-    house = house_of(tmp_path, model, "discord", discord_stage.TOKEN, {"base_url": server.api})
-    gateway = house.up()
-    give(model)
-    discord.run(server.write("as a table, please", channel="2001", user="1001"))
-    until(lambda: any(it["attachments"] for it in server.shown("2001")))
+    house = make_home(tmp_path, model, "discord", remote_discord.TOKEN, {"base_url": server.api})
+    gateway = house.start_gateway()
+    offer_file(model)
+    discord.run(server.write_message("as a table, please", channel="2001", user="1001"))
+    wait_until(lambda: any(it["attachments"] for it in server.list_shown_messages("2001")))
     gateway.kill()  # before it was told, as often as not
-    house.up()
-    quiet(house)
-    shown = [[file["filename"] for file in it["attachments"]] or it["content"] for it in server.shown("2001")]
+    house.start_gateway()
+    wait_until_idle(house)
+    shown = [
+        [file["filename"] for file in it["attachments"]] or it["content"] for it in server.list_shown_messages("2001")
+    ]
     assert shown == ["Here it is.", ["table.csv"]]
-    assert json.loads(house.ask("status", "--json").out)["in_doubt"] == 0
-    house.ask("audit").ok()
+    assert json.loads(house.run_in_process("status", "--json").out)["in_doubt"] == 0
+    house.run_in_process("audit").ok()
     house.close()

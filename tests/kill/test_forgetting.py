@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.memories.services import Services
-from tests.memories.street import Street
+from tests.memories.gateway_process import GatewayProcess
+from tests.memories.services import MemoryServices
 from tests.waiting import LIMIT_SECONDS
 
 KILLS = min(200, int(os.environ.get("EVERHOLD_KILLS", "200")))
@@ -27,12 +27,12 @@ LONGEST_SECONDS = 1.0
 """About as long as it takes to forget somebody here, the start of the command included."""
 
 
-class Leaving(Street):
+class ForgettingHome(GatewayProcess):
     """People who told something nobody else knows, and who leave one after the other."""
 
     stores = ("mem0", "supermemory")
 
-    def __init__(self, path: Path, services: Services, *, people: int, seed: int) -> None:
+    def __init__(self, path: Path, services: MemoryServices, *, people: int, seed: int) -> None:
         patient = {"deadline_seconds": 5.0}  # the machine may be busy; it is not about the services
         super().__init__(path, services.config("mem0", "supermemory", mem0=patient, supermemory=patient))
         self.services = services
@@ -46,8 +46,8 @@ class Leaving(Street):
         for person in self.people:
             for chat in range(CHATS):
                 text = f"the word is {self.secret(person)} in chat {chat}"
-                await self.say(f"{person}-{chat}", text, id=f"{person}-{chat}", person=person)
-        await self.answered(len(self.people) * CHATS)
+                await self.send_message(f"{person}-{chat}", text, id=f"{person}-{chat}", person=person)
+        await self.wait_for_replies(len(self.people) * CHATS)
         await self.until(lambda: all(self.holds(name, person) for name in self.stores for person in self.people))
 
     def holds(self, name: str, person: str) -> bool:
@@ -110,22 +110,22 @@ class Leaving(Street):
 
 
 @contextlib.asynccontextmanager
-async def leaving(path: Path, *, people: int, seed: int) -> AsyncIterator[Leaving]:
-    async with Services().up() as services:
-        street = Leaving(path, services, people=people, seed=seed)
+async def run_forgetting_home(path: Path, *, people: int, seed: int) -> AsyncIterator[ForgettingHome]:
+    async with MemoryServices().run() as services:
+        street = ForgettingHome(path, services, people=people, seed=seed)
         try:
             await street.start()
-            await street.ready()
+            await street.wait_until_ready()
             await street.tell()
             yield street
         finally:
             await street.close()
 
 
-async def storm(path: Path, *, kills: int, seed: int) -> int:
+async def run_kills(path: Path, *, kills: int, seed: int) -> int:
     """Forget so many people, each while somebody is killed; how many kills met a forgetting."""
     met = 0
-    async with leaving(path, people=kills + 1, seed=seed) as street:
+    async with run_forgetting_home(path, people=kills + 1, seed=seed) as street:
         *going, staying = street.people
         for person in going:
             met += await street.forget(person)
@@ -134,7 +134,7 @@ async def storm(path: Path, *, kills: int, seed: int) -> int:
                 await asyncio.sleep(street.dice.random() * 2)
                 await street.kill()
             await street.start()
-            await street.ready()
+            await street.wait_until_ready()
             if not street.begun(person):  # nobody had written down that it should be done
                 assert await (await street.run("memory", "forget", person, "--yes")).wait() == 0
             await street.until(functools.partial(street.finished, person))
@@ -148,12 +148,12 @@ async def storm(path: Path, *, kills: int, seed: int) -> int:
 
 @pytest.mark.slow
 async def test_a_kill_in_the_middle_of_forgetting_brings_nothing_back(tmp_path: Path) -> None:
-    assert await storm(tmp_path, kills=2, seed=1)
+    assert await run_kills(tmp_path, kills=2, seed=1)
 
 
 @pytest.mark.prove
 async def test_a_restore_that_is_killed_forgets_again(tmp_path: Path) -> None:
-    async with leaving(tmp_path, people=2, seed=2) as street:
+    async with run_forgetting_home(tmp_path, people=2, seed=2) as street:
         gone, stays = street.people
         assert await (await street.run("backup")).wait() == 0
         assert await (await street.run("memory", "forget", gone, "--yes")).wait() == 0
@@ -166,7 +166,7 @@ async def test_a_restore_that_is_killed_forgets_again(tmp_path: Path) -> None:
         await restore.wait()
         assert await (await street.run("restore", "--yes")).wait() == 0, street.errors.read_text()[-4_000:]
         await street.start()
-        await street.ready()
+        await street.wait_until_ready()
         assert await (await street.run("audit")).wait() == 0, street.errors.read_text()[-4_000:]
         assert not street.left(gone)
         assert street.left(stays)
@@ -176,4 +176,4 @@ async def test_a_restore_that_is_killed_forgets_again(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(100, 100 + -(-KILLS // A_RUN)))
 async def test_many_kills_in_the_middle_of_forgetting(tmp_path: Path, seed: int) -> None:
-    assert await storm(tmp_path, kills=A_RUN, seed=seed)
+    assert await run_kills(tmp_path, kills=A_RUN, seed=seed)

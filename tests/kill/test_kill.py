@@ -11,11 +11,11 @@ from statistics import median
 import pytest
 
 import everhold
-from everhold.flow.supervise import LEASE_SECONDS
+from everhold.engine.supervisor import LEASE_SECONDS
 from everhold.ports.store import Step
-from everhold.testing.kill.gates import UNREACHED, Gate, Moment, gates
+from everhold.testing.kill.gates import UNREACHED, KillGate, KillMoment, list_kill_gates
 from everhold.testing.kill.mutants import MUTANTS
-from everhold.testing.kill.trial import READY_SECONDS, Outcome, Trial
+from everhold.testing.kill.trial import READY_SECONDS, KillTrial, KillTrialResult
 
 KILLS = int(os.environ.get("EVERHOLD_KILLS", "1000"))
 KILLS_A_STORM = 50
@@ -23,70 +23,70 @@ HARD_SECONDS = 10 * READY_SECONDS
 TOURS = 20
 
 
-def found_nothing(outcome: Outcome) -> None:
+def assert_no_failures(outcome: KillTrialResult) -> None:
     assert not outcome.failures, str(outcome)
     # a start computes for 0.3 s; one that reads the whole log computes for longer, however busy this machine is
     assert max(outcome.computed) < READY_SECONDS, str(outcome)
     # and one that waits for something, such as a lease, does so every time
-    assert min(outcome.ready) < HARD_SECONDS, str(outcome)
-    assert median(outcome.ready) < LEASE_SECONDS / 2, str(outcome)
+    assert min(outcome.startup_seconds) < HARD_SECONDS, str(outcome)
+    assert median(outcome.startup_seconds) < LEASE_SECONDS / 2, str(outcome)
     assert outcome.counts["messages"] > 20, str(outcome)
 
 
-async def storm(seed: int, kills: int) -> Outcome:
-    async with Trial(seed) as trial:
-        await trial.storm(kills)
-        return await trial.finish()
+async def run_random_kills(seed: int, kills: int) -> KillTrialResult:
+    async with KillTrial(seed) as trial:
+        await trial.kill_at_random(kills)
+        return await trial.finish_and_compare()
 
 
-async def tour(seed: int, stops: list[Gate]) -> Outcome:
-    async with Trial(seed) as trial:
-        await trial.tour(stops)
-        return await trial.finish()
+async def run_gate_tour(seed: int, stops: list[KillGate]) -> KillTrialResult:
+    async with KillTrial(seed) as trial:
+        await trial.kill_at_gates(stops)
+        return await trial.finish_and_compare()
 
 
-def again(gate: Gate) -> bool:
+def can_repeat(gate: KillGate) -> bool:
     """Whether a process comes there more than once."""
     return gate.step not in (Step.REVOKE_LEASES, Step.RETRY_NOW, Step.REPLAY)
 
 
 async def test_thirty_kills_lose_double_and_reorder_nothing() -> None:
-    outcome = await storm(1, 30)
-    found_nothing(outcome)
+    outcome = await run_random_kills(1, 30)
+    assert_no_failures(outcome)
     assert outcome.counts["kills"] >= 30
     assert outcome.counts["resumed turns"], f"no kill met a running turn: {outcome}"
 
 
 @pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.prove), "after"])
-async def test_a_kill_at_any_named_commit_is_survived(moment: Moment) -> None:
-    stops = [gate for gate in gates() if gate.moment == moment]
-    outcome = await tour(2, stops)
-    found_nothing(outcome)
+async def test_a_kill_at_any_named_commit_is_survived(moment: KillMoment) -> None:
+    stops = [gate for gate in list_kill_gates() if gate.moment == moment]
+    outcome = await run_gate_tour(2, stops)
+    assert_no_failures(outcome)
     assert outcome.counts["kills"] >= len(stops)
 
 
 async def test_what_runs_at_sigterm_is_resumed() -> None:
-    async with Trial(3) as trial:
+    async with KillTrial(3) as trial:
         life = await trial.start()
-        await life.serving()
+        await life.wait_until_ready()
         for step in (Step.TAKE, Step.CALL, Step.DRAFT, Step.COMPRESSION_BEGIN, Step.PAUSE):
-            trial.people.provoke(step)
+            trial.people.provoke_commit(step)
         trial.people.start()
-        await life.last(0.5)
-        await trial.people.rest()
-        await life.end()
-        outcome = await trial.finish()
-    found_nothing(outcome)
+        await life.let_run(0.5)
+        await trial.people.stop()
+        await life.stop()
+        outcome = await trial.finish_and_compare()
+    assert_no_failures(outcome)
 
 
 @pytest.mark.parametrize("bug", MUTANTS)
 async def test_a_planted_bug_is_found(bug: str) -> None:
     mutant = MUTANTS[bug]
-    async with Trial(4, mutant=bug) as trial:
+    async with KillTrial(4, mutant=bug) as trial:
         life = await trial.start(gate=mutant.gate)
-        trial.people.meet(mutant.platform).say(mutant.says)
-        assert await life.dies()
-        outcome = await trial.finish()
+        trial.people.open_chat(mutant.platform).write_message(mutant.says)
+        assert await life.wait_until_killed()
+        outcome = await trial.finish_and_compare()
     assert any(mutant.found_by in failure for failure in outcome.failures), str(outcome)
 
 
@@ -100,13 +100,16 @@ def test_steps_that_nobody_comes_to_are_used_nowhere() -> None:
 @pytest.mark.prove
 @pytest.mark.parametrize("seed", range(100, 100 + -(-KILLS // KILLS_A_STORM)))
 async def test_many_kills(seed: int) -> None:
-    found_nothing(await storm(seed, KILLS_A_STORM))
+    assert_no_failures(await run_random_kills(seed, KILLS_A_STORM))
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("seed", range(1000, 1000 + TOURS))
 async def test_many_kills_at_named_commits(seed: int) -> None:
     dice = random.Random(seed)
-    stops = [Gate(gate.step, gate.moment, nth=dice.choice((1, 1, 2, 3)) if again(gate) else 1) for gate in gates()]
+    stops = [
+        KillGate(gate.step, gate.moment, nth=dice.choice((1, 1, 2, 3)) if can_repeat(gate) else 1)
+        for gate in list_kill_gates()
+    ]
     dice.shuffle(stops)
-    found_nothing(await tour(seed, stops))
+    assert_no_failures(await run_gate_tour(seed, stops))

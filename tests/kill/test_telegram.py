@@ -18,21 +18,27 @@ from pathlib import Path
 
 import pytest
 
-from everhold.testing.modelserver import Hang, ModelServer, Received, Reply, Step
+from everhold.testing.model_server import (
+    HangingConnection,
+    ModelServer,
+    ModelServerReply,
+    ModelServerStep,
+    ReceivedModelRequest,
+)
 from everhold.testing.platforms.telegram import TelegramServer
-from everhold.testing.platforms.threaded import Threaded, threaded
-from tests.cli.house import Gateway, House, make_plugin, until
-from tests.e2e.town import KEY, endpoint
-from tests.platforms.telegram_stage import TOKEN
+from everhold.testing.platforms.threaded import ThreadedServer, serve_in_thread
+from tests.cli.command_home import CommandHome, GatewayProcess, make_plugin, wait_until
+from tests.e2e.running_gateway import KEY, make_model_section
+from tests.platforms.remote_telegram import TOKEN
 from tests.waiting import LIMIT_SECONDS
 
 PEOPLE = (1001, 1002, 1003)
 
 
 @pytest.fixture
-def telegram() -> Iterator[Threaded[TelegramServer]]:
-    with threaded(TelegramServer) as running:
-        running.server.bot(TOKEN)
+def telegram() -> Iterator[ThreadedServer[TelegramServer]]:
+    with serve_in_thread(TelegramServer) as running:
+        running.server.add_bot(TOKEN)
         yield running
 
 
@@ -44,8 +50,8 @@ def model() -> Iterator[ModelServer]:
 
 
 @pytest.fixture
-def house(tmp_path: Path, telegram: Threaded[TelegramServer], model: ModelServer) -> Iterator[House]:
-    house = House(tmp_path / "home", make_plugin(tmp_path / "plugin"))
+def house(tmp_path: Path, telegram: ThreadedServer[TelegramServer], model: ModelServer) -> Iterator[CommandHome]:
+    house = CommandHome(tmp_path / "home", make_plugin(tmp_path / "plugin"))
     account = {
         "token_env": "BOT",
         "base_url": telegram.server.url,
@@ -53,7 +59,7 @@ def house(tmp_path: Path, telegram: Threaded[TelegramServer], model: ModelServer
         "access": {"direct": [f"telegram:{id}" for id in PEOPLE]},
     }
     config = {
-        "models": {"m": endpoint(model.openai)},
+        "models": {"m": make_model_section(model.openai)},
         "defaults": {"memories": [], "tools": []},
         "platforms": {"telegram": {"main": account}},
     }
@@ -64,17 +70,17 @@ def house(tmp_path: Path, telegram: Threaded[TelegramServer], model: ModelServer
     house.close()
 
 
-def answer(received: Received) -> Step:
+def answer(received: ReceivedModelRequest) -> ModelServerStep:
     """Names every message it was shown, so that what was answered can be told."""
     said = [message["content"] for message in received.json["messages"] if message["role"] == "user"]
-    return Reply(text=f"noted up to: {said[-1]}", stream=False)
+    return ModelServerReply(text=f"noted up to: {said[-1]}", stream=False)
 
 
-def write(telegram: Threaded[TelegramServer], text: str, user: int = 1001) -> None:
-    telegram.run(telegram.server.write(text, user=user))
+def write(telegram: ThreadedServer[TelegramServer], text: str, user: int = 1001) -> None:
+    telegram.run(telegram.server.write_message(text, user=user))
 
 
-def heard(house: House, user: int = 1001) -> list[str]:
+def read_heard(house: CommandHome, user: int = 1001) -> list[str]:
     """What the log has of somebody, in its order; looked at while others write."""
     store = sqlite3.connect(f"file:{house.path / 'everhold.db'}?mode=ro", uri=True)
     try:
@@ -85,56 +91,58 @@ def heard(house: House, user: int = 1001) -> list[str]:
     return [body["text"] for body in bodies if body["origin"]["chat"] == str(user)]
 
 
-def answered(telegram: Threaded[TelegramServer], text: str, user: int = 1001) -> bool:
-    return any(text in said for said in telegram.server.said(user))
+def is_answered(telegram: ThreadedServer[TelegramServer], text: str, user: int = 1001) -> bool:
+    return any(text in said for said in telegram.server.list_bot_texts(user))
 
 
-def quiet(house: House) -> None:
+def wait_until_idle(house: CommandHome) -> None:
     """Wait until nothing waits any more."""
-    until(lambda: not json.loads(house.ask("status", "--json").out or '{"waiting": [1]}')["waiting"])
+    wait_until(lambda: not json.loads(house.run_in_process("status", "--json").out or '{"waiting": [1]}')["waiting"])
 
 
 def test_killed_while_it_thinks_it_answers_once(
-    house: House, telegram: Threaded[TelegramServer], model: ModelServer
+    house: CommandHome, telegram: ThreadedServer[TelegramServer], model: ModelServer
 ) -> None:
-    model.script(Hang())
-    gateway = house.up()
+    model.add_steps(HangingConnection())
+    gateway = house.start_gateway()
     write(telegram, "one")
-    until(lambda: bool(model.requests))
+    wait_until(lambda: bool(model.requests))
     gateway.kill()
     write(telegram, "two, while it was dead")
-    gateway = house.up()
-    until(lambda: answered(telegram, "two, while it was dead"))
-    quiet(house)
-    assert heard(house) == ["one", "two, while it was dead"]
-    said = telegram.server.said(1001)
+    gateway = house.start_gateway()
+    wait_until(lambda: is_answered(telegram, "two, while it was dead"))
+    wait_until_idle(house)
+    assert read_heard(house) == ["one", "two, while it was dead"]
+    said = telegram.server.list_bot_texts(1001)
     assert len(said) == len(set(said)), "nothing was in flight: nothing may be there twice"
     assert any("one" in text for text in said)
-    house.ask("audit").ok()
+    house.run_in_process("audit").ok()
     gateway.kill()
 
 
 @pytest.mark.prove
-def test_killed_before_it_confirms_it_hears_nothing_twice(house: House, telegram: Threaded[TelegramServer]) -> None:
-    gateway = house.up()
+def test_killed_before_it_confirms_it_hears_nothing_twice(
+    house: CommandHome, telegram: ThreadedServer[TelegramServer]
+) -> None:
+    gateway = house.start_gateway()
     write(telegram, "hello")
-    until(lambda: answered(telegram, "hello"))
+    wait_until(lambda: is_answered(telegram, "hello"))
     # the poll that would confirm it never comes through
-    telegram.server.fault("getUpdates", "hang", times=1)
+    telegram.server.plan_fault("getUpdates", "hang", times=1)
     write(telegram, "again")
-    until(telegram.server.held.is_set)
+    wait_until(telegram.server.held.is_set)
     gateway.kill()
-    house.up()
-    until(lambda: answered(telegram, "again"))
-    quiet(house)
-    assert heard(house) == ["hello", "again"]
-    assert Counter(telegram.server.said(1001)).most_common(1)[0][1] == 1
+    house.start_gateway()
+    wait_until(lambda: is_answered(telegram, "again"))
+    wait_until_idle(house)
+    assert read_heard(house) == ["hello", "again"]
+    assert Counter(telegram.server.list_bot_texts(1001)).most_common(1)[0][1] == 1
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(3600)
 def test_killed_at_any_moment_it_loses_nothing_and_counts_what_it_cannot_know(
-    house: House, telegram: Threaded[TelegramServer], model: ModelServer
+    house: CommandHome, telegram: ThreadedServer[TelegramServer], model: ModelServer
 ) -> None:
     chance = random.Random(int(os.environ.get("EVERHOLD_SEED", "7")))
     kills = max(5, int(os.environ.get("EVERHOLD_KILLS", "20")) // 50)
@@ -146,24 +154,24 @@ def test_killed_at_any_moment_it_loses_nothing_and_counts_what_it_cannot_know(
             sent[user].append(f"m{sum(map(len, sent.values()))}.")
             write(telegram, sent[user][-1], user)
 
-    gateway: Gateway | None = None
+    gateway: GatewayProcess | None = None
     for _ in range(kills):
-        gateway = house.up()
+        gateway = house.start_gateway()
         crowd(chance.randint(1, 6))
         time.sleep(chance.uniform(0.0, 1.5))
         gateway.kill()
         crowd(chance.randint(0, 3))
-    house.up()
+    house.start_gateway()
     crowd(3)
     for user in PEOPLE:
-        until(partial(lambda user: heard(house, user) == sent[user], user))
+        wait_until(partial(lambda user: read_heard(house, user) == sent[user], user))
         if sent[user]:
-            until(partial(answered, telegram, sent[user][-1], user), seconds=3 * LIMIT_SECONDS)
-    until(
-        lambda: not json.loads(house.ask("status", "--json").out or '{"waiting": [1]}')["waiting"],
+            wait_until(partial(is_answered, telegram, sent[user][-1], user), seconds=3 * LIMIT_SECONDS)
+    wait_until(
+        lambda: not json.loads(house.run_in_process("status", "--json").out or '{"waiting": [1]}')["waiting"],
         seconds=3 * LIMIT_SECONDS,
     )
-    status = json.loads(house.ask("status", "--json").out)
-    doubles = sum(count - 1 for user in PEOPLE for count in Counter(telegram.server.said(user)).values())
+    status = json.loads(house.run_in_process("status", "--json").out)
+    doubles = sum(count - 1 for user in PEOPLE for count in Counter(telegram.server.list_bot_texts(user)).values())
     assert doubles <= status["in_doubt"], "a double that nobody counted"
-    house.ask("audit").ok()
+    house.run_in_process("audit").ok()

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from everhold.testing.house import House
+from everhold.testing.gateway import InProcessGateway
 from tests.memories import ledger
-from tests.memories.services import Services
+from tests.memories.services import MemoryServices
 
 
 @pytest.fixture
-def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ledger.Far:
+def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ledger.LedgerService:
     """A package with the provider `ledger` is installed, and one that must not be imported; nothing happened yet."""
     info = tmp_path / "site" / "everhold_ledger-1.2.dist-info"
     info.mkdir(parents=True)
@@ -26,15 +26,15 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ledger.Far:
 
 
 @pytest.fixture
-async def services() -> AsyncIterator[Services]:
-    async with Services().up() as services:
+async def services() -> AsyncIterator[MemoryServices]:
+    async with MemoryServices().run() as services:
         yield services
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def house(tmp_path: Path) -> Iterator[InProcessGateway]:
     """A house that has been awake for a second."""
-    house = House(tmp_path)
-    with house.awake():
-        house.tick(1)
+    house = InProcessGateway(tmp_path)
+    with house.run_started():
+        house.pass_time(1)
         yield house

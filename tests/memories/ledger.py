@@ -9,20 +9,20 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from everhold.errors import Transient
-from everhold.ports.memory import Batch, Capability, Found, Health, Query
+from everhold.infra.secret import SecretString
+from everhold.ports.memory import MemoryBatch, MemoryCapability, MemoryHit, MemoryQuery, ProviderHealth
 from everhold.ports.model import ToolSpec
-from everhold.ports.platform import Delivery
-from everhold.ports.plugin import Context
-from everhold.ports.tool import Effect, Result, ToolContext
-from everhold.secret import Secret
-from everhold.testing.fakes import wording
+from everhold.ports.platform import DeliveryGuarantee
+from everhold.ports.plugin import PluginContext
+from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
+from everhold.testing.fakes import get_memory_text
 
 
-class Far:
+class LedgerService:
     """The service behind all ledgers of a test."""
 
     def __init__(self) -> None:
-        self.built: list[Ledger] = []
+        self.built: list[LedgerProvider] = []
         self.kept: list[tuple[str, str]] = []
         """(account, wording) of all there is."""
         self.names: list[str] = []
@@ -31,31 +31,31 @@ class Far:
         self.signature: Callable[[], Any] = lambda: None
         self.fails: Callable[[], None] = lambda: None
         """Called when one is built."""
-        self.offers: frozenset[Capability] = frozenset({Capability.SIGNATURE, Capability.CLOSE})
-        self.tools: Callable[[], Any] = lambda: [Count()]
+        self.offers: frozenset[MemoryCapability] = frozenset({MemoryCapability.SIGNATURE, MemoryCapability.CLOSE})
+        self.tools: Callable[[], Any] = lambda: [CountTool()]
         self.prompt: Callable[[], Any] = lambda: "The ledger counts."
-        self.health: Callable[[], Any] = lambda: Health(well=True, text="counting")
-        self.during: Callable[[Ledger, Batch], Awaitable[None]] | None = None
+        self.health: Callable[[], Any] = lambda: ProviderHealth(well=True, text="counting")
+        self.during: Callable[[LedgerProvider, MemoryBatch], Awaitable[None]] | None = None
         """Called in the middle of storing."""
 
 
-far = Far()
+far = LedgerService()
 
 
 class LedgerSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
     account: str = "shared"
-    api_key: Secret | None = None
+    api_key: SecretString | None = None
     keyed: bool = True
 
 
-class Ledger:
-    def __init__(self, settings: LedgerSettings, context: Context) -> None:
+class LedgerProvider:
+    def __init__(self, settings: LedgerSettings, context: PluginContext) -> None:
         far.fails()
         self.settings = settings
         self.context = context
         self.capabilities = far.offers
-        self.delivery = Delivery.KEYED if settings.keyed else Delivery.BLIND
+        self.delivery = DeliveryGuarantee.KEYED if settings.keyed else DeliveryGuarantee.BLIND
         self.stored = 0
         self.asking = 0
         self.closed = asyncio.Event()
@@ -65,7 +65,7 @@ class Ledger:
     def key(self) -> str:
         return self.settings.api_key.reveal() if self.settings.api_key else ""
 
-    async def store(self, batch: Batch) -> Mapping[str, str]:
+    async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         assert not self.closed.is_set()
         self.asking += 1
         try:
@@ -74,13 +74,13 @@ class Ledger:
             if far.during is not None:
                 await far.during(self, batch)
             far.names.append(batch.name)
-            far.kept += [(self.settings.account, wording(item)) for item in batch.items]
+            far.kept += [(self.settings.account, get_memory_text(item)) for item in batch.items]
             self.stored += 1
             return {item.key: item.key for item in batch.items}
         finally:
             self.asking -= 1
 
-    async def find(self, query: Query) -> Sequence[Found]:
+    async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         return []
 
     async def close(self) -> None:
@@ -101,28 +101,28 @@ class Ledger:
         return far.health()
 
 
-class Count:
+class CountTool:
     """A tool of the ledger's."""
 
-    effect = Effect.PURE
+    effect = ToolEffect.PURE
     deadline = 5.0
 
     def __init__(self, name: str = "ledger_count") -> None:
         self.spec = ToolSpec(name=name, description="counts", parameters={"type": "object"})
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         assert not far.built[-1].closed.is_set()
-        return Result(text=f"{len(far.kept)} pages, by ledger {len(far.built)}")
+        return ToolResult(text=f"{len(far.kept)} pages, by ledger {len(far.built)}")
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         return None
 
 
-class Factory:
+class LedgerFactory:
     Settings = LedgerSettings
 
-    def __call__(self, settings: LedgerSettings, context: Context) -> Ledger:
-        return Ledger(settings, context)
+    def __call__(self, settings: LedgerSettings, context: PluginContext) -> LedgerProvider:
+        return LedgerProvider(settings, context)
 
 
-factory = Factory()
+factory = LedgerFactory()

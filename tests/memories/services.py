@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from everhold.testing.services.base import Service
+from everhold.testing.services.base import LoopbackService
 from everhold.testing.services.hindsight import HindsightService
 from everhold.testing.services.honcho import HonchoService
 from everhold.testing.services.mem0 import Mem0Service
@@ -28,11 +28,11 @@ every_write = pytest.mark.parametrize("write", ["turn", "async", "session", 3])
 one_write = pytest.mark.parametrize(
     "write", ["turn", *(pytest.param(write, marks=pytest.mark.prove) for write in ("async", "session", 3))]
 )
-"""For what takes long: the others in `make prove`; tests/rules/test_writing.py has them all in virtual time."""
+"""For what takes long: the others in `make prove`; tests/engine/test_memory_writes.py has them all in virtual time."""
 
 
 @dataclass
-class Services:
+class MemoryServices:
     """All of them, up and well."""
 
     honcho: HonchoService = field(default_factory=HonchoService)
@@ -40,18 +40,18 @@ class Services:
     mem0: Mem0Service = field(default_factory=Mem0Service)
     supermemory: SupermemoryService = field(default_factory=SupermemoryService)
 
-    def __getitem__(self, name: str) -> Service:
-        service: Service = getattr(self, name)
+    def __getitem__(self, name: str) -> LoopbackService:
+        service: LoopbackService = getattr(self, name)
         return service
 
     @contextlib.asynccontextmanager
-    async def up(self) -> AsyncIterator[Services]:
+    async def run(self) -> AsyncIterator[MemoryServices]:
         async with contextlib.AsyncExitStack() as stack:
             for name in NAMES:
                 await stack.enter_async_context(self[name])
             yield self
 
-    def said(self, name: str) -> list[str]:
+    def said_texts(self, name: str) -> list[str]:
         """What people said, as a service has it: each exchange's first line, in the order it is kept."""
         match name:
             case "honcho":
@@ -64,11 +64,11 @@ class Services:
                 texts = self.supermemory.texts()
         return [text.partition("\n")[0].removeprefix("ada: ") for text in texts if text.startswith("ada: ")]
 
-    def noted(self, name: str) -> list[str]:
+    def noted_texts(self, name: str) -> list[str]:
         """Notes as a service has them."""
         match name:
             case "honcho":
-                return self.honcho.concluded()
+                return self.honcho.list_conclusion_texts()
             case "hindsight":
                 texts = [row["text"] for row in self.hindsight.state.documents.values()]
             case "mem0":
@@ -79,7 +79,7 @@ class Services:
 
     def fault(self, how: Any, **more: Any) -> None:
         for name in NAMES:
-            self[name].fault(how, WRITES[name], method="POST", **more)
+            self[name].plan_fault(how, WRITES[name], method="POST", **more)
 
     def settings(self, name: str, **more: Any) -> dict[str, Any]:
         quick: dict[str, Any] = {"base_url": self[name].url, "api_key_env": "MODEL_KEY", "deadline_seconds": 8.0}

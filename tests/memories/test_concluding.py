@@ -8,36 +8,38 @@ from pathlib import Path
 
 import pytest
 
-from everhold.core.entries import Call
-from everhold.testing.modelserver import ModelServer, Reply
-from tests.e2e.town import Town, endpoint
-from tests.memories.services import Services, every_write
+from everhold.core.entries import ToolCall
+from everhold.testing.model_server import ModelServer, ModelServerReply
+from tests.e2e.running_gateway import RunningGateway, make_model_section
+from tests.memories.services import MemoryServices, every_write
 
 FACTS = [f"fact {number}" for number in range(10)]
 ASKED = "please note: likes tea, lives in Oslo; no, likes coffee"  # only what a person said becomes a fact
 KEPT = "Kept; it will be delivered to Honcho."
 
 
-def calls(*wanted: tuple[str, dict[str, str]]) -> Reply:
-    return Reply(calls=tuple(Call(id=f"c{at}", tool=tool, arguments=given) for at, (tool, given) in enumerate(wanted)))
+def calls(*wanted: tuple[str, dict[str, str]]) -> ModelServerReply:
+    return ModelServerReply(
+        calls=tuple(ToolCall(id=f"c{at}", tool=tool, arguments=given) for at, (tool, given) in enumerate(wanted))
+    )
 
 
 @every_write
 @pytest.mark.parametrize("down", [False, True], ids=["being created", "down"])
 async def test_what_a_model_concludes_curates_and_reads_in_one_turn(
-    tmp_path: Path, services: Services, write: str | int, down: bool
+    tmp_path: Path, services: MemoryServices, write: str | int, down: bool
 ) -> None:
     honcho = services.honcho
     if down:
         await honcho.stop()
     else:
-        honcho.fault("slow", "/sessions$", seconds=0.5)  # it is still being created while all this goes on
-        honcho.fault("after", "/conclusions$")
+        honcho.plan_fault("slow", "/sessions$", seconds=0.5)  # it is still being created while all this goes on
+        honcho.plan_fault("after", "/conclusions$")
     async with ModelServer() as server:
         given = json.loads(services.config("honcho", write=write, agent={"model": "m", "tools": ["memory"]}))
-        given["models"] = {"m": endpoint(server.openai)}
-        async with Town(tmp_path, json.dumps(given)) as t:
-            server.script(
+        given["models"] = {"m": make_model_section(server.openai)}
+        async with RunningGateway(tmp_path, json.dumps(given)) as t:
+            server.add_steps(
                 calls(
                     *(("honcho_conclude", {"conclusion": fact}) for fact in FACTS),
                     ("memory", {"action": "add", "content": "likes tea"}),
@@ -51,22 +53,22 @@ async def test_what_a_model_concludes_curates_and_reads_in_one_turn(
                     ("memory", {"action": "remove", "old_text": "lives in Oslo"}),
                     ("honcho_conclude", {"conclusion": "fact 10"}),
                 ),
-                Reply(text="all done"),
+                ModelServerReply(text="all done"),
             )
-            session = (await t.say(ASKED)).session
-            noted = [t.app.control.note(session, f"thing {number}") for number in range(10)]
+            session = (await t.send_message(ASKED)).session
+            noted = [t.app.session_admin.add_note(session, f"thing {number}") for number in range(10)]
             assert all(await asyncio.gather(*noted))
-            await t.said(session)
-            results = [it["content"] for it in server.last.json["messages"] if it["role"] == "tool"]
+            await t.wait_for_replies(session)
+            results = [it["content"] for it in server.last_request.json["messages"] if it["role"] == "tool"]
             assert results.count(KEPT) == 11, results
-            await t.ask("and more")
+            await t.send_and_wait("and more")
             if down:
                 await honcho.start()
-            await t.say("/new")  # where the talk takes a turn, nothing is held back
+            await t.send_message("/new")  # where the talk takes a turn, nothing is held back
             wanted = sorted([*FACTS, "fact 10", "likes coffee", *(f"thing {number}" for number in range(10))])
-            await t.until(lambda: sorted(honcho.concluded()) == wanted)
-            await t.until(lambda: services.said("honcho") == [ASKED, "and more"])
-            await t.rest()
-            assert sorted(honcho.concluded()) == wanted
-            await t.sound()
+            await t.wait_until(lambda: sorted(honcho.list_conclusion_texts()) == wanted)
+            await t.wait_until(lambda: services.said_texts("honcho") == [ASKED, "and more"])
+            await t.wait_until_idle()
+            assert sorted(honcho.list_conclusion_texts()) == wanted
+            await t.assert_sound()
     assert len(honcho.state.created) == 1

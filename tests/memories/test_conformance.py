@@ -15,39 +15,39 @@ from typing import Any, ClassVar
 
 import pytest
 
-from everhold.plugins import MEMORIES
+from everhold.infra.plugins import MEMORY_PLUGINS
 from everhold.ports.memory import MemoryProvider
-from everhold.testing.conformance import Outcome, Scene
-from everhold.testing.conformance.run import check
+from everhold.testing.conformance import CheckOutcome, ProviderScenario
+from everhold.testing.conformance.run import run_check
 from everhold.testing.contracts.memory import MemoryContract
-from everhold.testing.services.base import Service
+from everhold.testing.services.base import LoopbackService
 from everhold.testing.services.hindsight import HindsightService
 from everhold.testing.services.honcho import HonchoService
 from everhold.testing.services.mem0 import Mem0Service
 from everhold.testing.services.supermemory import SupermemoryService
-from tests.memories.material import context
+from tests.memories.memory_items import make_context
 
 IN_PROPORTION = ("lost-answer", "late-answer", "slowness", "hanging", "switch", "kill")
 """Checks that take longer the longer a call may take."""
 
 
-class Breaking:
+class ThreadedServiceHarness:
     """Breaks a service that runs in a thread of its own."""
 
     def __init__(self, service: Any, settings: Mapping[str, Any]) -> None:
         self.service = service
         self.settings = settings
 
-    async def down(self) -> None:
+    async def disconnect(self) -> None:
         await self._there(self.service.stop())
 
-    async def up(self) -> None:
+    async def reconnect(self) -> None:
         await self._there(self.service.start())
 
-    async def kept(self) -> Sequence[str]:
+    async def list_stored_texts(self) -> Sequence[str]:
         service = self.service
         if isinstance(service, HonchoService):
-            return [*(row["content"] for row in service.state.messages), *service.concluded()]
+            return [*(row["content"] for row in service.state.messages), *service.list_conclusion_texts()]
         if isinstance(service, HindsightService):
             return [row["text"] for row in service.state.documents.values()]
         texts: list[str] = service.texts()
@@ -58,9 +58,9 @@ class Breaking:
 
 
 @pytest.mark.slow
-class _OfAService(MemoryContract):
+class _ServiceContract(MemoryContract):
     provider: ClassVar[str]
-    service: ClassVar[type[Service]]
+    service: ClassVar[type[LoopbackService]]
     more: ClassVar[dict[str, Any]] = {}
 
     module: ClassVar[str]
@@ -73,29 +73,29 @@ class _OfAService(MemoryContract):
         real = os.environ.get(f"EVERHOLD_{self.provider.upper()}_URL")
         if real:
             key = os.environ.get(f"EVERHOLD_{self.provider.upper()}_KEY", "none")
-            self.breaking = Breaking(None, {"base_url": real, "api_key": key})
+            self.breaking = ThreadedServiceHarness(None, {"base_url": real, "api_key": key})
             yield
             return
         with self.service().threaded() as service:
             settings = {"base_url": service.url, "api_key": "a-key", "deadline_seconds": 60.0, **self.more}
-            self.breaking = Breaking(service, settings)
+            self.breaking = ThreadedServiceHarness(service, settings)
             yield
 
     def make(self, agent: str, directory: Path) -> MemoryProvider:
-        factory = MEMORIES.load(self.provider)
-        return factory(factory.Settings.model_validate(self.breaking.settings), context(directory, agent=agent))
+        factory = MEMORY_PLUGINS.load(self.provider)
+        return factory(factory.Settings.model_validate(self.breaking.settings), make_context(directory, agent=agent))
 
-    def harness(self) -> Breaking | None:
+    def harness(self) -> ThreadedServiceHarness | None:
         return self.breaking if self.breaking.service is not None else None
 
-    def _run(self, name: str, path: Path) -> Outcome:
+    def _run_check(self, name: str, path: Path) -> CheckOutcome:
         # on a busy machine a call takes its time, and somebody's own server may think for a while about each thing
         seconds = 60.0 if self.breaking.service is None else 4.0 if name in IN_PROPORTION else 30.0
-        scene = Scene(path, self.make, harness=self.harness(), seconds=seconds, patience=60.0)
-        return asyncio.run(check(name, scene, most=600.0))
+        scene = ProviderScenario(path, self.make, harness=self.harness(), seconds=seconds, patience=60.0)
+        return asyncio.run(run_check(name, scene, most=600.0))
 
 
-class TestHoncho(_OfAService):
+class TestHoncho(_ServiceContract):
     provider = "honcho"
     module = "honcho"
     service = HonchoService
@@ -103,7 +103,7 @@ class TestHoncho(_OfAService):
 
 
 @pytest.mark.prove
-class TestHindsight(_OfAService):
+class TestHindsight(_ServiceContract):
     provider = "hindsight"
     module = "hindsight_client"
     service = HindsightService
@@ -111,7 +111,7 @@ class TestHindsight(_OfAService):
 
 
 @pytest.mark.prove
-class TestMem0(_OfAService):
+class TestMem0(_ServiceContract):
     provider = "mem0"
     module = "mem0"
     service = Mem0Service
@@ -119,7 +119,7 @@ class TestMem0(_OfAService):
 
 
 @pytest.mark.prove
-class TestSupermemory(_OfAService):
+class TestSupermemory(_ServiceContract):
     provider = "supermemory"
     module = "supermemory"
     service = SupermemoryService

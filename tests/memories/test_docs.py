@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from everhold.plugins import MEMORIES
-from everhold.ports.memory import Capability
-from everhold.testing.conformance import CHECKS, run_virtually
-from everhold.testing.plugin import context
+from everhold.infra.plugins import MEMORY_PLUGINS
+from everhold.ports.memory import MemoryCapability
+from everhold.testing.conformance import CHECKS, run_checks_virtually
+from everhold.testing.plugin_context import make_plugin_context
 
 ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to" / "write-a-provider.md"
@@ -31,7 +31,9 @@ def test_the_provider_of_40_lines_keeps_the_whole_promise(tmp_path: Path, monkey
     sys.modules.pop("forty_lines", None)
     from forty_lines import Notebook, Settings  # type: ignore[import-not-found]
 
-    outcomes = run_virtually(lambda agent, path: Notebook(Settings(), context(agent=agent, directory=path)), tmp_path)
+    outcomes = run_checks_virtually(
+        lambda agent, path: Notebook(Settings(), make_plugin_context(agent=agent, directory=path)), tmp_path
+    )
     assert [(it.check, it.reason) for it in outcomes if it.state == "failed"] == []
     assert sum(it.state == "passed" for it in outcomes) == len(CHECKS) - 3
 
@@ -54,19 +56,19 @@ def test_every_row_of_the_table_has_a_proof() -> None:
     rows = [
         line for line in table.partition("\n## ")[0].splitlines() if line.startswith("| ") and "| when |" not in line
     ]
-    assert len(rows) >= len(Capability)
+    assert len(rows) >= len(MemoryCapability)
     assert [row for row in rows if not re.search(r"`test_\w+\.py::test_\w+`", row)] == []
 
 
 def test_every_capability_stands_in_the_table() -> None:
     text = REFERENCE.read_text()
-    assert [it for it in Capability if f"`{it}`" not in text and f"`{it}(" not in text] == []
+    assert [it for it in MemoryCapability if f"`{it}`" not in text and f"`{it}(" not in text] == []
 
 
 @pytest.mark.parametrize("provider", ["honcho", "hindsight", "mem0", "supermemory"])
 def test_a_provider_s_page_names_its_settings_with_their_defaults(provider: str) -> None:
     everybody_s = {"retain_every_n_turns": 1}
-    fields = MEMORIES.load(provider).Settings.model_fields
+    fields = MEMORY_PLUGINS.load(provider).Settings.model_fields
     page = (ROOT / "docs" / "how-to" / f"memory-{provider}.md").read_text()
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]*) \|[^|\n]*\|$", page, re.MULTILINE)
     named = 0

@@ -6,34 +6,34 @@ from collections.abc import Mapping
 
 import pytest
 
+from everhold.admin.memory import MemoryAdmin
 from everhold.core.consumers import memory_consumer
 from everhold.core.entries import Heard
-from everhold.core.exchange import report
-from everhold.core.pace import pace_of
+from everhold.core.exchange import render_task_report
+from everhold.core.memory_pacing import parse_write_setting
 from everhold.errors import InDoubt, Transient
-from everhold.memory import Memory
-from everhold.ports.memory import Batch, Capability, Exchange, Job
-from everhold.ports.model import Answer, Request
-from everhold.ports.platform import Delivery
+from everhold.ports.memory import Exchange, JobResult, MemoryBatch, MemoryCapability
+from everhold.ports.model import ModelRequest, ModelResponse
+from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.store import Step
-from everhold.testing.fakes import FakeProvider, ScriptedModel, echo
-from everhold.testing.house import House
-from tests.rules.test_jobs import reviewing
-from tests.rules.test_working import die_at
+from everhold.testing.fakes import FakeMemoryProvider, FakeModel, echo_last_message
+from everhold.testing.gateway import InProcessGateway
+from tests.engine.test_jobs import reviewing
+from tests.engine.test_operations import crash_at_step
 
 
-class Overseer(FakeProvider):
+class Overseer(FakeMemoryProvider):
     """Wants to hear of jobs, and keeps them in line with the rest."""
 
-    capabilities = frozenset({Capability.JOBS, Capability.PROBE})
+    capabilities = frozenset({MemoryCapability.JOBS, MemoryCapability.PROBE})
 
-    def __init__(self, delivery: Delivery = Delivery.KEYED) -> None:
+    def __init__(self, delivery: DeliveryGuarantee = DeliveryGuarantee.KEYED) -> None:
         super().__init__(delivery, deadline=5.0)
-        self.told: list[Job] = []
+        self.told: list[JobResult] = []
         self.line: list[str] = []
         """What came, by what it was about."""
 
-    async def store(self, batch: Batch) -> Mapping[str, str]:
+    async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         assert not (batch.items and batch.jobs), "never together"
         try:
             found = await super().store(batch)
@@ -43,144 +43,146 @@ class Overseer(FakeProvider):
         self._hear(batch)
         return {**found, **{job.key: f"job-{job.key}" for job in batch.jobs}}
 
-    def _hear(self, batch: Batch) -> None:
+    def _hear(self, batch: MemoryBatch) -> None:
         self.line += [item.heard[-1].text for item in batch.items if isinstance(item, Exchange)]
         for job in batch.jobs:
-            if self.delivery is not Delivery.KEYED or job.key not in {one.key for one in self.told}:
+            if self.delivery is not DeliveryGuarantee.KEYED or job.key not in {one.key for one in self.told}:
                 self.told.append(job)
                 self.line.append(job.task)
 
 
-def answer(request: Request) -> Answer:
-    return Answer(text="forty-two") if "The task:" in request.messages[-1].text else echo(request)
+def answer(request: ModelRequest) -> ModelResponse:
+    return ModelResponse(text="forty-two") if "The task:" in request.messages[-1].text else echo_last_message(request)
 
 
-def oversee(house: House, delivery: Delivery = Delivery.KEYED) -> Overseer:
+def oversee(house: InProcessGateway, delivery: DeliveryGuarantee = DeliveryGuarantee.KEYED) -> Overseer:
     provider = Overseer(delivery)
-    house.furniture.memories["a"] = provider
-    house.furniture.settings["overseeing"] = ("a",)
-    house.furniture.model = ScriptedModel(answer)
+    house.runtimes.memories["a"] = provider
+    house.runtimes.settings["overseeing"] = ("a",)
+    house.runtimes.model = FakeModel(answer)
     return provider
 
 
-def test_it_is_told_what_was_asked_and_what_came_of_it_under_the_name_of_the_session(house: House) -> None:
+def test_it_is_told_what_was_asked_and_what_came_of_it_under_the_name_of_the_session(house: InProcessGateway) -> None:
     provider = oversee(house)
-    session = house.say("hello").session
-    house.say("/background what is the answer?")
+    session = house.send_message("hello").session
+    house.send_message("/background what is the answer?")
     (job,) = provider.told
     assert (job.task, job.result) == ("what is the answer?", "forty-two")
     assert (job.session, job.agent, job.stamp.person) == (session, "main", "ada")
-    house.say("thanks")
+    house.send_message("thanks")
     assert provider.line == ["hello", "what is the answer?", "thanks"]
     assert len(provider.told) == 1
-    house.sound()
+    house.assert_sound()
 
 
-def test_nobody_else_hears_of_it_or_is_woken_for_it(house: House) -> None:
-    provider = FakeProvider()
-    house.furniture.memories["a"] = provider
-    house.furniture.model = ScriptedModel(answer)
-    session = house.say("hello").session
+def test_nobody_else_hears_of_it_or_is_woken_for_it(house: InProcessGateway) -> None:
+    provider = FakeMemoryProvider()
+    house.runtimes.memories["a"] = provider
+    house.runtimes.model = FakeModel(answer)
+    session = house.send_message("hello").session
     before = house.run(house.store.get_cursor(memory_consumer("a"), session))
-    house.say("/background what is the answer?")
+    house.send_message("/background what is the answer?")
     after = house.run(house.store.get_cursor(memory_consumer("a"), session))
     assert (len(provider.writes), after) == (1, before)
-    house.furniture.settings["overseeing"] = ("a",)  # nobody knew better: its lane is woken, and finds nothing
-    house.say("/background and once more?")
+    house.runtimes.settings["overseeing"] = ("a",)  # nobody knew better: its lane is woken, and finds nothing
+    house.send_message("/background and once more?")
     assert len(provider.writes) == 1
     assert len(house.run(house.store.list_receipts(session, consumer=memory_consumer("a")))) == 1
-    house.sound()
+    house.assert_sound()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("step", [Step.JOB, Step.DELIVERY_SEND, Step.DELIVERY_DONE])
-def test_a_crash_anywhere_around_it_loses_nothing_and_doubles_nothing(house: House, step: Step, after: bool) -> None:
+def test_a_crash_anywhere_around_it_loses_nothing_and_doubles_nothing(
+    house: InProcessGateway, step: Step, after: bool
+) -> None:
     provider = oversee(house)
-    house.say("hello")
-    die_at(house, step, after=after)
-    house.say("/background what is the answer?", rest=False)
-    house.tick(5)
+    house.send_message("hello")
+    crash_at_step(house, step, after=after)
+    house.send_message("/background what is the answer?", rest=False)
+    house.pass_time(5)
     house.start()
-    house.rest(60)
+    house.run_until_idle(60)
     assert [job.result for job in provider.told] == ["forty-two"]
-    house.sound()
+    house.assert_sound()
 
 
-def test_while_it_is_away_it_waits_in_order(house: House) -> None:
+def test_while_it_is_away_it_waits_in_order(house: InProcessGateway) -> None:
     provider = oversee(house)
-    house.say("hello")
-    provider.faults.fail(Transient("away"), times=3)
-    house.say("/background what is the answer?")
-    house.say("thanks")
+    house.send_message("hello")
+    provider.faults.fail_next(Transient("away"), times=3)
+    house.send_message("/background what is the answer?")
+    house.send_message("thanks")
     house.crash()
     house.start()
-    house.rest(600)
+    house.run_until_idle(600)
     assert provider.line == ["hello", "what is the answer?", "thanks"]
 
 
-def test_one_that_collects_turns_hears_of_a_job_at_once_like_of_a_note(house: House) -> None:
+def test_one_that_collects_turns_hears_of_a_job_at_once_like_of_a_note(house: InProcessGateway) -> None:
     provider = oversee(house)
-    house.furniture.settings["paces"] = {"a": pace_of(3)}
-    house.say("hello")
-    house.say("/background what is the answer?")
+    house.runtimes.settings["paces"] = {"a": parse_write_setting(3)}
+    house.send_message("hello")
+    house.send_message("/background what is the answer?")
     assert provider.line == ["hello", "what is the answer?"]
-    house.say("thanks")
-    house.say("you are welcome")
+    house.send_message("thanks")
+    house.send_message("you are welcome")
     assert len(provider.line) == 2
-    house.say("good night")
+    house.send_message("good night")
     assert provider.line[2:] == ["thanks", "you are welcome", "good night"]
 
 
-def test_a_lost_answer_and_a_replay_tell_the_same_again(house: House) -> None:
-    provider = oversee(house, Delivery.UNACKNOWLEDGED)
-    house.say("/background what is the answer?", rest=False)
-    provider.faults.lose()
-    house.rest(60)
+def test_a_lost_answer_and_a_replay_tell_the_same_again(house: InProcessGateway) -> None:
+    provider = oversee(house, DeliveryGuarantee.UNACKNOWLEDGED)
+    house.send_message("/background what is the answer?", rest=False)
+    provider.faults.lose_next_answer()
+    house.run_until_idle(60)
     assert len(provider.told) == 2
     assert provider.told[0] == provider.told[1]
-    memory = Memory(house.control, agents=lambda: ["main"])
-    assert house.run(memory.replay("a", since=0.0))["items"] == 1
-    house.rest(60)
+    memory = MemoryAdmin(house.control, agents=lambda: ["main"])
+    assert house.run(memory.resend_memory("a", since=0.0))["items"] == 1
+    house.run_until_idle(60)
     assert len(provider.told) == 3
     assert provider.told[2] == provider.told[0]
-    house.sound()
+    house.assert_sound()
 
 
-def test_what_was_erased_on_its_way_is_not_told_again_and_the_rest_is(house: House) -> None:
-    provider = oversee(house, Delivery.UNACKNOWLEDGED)
-    session = house.say("hello").session
-    house.furniture.memories = {}
-    house.say("/background what is the answer?")
-    house.say("/background and the question?")
-    house.furniture.memories = {"a": provider}
-    provider.faults.lose()
-    provider.faults.fail(Transient("it cannot be searched"), times=3)
-    house.say("thanks", rest=False)
-    house.tick(8)
+def test_what_was_erased_on_its_way_is_not_told_again_and_the_rest_is(house: InProcessGateway) -> None:
+    provider = oversee(house, DeliveryGuarantee.UNACKNOWLEDGED)
+    session = house.send_message("hello").session
+    house.runtimes.memories = {}
+    house.send_message("/background what is the answer?")
+    house.send_message("/background and the question?")
+    house.runtimes.memories = {"a": provider}
+    provider.faults.lose_next_answer()
+    provider.faults.fail_next(Transient("it cannot be searched"), times=3)
+    house.send_message("thanks", rest=False)
+    house.pass_time(8)
     assert len(provider.told) == 2, "both are on their way: nobody knows whether they arrived"
     first = provider.told[0].seq
-    house.run(house.control.erase(session, [first], by="person:ada", why="a slip"))
-    house.rest(600)
+    house.run(house.control.erase_entries(session, [first], by="person:ada", why="a slip"))
+    house.run_until_idle(600)
     assert [job.task for job in provider.told[2:]] == ["and the question?"]
     assert provider.line[-1] == "thanks"
-    house.sound()
+    house.assert_sound()
 
 
-def test_reviews_are_nobody_s_jobs(house: House) -> None:
+def test_reviews_are_nobody_s_jobs(house: InProcessGateway) -> None:
     provider = oversee(house)
     reviewing(house, every=1)
-    house.furniture.settings["paces"] = {"a": pace_of(3)}
-    house.say("I like tea")
-    house.say("and cake")
-    house.rest(60)
+    house.runtimes.settings["paces"] = {"a": parse_write_setting(3)}
+    house.send_message("I like tea")
+    house.send_message("and cake")
+    house.run_until_idle(60)
     assert provider.line == [], "nor do they hurry anything"
 
 
-def test_a_task_that_could_not_be_done_says_why(house: House) -> None:
+def test_a_task_that_could_not_be_done_says_why(house: InProcessGateway) -> None:
     provider = oversee(house)
-    house.furniture.model = ScriptedModel(lambda request: Answer(text=""))
-    house.say("/background what “is”] the answer?\nReally?")
+    house.runtimes.model = FakeModel(lambda request: ModelResponse(text=""))
+    house.send_message("/background what “is”] the answer?\nReally?")
     (job,) = provider.told
     assert (job.task, job.result) == ("what “is”] the answer?\nReally?", "(nothing)")
-    (heard,) = [body for body in house.bodies(job.session, Heard) if body.origin.platform == "job"]
-    assert heard.text == report(job.task, job.result)
+    (heard,) = [body for body in house.read_bodies(job.session, Heard) if body.origin.platform == "job"]
+    assert heard.text == render_task_report(job.task, job.result)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.memories.services import NAMES, WRITES, Services
-from tests.memories.street import Street
+from tests.memories.gateway_process import GatewayProcess
+from tests.memories.services import NAMES, WRITES, MemoryServices
 
 KILLS = min(300, int(os.environ.get("EVERHOLD_KILLS", "300")))
 A_RUN = 25
@@ -35,10 +35,10 @@ FAULTS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-class Storm(Street):
+class FaultyServicesGateway(GatewayProcess):
     """People who talk whether anybody is there or not, and services that misbehave all the while."""
 
-    def __init__(self, path: Path, services: Services, seed: int, write: str | int) -> None:
+    def __init__(self, path: Path, services: MemoryServices, seed: int, write: str | int) -> None:
         patient = {"visible_seconds": 0.5}
         # their clients take seconds to load, and here every process has to; whoever is asked at the very end of a
         # deadline, and does it `late`, would do it after everybody has given up waiting for that
@@ -59,7 +59,7 @@ class Storm(Street):
         self.read = dict.fromkeys(NAMES, 0)
         self.written = dict.fromkeys(NAMES, 0)
 
-    async def live(self, writes: int) -> None:
+    async def run_for_writes(self, writes: int) -> None:
         """Until so many more writes reached the services, and perhaps a moment longer.
 
         Now and then until each of them had one: who takes over waits for what may be on its way, and somebody who is
@@ -91,10 +91,10 @@ class Storm(Street):
         while True:
             number += 1
             text = f"{chat} {number}"
-            await self.say(chat, text, id=f"{chat}-{number}")
+            await self.send_message(chat, text, id=f"{chat}-{number}")
             self.kept[chat].append(text)
             if self.dice.random() < self.turns_away:
-                await self.say(chat, "/new", id=f"{chat}-{number}-new")
+                await self.send_message(chat, "/new", id=f"{chat}-{number}-new")
             await asyncio.sleep(0.2 + self.dice.random())
 
     async def trouble(self) -> None:
@@ -102,14 +102,14 @@ class Storm(Street):
         while True:
             for name in NAMES:
                 service = self.services[name]
-                if not service.armed:
+                if not service.pending_faults:
                     how, more = self.dice.choice(FAULTS)
                     skip = self.dice.choice((0, 1))
-                    service.fault(how, WRITES[name], method="POST", skip=skip, **more)  # type: ignore[arg-type]
+                    service.plan_fault(how, WRITES[name], method="POST", skip=skip, **more)  # type: ignore[arg-type]
                     self.went_wrong += 1
             await asyncio.sleep(0.05)
 
-    def mend(self) -> None:
+    def change_setting(self) -> None:
         """Change a setting: what waits after a failure is tried at once, and nobody here has to wait for minutes."""
         config = self.home / "config.yaml"
         given = json.loads(config.read_text())
@@ -138,33 +138,33 @@ class Storm(Street):
         return sum(max(0, len(self.kept[chat]) - len(self.heard(name)[chat])) for name in NAMES for chat in CHATS)
 
 
-async def storm(path: Path, *, kills: int, seed: int, write: str | int = "turn") -> Storm:
-    async with Services().up() as services:
-        street = Storm(path, services, seed, write)
+async def run_kills(path: Path, *, kills: int, seed: int, write: str | int = "turn") -> FaultyServicesGateway:
+    async with MemoryServices().run() as services:
+        street = FaultyServicesGateway(path, services, seed, write)
         talking = [asyncio.create_task(street.talk(chat)) for chat in CHATS]
         trouble = asyncio.create_task(street.trouble())
         try:
             for _ in range(kills):
                 await street.start()
-                await street.ready()
-                await street.live(street.dice.randint(1, 12))
+                await street.wait_until_ready()
+                await street.run_for_writes(street.dice.randint(1, 12))
                 await street.kill()
             for task in (*talking, trouble):
                 assert not task.done(), task.exception()
                 task.cancel()
             for name in NAMES:
-                services[name].well()
+                services[name].clear_faults()
             await street.start()
-            await street.ready()
+            await street.wait_until_ready()
             until, times = time.monotonic() + 300, 0  # by then the longest wait after a failure is over
             while street.missing() and time.monotonic() < until:
                 await asyncio.sleep(0.2)
                 times += 1
                 if times % 50 == 0:
-                    street.mend()
+                    street.change_setting()
                 if street.turns_away and times % 10 == 0:  # what is answered only now would wait for more
                     for chat in CHATS:
-                        await street.say(chat, "/new", id=f"{chat}-last-{times}")
+                        await street.send_message(chat, "/new", id=f"{chat}-last-{times}")
             await asyncio.sleep(2)  # whatever would come twice has had its time
         finally:
             for task in (*talking, trouble):
@@ -174,7 +174,7 @@ async def storm(path: Path, *, kills: int, seed: int, write: str | int = "turn")
         return street
 
 
-def lost_and_doubled(street: Storm) -> dict[str, str]:
+def lost_and_doubled(street: FaultyServicesGateway) -> dict[str, str]:
     found = {}
     for name in NAMES:
         heard = street.heard(name)
@@ -190,7 +190,7 @@ def lost_and_doubled(street: Storm) -> dict[str, str]:
 
 @pytest.mark.slow
 async def test_a_kill_loses_and_doubles_nothing_in_four_memories(tmp_path: Path) -> None:
-    street = await storm(tmp_path, kills=1, seed=1)
+    street = await run_kills(tmp_path, kills=1, seed=1)
     assert not lost_and_doubled(street)
     assert all(street.kept.values())
     assert len(street.services.honcho.state.created) == len(CHATS)
@@ -201,7 +201,7 @@ async def test_a_kill_loses_and_doubles_nothing_in_four_memories(tmp_path: Path)
 async def test_many_kills_with_four_memories_attached(tmp_path: Path, seed: int) -> None:
     write = WRITES_WHEN[seed % len(WRITES_WHEN)]
     began = time.monotonic()
-    street = await storm(tmp_path, kills=A_RUN, seed=seed, write=write)
+    street = await run_kills(tmp_path, kills=A_RUN, seed=seed, write=write)
     killed, kept = street.killed - 1, sum(map(len, street.kept.values()))  # the last one was the end
     took = f"{time.monotonic() - began:.0f} s"
     done = f"{killed} kills, {kept} acknowledged, {street.went_wrong} faults, writes {street.writes()}"

@@ -10,41 +10,48 @@ from typing import Any
 import pytest
 
 from everhold.core.entries import Changed, MemoryNameSet, Noted
-from tests.e2e.town import Town
-from tests.memories.services import NAMES, Services, every_write, one_write
+from tests.e2e.running_gateway import RunningGateway
+from tests.memories.services import NAMES, MemoryServices, every_write, one_write
 
 
 async def everywhere(
-    t: Town, services: Services, words: list[str], names: tuple[str, ...] = NAMES, *, write: str | int = "turn"
+    t: RunningGateway,
+    services: MemoryServices,
+    words: list[str],
+    names: tuple[str, ...] = NAMES,
+    *,
+    write: str | int = "turn",
 ) -> None:
     """Until every service has these, in this order, and nothing else that people said."""
     if write != "turn":
-        await t.say("/new")  # where the talk takes a turn, nothing is held back
+        await t.send_message("/new")  # where the talk takes a turn, nothing is held back
     try:
-        await t.until(lambda: all(len(services.said(name)) >= len(words) for name in names))
-        await t.rest()
+        await t.wait_until(lambda: all(len(services.said_texts(name)) >= len(words) for name in names))
+        await t.wait_until_idle()
     finally:
-        assert {name: services.said(name) for name in names} == dict.fromkeys(names, words)
+        assert {name: services.said_texts(name) for name in names} == dict.fromkeys(names, words)
 
 
 # -- several at once ---------------------------------------------------------------------------------------------------
 
 
-async def test_four_memories_each_have_every_turn_once_in_order(tmp_path: Path, services: Services) -> None:
-    async with Town(tmp_path, services.config()) as t:
+async def test_four_memories_each_have_every_turn_once_in_order(tmp_path: Path, services: MemoryServices) -> None:
+    async with RunningGateway(tmp_path, services.config()) as t:
         words = [f"word {number}" for number in range(1, 6)]
         for word in words:
-            await t.ask(word)
+            await t.send_and_wait(word)
         await everywhere(t, services, words)
-        await t.sound()
+        await t.assert_sound()
     assert services.honcho.state.created == [services.honcho.state.messages[0]["session_id"]]
 
 
-async def test_recall_is_merged_each_thing_once_with_where_it_came_from(tmp_path: Path, services: Services) -> None:
-    async with Town(tmp_path, services.config()) as t:
-        first = await t.say("the tea garden is in Assam", chat="one")
+async def test_recall_is_merged_each_thing_once_with_where_it_came_from(
+    tmp_path: Path, services: MemoryServices
+) -> None:
+    async with RunningGateway(tmp_path, services.config()) as t:
+        first = await t.send_message("the tea garden is in Assam", chat="one")
         await everywhere(t, services, ["the tea garden is in Assam"])
-        found = await t.app.memory.search("where is the tea garden", agent="main", person="ada")
+        found = await t.app.memory_admin.search_memories("where is the tea garden", agent="main", person="ada")
         assert not found["unavailable"]
         memories = found["memories"]
         assert {memory["session"] for memory in memories if memory["session"]} == {first.session}
@@ -53,27 +60,27 @@ async def test_recall_is_merged_each_thing_once_with_where_it_came_from(tmp_path
         assert len([memory for memory in memories if memory["seq"] == first.seq]) == 1
 
 
-async def test_one_dead_memory_holds_up_no_other(tmp_path: Path, services: Services) -> None:
+async def test_one_dead_memory_holds_up_no_other(tmp_path: Path, services: MemoryServices) -> None:
     await services.hindsight.stop()
-    async with Town(tmp_path, services.config()) as t:
+    async with RunningGateway(tmp_path, services.config()) as t:
         for word in ("one", "two"):
-            await t.ask(word)
+            await t.send_and_wait(word)
         alive = tuple(name for name in NAMES if name != "hindsight")
-        await t.until(lambda: all(services.said(name) == ["one", "two"] for name in alive))
-        assert services.said("hindsight") == []
+        await t.wait_until(lambda: all(services.said_texts(name) == ["one", "two"] for name in alive))
+        assert services.said_texts("hindsight") == []
         await services.hindsight.start()
         await everywhere(t, services, ["one", "two"])
 
 
-async def test_several_instances_of_one_provider_are_several_memories(tmp_path: Path, services: Services) -> None:
+async def test_several_instances_of_one_provider_are_several_memories(tmp_path: Path, services: MemoryServices) -> None:
     memories = {
         "honcho": services.settings("honcho", workspace="home"),
         "work": {"provider": "honcho", **services.settings("honcho", workspace="work")},
     }
     config = json.dumps({"agents": {"main": {"memories": ["honcho", "work"]}}, "memories": memories})
-    async with Town(tmp_path, config) as t:
-        await t.ask("hello")
-        await t.until(lambda: len(services.honcho.state.messages) == 4)
+    async with RunningGateway(tmp_path, config) as t:
+        await t.send_and_wait("hello")
+        await t.wait_until(lambda: len(services.honcho.state.messages) == 4)
     rows = services.honcho.state.messages
     assert sorted((row["workspace_id"], row["content"]) for row in rows if row["peer_id"] == "ada") == [
         ("home", "hello"),
@@ -81,27 +88,27 @@ async def test_several_instances_of_one_provider_are_several_memories(tmp_path: 
     ]
 
 
-async def test_off_and_on_again_goes_on_where_it_stopped(tmp_path: Path, services: Services) -> None:
-    async with Town(tmp_path, services.config("honcho", "mem0")) as t:
-        await t.ask("one")
+async def test_off_and_on_again_goes_on_where_it_stopped(tmp_path: Path, services: MemoryServices) -> None:
+    async with RunningGateway(tmp_path, services.config("honcho", "mem0")) as t:
+        await t.send_and_wait("one")
         await everywhere(t, services, ["one"], ("honcho", "mem0"))
         t.configure(services.config("honcho"))
-        await t.ask("two")
-        await t.until(lambda: services.said("honcho") == ["one", "two"])
-        assert services.said("mem0") == ["one"]
+        await t.send_and_wait("two")
+        await t.wait_until(lambda: services.said_texts("honcho") == ["one", "two"])
+        assert services.said_texts("mem0") == ["one"]
         t.configure(services.config("honcho", "mem0"))
-        await t.ask("three")
+        await t.send_and_wait("three")
         await everywhere(t, services, ["one", "two", "three"], ("honcho", "mem0"))
 
 
-async def test_a_memory_that_is_added_later_starts_at_now(tmp_path: Path, services: Services) -> None:
-    async with Town(tmp_path, services.config("honcho")) as t:
-        await t.ask("one")
+async def test_a_memory_that_is_added_later_starts_at_now(tmp_path: Path, services: MemoryServices) -> None:
+    async with RunningGateway(tmp_path, services.config("honcho")) as t:
+        await t.send_and_wait("one")
         t.configure(services.config("honcho", "mem0"))
-        await t.ask("two")
-        await t.until(lambda: services.said("mem0") == ["two"])
-        await t.rest()
-        assert services.said("mem0") == ["two"]
+        await t.send_and_wait("two")
+        await t.wait_until(lambda: services.said_texts("mem0") == ["two"])
+        await t.wait_until_idle()
+        assert services.said_texts("mem0") == ["two"]
 
 
 # -- everything that goes wrong ----------------------------------------------------------------------------------------
@@ -110,7 +117,7 @@ async def test_a_memory_that_is_added_later_starts_at_now(tmp_path: Path, servic
 @pytest.mark.prove
 @one_write
 async def test_whatever_the_services_do_nothing_is_lost_doubled_or_out_of_order(
-    tmp_path: Path, services: Services, write: str | int
+    tmp_path: Path, services: MemoryServices, write: str | int
 ) -> None:
     faults: list[tuple[str, dict[str, Any]]] = [
         ("after", {}),
@@ -127,28 +134,28 @@ async def test_whatever_the_services_do_nothing_is_lost_doubled_or_out_of_order(
         ("drop", {}),
     ]
     short = {name: {"deadline_seconds": 1.0} for name in NAMES}
-    async with Town(tmp_path, services.config(write=write, **short)) as t:
+    async with RunningGateway(tmp_path, services.config(write=write, **short)) as t:
         words = ["first"]
-        await t.ask("first")
+        await t.send_and_wait("first")
         await everywhere(t, services, words, write=write)
         for how, more in faults:
             services.fault(how, **more)
             words.append(f"{how} {more}")
-            await t.ask(words[-1])
+            await t.send_and_wait(words[-1])
             await everywhere(t, services, words, write=write)
-        await t.sound()
+        await t.assert_sound()
 
 
 @every_write
 async def test_what_a_service_refuses_costs_nothing_that_came_with_it(
-    tmp_path: Path, services: Services, write: str | int
+    tmp_path: Path, services: MemoryServices, write: str | int
 ) -> None:
     for name in NAMES:
         await services[name].stop()  # so that there is a batch, however often it is written
-    async with Town(tmp_path, services.config(write=write)) as t:
+    async with RunningGateway(tmp_path, services.config(write=write)) as t:
         words = ["one", "two", "POISON", "four", "five"]
         for word in words:
-            await t.ask(word)
+            await t.send_and_wait(word)
         services.fault("refuse", status=422, says="POISON", times=None)
         for name in NAMES:
             await services[name].start()
@@ -158,43 +165,43 @@ async def test_what_a_service_refuses_costs_nothing_that_came_with_it(
         assert sorted(one.consumer for one in parked) == sorted(f"memory:{name}" for name in NAMES)
         assert len({one.key for one in parked}) == 1
         for name in NAMES:
-            services[name].well()
+            services[name].clear_faults()
         await t.app.store.replay_dead_letters([one.id for one in parked], at=t.app.clock.now())
-        t.app.bells.work.set()
-        await t.until(lambda: all("POISON" in services.said(name) for name in NAMES))
-        await t.sound()
+        t.app.wakeups.work_available.set()
+        await t.wait_until(lambda: all("POISON" in services.said_texts(name) for name in NAMES))
+        await t.assert_sound()
 
 
 @every_write
 async def test_an_outage_costs_nobody_a_memory_and_the_chat_goes_on(
-    tmp_path: Path, services: Services, write: str | int
+    tmp_path: Path, services: MemoryServices, write: str | int
 ) -> None:
-    async with Town(tmp_path, services.config(write=write)) as t:
-        await t.ask("before")
+    async with RunningGateway(tmp_path, services.config(write=write)) as t:
+        await t.send_and_wait("before")
         await everywhere(t, services, ["before"], write=write)
         for name in NAMES:
             await services[name].stop()
-        session = (await t.say("during")).session
-        await t.said(session, 2)
-        noted = await t.app.control.note(session, "kept while nobody listened")
+        session = (await t.send_message("during")).session
+        await t.wait_for_replies(session, 2)
+        noted = await t.app.session_admin.add_note(session, "kept while nobody listened")
         assert noted
         for name in NAMES:
             await services[name].start()
-        await t.ask("after")
+        await t.send_and_wait("after")
         await everywhere(t, services, ["before", "during", "after"], write=write)
-        await t.until(lambda: all(services.noted(name) == ["kept while nobody listened"] for name in NAMES))
-        await t.sound()
+        await t.wait_until(lambda: all(services.noted_texts(name) == ["kept while nobody listened"] for name in NAMES))
+        await t.assert_sound()
 
 
-async def test_a_corrected_key_is_in_force_at_the_next_message(tmp_path: Path, services: Services) -> None:
+async def test_a_corrected_key_is_in_force_at_the_next_message(tmp_path: Path, services: MemoryServices) -> None:
     for name in NAMES:
         services[name].key = "the-right-key-0123456789"
-    async with Town(tmp_path, services.config(), env="MODEL_KEY=the-wrong-key-0123456789\n") as t:
-        await t.ask("one")
-        await t.until(lambda: all(services[name].requests for name in NAMES))
-        assert all(services.said(name) == [] for name in NAMES)
-        t.secrets("MODEL_KEY=the-right-key-0123456789\n")
-        await t.ask("two")
+    async with RunningGateway(tmp_path, services.config(), env="MODEL_KEY=the-wrong-key-0123456789\n") as t:
+        await t.send_and_wait("one")
+        await t.wait_until(lambda: all(services[name].requests for name in NAMES))
+        assert all(services.said_texts(name) == [] for name in NAMES)
+        t.write_secrets("MODEL_KEY=the-right-key-0123456789\n")
+        await t.send_and_wait("two")
         await everywhere(t, services, ["one", "two"])
     assert "the-wrong-key" not in t.log.getvalue()
     assert "the-right-key" not in t.log.getvalue()
@@ -206,24 +213,24 @@ async def test_a_corrected_key_is_in_force_at_the_next_message(tmp_path: Path, s
 @pytest.mark.parametrize("write", ["turn", "async", "session", 3])
 @pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.prove)])
 async def test_conclusions_in_a_row_are_all_stored_once_in_one_session(
-    tmp_path: Path, services: Services, write: str | int, count: int
+    tmp_path: Path, services: MemoryServices, write: str | int, count: int
 ) -> None:
-    services.honcho.fault("slow", "/sessions$", seconds=0.3)
-    services.honcho.fault("after", "/conclusions$", times=1)
+    services.honcho.plan_fault("slow", "/sessions$", seconds=0.3)
+    services.honcho.plan_fault("after", "/conclusions$", times=1)
     wishes = [f"fact {number}" for number in range(count)]
-    async with Town(tmp_path, services.config("honcho", honcho={"write": write})) as t:
-        session = (await t.say("let us begin")).session
+    async with RunningGateway(tmp_path, services.config("honcho", honcho={"write": write})) as t:
+        session = (await t.send_message("let us begin")).session
 
         async def conclude(some: list[str]) -> None:
             for wish in some:
-                assert await t.app.control.note(session, wish)
+                assert await t.app.session_admin.add_note(session, wish)
 
         def from_a_thread(some: list[str]) -> None:
             asyncio.run_coroutine_threadsafe(conclude(some), loop).result()
 
         async def look() -> None:
             for _ in range(5):
-                await t.app.memory.search("fact", agent="main", person="ada")
+                await t.app.memory_admin.search_memories("fact", agent="main", person="ada")
 
         loop = asyncio.get_running_loop()
         quarter = max(1, count // 4)
@@ -232,15 +239,15 @@ async def test_conclusions_in_a_row_are_all_stored_once_in_one_session(
             *(conclude(part) for part in parts[::2]),
             *(asyncio.to_thread(from_a_thread, part) for part in parts[1::2]),
             look(),
-            *(t.ask(f"turn {number}") for number in range(3)),
+            *(t.send_and_wait(f"turn {number}") for number in range(3)),
         )
-        await t.until(lambda: len(services.honcho.concluded()) >= count)
+        await t.wait_until(lambda: len(services.honcho.list_conclusion_texts()) >= count)
         # with `session`, or every third turn, something is left to wait for
-        await t.until(lambda: not t.app.supervisor.tasks)
-        assert sorted(services.honcho.concluded()) == sorted(wishes)
-        in_order = [entry.body.text for entry in await t.entries(session) if isinstance(entry.body, Noted)]
-        assert services.honcho.concluded() == in_order
-        await t.sound()
+        await t.wait_until(lambda: not t.app.supervisor.tasks)
+        assert sorted(services.honcho.list_conclusion_texts()) == sorted(wishes)
+        in_order = [entry.body.text for entry in await t.read_entries(session) if isinstance(entry.body, Noted)]
+        assert services.honcho.list_conclusion_texts() == in_order
+        await t.assert_sound()
     assert services.honcho.state.created == list(dict.fromkeys(services.honcho.state.created))
     assert len(services.honcho.state.created) == 1
 
@@ -249,31 +256,33 @@ async def test_conclusions_in_a_row_are_all_stored_once_in_one_session(
 
 
 @every_write
-async def test_no_other_work_makes_a_session_over_there(tmp_path: Path, services: Services, write: str | int) -> None:
+async def test_no_other_work_makes_a_session_over_there(
+    tmp_path: Path, services: MemoryServices, write: str | int
+) -> None:
     agents = {"main": {"memories": ["honcho"]}, "silent": {"memories": ["honcho"]}}
     memories = {"honcho": services.settings("honcho", write=write)}
     config = json.dumps({"agents": agents, "memories": memories})
-    town = Town(tmp_path, config)
+    town = RunningGateway(tmp_path, config)
     async with town as t:
-        await t.ask("hello")
+        await t.send_and_wait("hello")
         await everywhere(t, services, ["hello"], ("honcho",), write=write)
         for command in ("/compress", "/status", "/new", "/title Tea", "/background think about it", "/new"):
-            await t.say(command)
-            await t.rest()
-        await t.say("/schedule every 2h drink water")
-        await t.rest()
-        ((kept, schedule),) = await t.app.schedules._kept()
-        await t.app.schedules._say(kept, schedule, schedule.made + 7_200)
-        await t.ask("again")
+            await t.send_message(command)
+            await t.wait_until_idle()
+        await t.send_message("/schedule every 2h drink water")
+        await t.wait_until_idle()
+        ((kept, schedule),) = await t.app.schedules._load_records()
+        await t.app.schedules._fire(kept, schedule, schedule.made + 7_200)
+        await t.send_and_wait("again")
         t.configure(config.replace('"silent"', '"quiet"'))
-        await t.ask("and again")
-        await t.say("/new")
-        await t.rest()
+        await t.send_and_wait("and again")
+        await t.send_message("/new")
+        await t.wait_until_idle()
     async with town as t:
-        await t.rest()
-        await t.ask("after a restart")
-        await t.say("/new")
-        await t.until(lambda: "after a restart" in services.said("honcho"))
+        await t.wait_until_idle()
+        await t.send_and_wait("after a restart")
+        await t.send_message("/new")
+        await t.wait_until(lambda: "after a restart" in services.said_texts("honcho"))
     assert "drink water" in [row["content"] for row in services.honcho.state.messages], "it speaks where it was made"
     assert len(services.honcho.state.created) == 1
     assert {peer for _, peer in services.honcho.state.peers} == {"ada", "main"}
@@ -281,41 +290,41 @@ async def test_no_other_work_makes_a_session_over_there(tmp_path: Path, services
 
 @pytest.mark.parametrize("switch", ["/new", "/branch", "stop", "config"])
 async def test_a_batch_that_is_not_full_goes_out_once_under_its_own_session(
-    tmp_path: Path, services: Services, switch: str
+    tmp_path: Path, services: MemoryServices, switch: str
 ) -> None:
     config = services.config("hindsight", hindsight={"retain_every_n_turns": 3})
-    t = Town(tmp_path, config)
+    t = RunningGateway(tmp_path, config)
     async with t:
-        session = (await t.say("one")).session
-        await t.said(session, 1)
-        await t.ask("two")
-        await t.until(lambda: not t.app.supervisor.tasks)
-        assert services.said("hindsight") == []
+        session = (await t.send_message("one")).session
+        await t.wait_for_replies(session, 1)
+        await t.send_and_wait("two")
+        await t.wait_until(lambda: not t.app.supervisor.tasks)
+        assert services.said_texts("hindsight") == []
         match switch:
             case "stop":
                 pass
             case "config":
                 t.configure(services.config("hindsight", hindsight={"retain_every_n_turns": 1}))
-                await t.ask("three")
-                await t.until(lambda: len(services.said("hindsight")) >= 3)
+                await t.send_and_wait("three")
+                await t.wait_until(lambda: len(services.said_texts("hindsight")) >= 3)
             case _:
-                await t.say(switch)
-                await t.until(lambda: len(services.said("hindsight")) >= 2)
+                await t.send_message(switch)
+                await t.wait_until(lambda: len(services.said_texts("hindsight")) >= 2)
     if switch == "stop":
         async with t:
-            await t.until(lambda: len(services.said("hindsight")) >= 2)
-            await t.until(lambda: not t.app.supervisor.tasks)
-    assert services.said("hindsight") == (["one", "two", "three"] if switch == "config" else ["one", "two"])
+            await t.wait_until(lambda: len(services.said_texts("hindsight")) >= 2)
+            await t.wait_until(lambda: not t.app.supervisor.tasks)
+    assert services.said_texts("hindsight") == (["one", "two", "three"] if switch == "config" else ["one", "two"])
     documents = services.hindsight.state.documents.values()
     assert {row["metadata"]["session"] for row in documents} == {session}
     assert all(f"session:{session}" in row["tags"] for row in documents)
 
 
-async def test_the_name_over_there_is_recorded_once(tmp_path: Path, services: Services) -> None:
-    async with Town(tmp_path, services.config("honcho")) as t:
-        await t.ask("one")
-        await t.ask("two")
-        await t.until(lambda: services.said("honcho") == ["one", "two"])
+async def test_the_name_over_there_is_recorded_once(tmp_path: Path, services: MemoryServices) -> None:
+    async with RunningGateway(tmp_path, services.config("honcho")) as t:
+        await t.send_and_wait("one")
+        await t.send_and_wait("two")
+        await t.wait_until(lambda: services.said_texts("honcho") == ["one", "two"])
         session = (await t.app.store.list_sessions())[0].id
-        named = [it.change for it in await t.bodies(session, Changed) if isinstance(it.change, MemoryNameSet)]
+        named = [it.change for it in await t.read_bodies(session, Changed) if isinstance(it.change, MemoryNameSet)]
         assert [it.name for it in named] == services.honcho.state.created

@@ -13,14 +13,14 @@ from everhold.models.anthropic import AnthropicModel
 from everhold.models.openai import OpenAIModel
 from everhold.models.settings import AnthropicSettings, OpenAISettings
 from everhold.models.transcript import LoadBlob
-from everhold.testing.modelserver import ModelServer
+from everhold.testing.model_server import ModelServer
 
 KEY = "sk-test-canary-8f3a1c"
 Vendor = OpenAIModel | AnthropicModel
 Connect = Callable[..., Vendor]
 
 
-class Machine:
+class SystemClock:
     """The machine's own clock."""
 
     def now(self) -> float:
@@ -42,7 +42,7 @@ async def openai(server: ModelServer) -> AsyncIterator[Callable[..., OpenAIModel
 
         def connect(load_blob: LoadBlob | None = None, **settings: Any) -> OpenAIModel:
             given = {"name": "fake", "base_url": server.openai, "api_key": KEY, **settings}
-            model = OpenAIModel(OpenAISettings.model_validate(given), clock=Machine(), load_blob=load_blob)
+            model = OpenAIModel(OpenAISettings.model_validate(given), clock=SystemClock(), load_blob=load_blob)
             stack.push_async_callback(_closing(model))
             return model
 
@@ -55,7 +55,7 @@ async def anthropic(server: ModelServer) -> AsyncIterator[Callable[..., Anthropi
 
         def connect(load_blob: LoadBlob | None = None, **settings: Any) -> AnthropicModel:
             given = {"name": "fake", "base_url": server.anthropic, "api_key": KEY, **settings}
-            model = AnthropicModel(AnthropicSettings.model_validate(given), clock=Machine(), load_blob=load_blob)
+            model = AnthropicModel(AnthropicSettings.model_validate(given), clock=SystemClock(), load_blob=load_blob)
             stack.push_async_callback(_closing(model))
             return model
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from everhold.core.entries import Call
-from everhold.models.reasoning import shown
-from everhold.ports.model import Message, Request, ToolSpec
-from everhold.testing.modelserver import ModelServer, Reply
+from everhold.core.entries import ToolCall
+from everhold.models.reasoning import strip_seal
+from everhold.ports.model import ModelMessage, ModelRequest, ToolSpec
+from everhold.testing.model_server import ModelServer, ModelServerReply
 from tests.models.conftest import Connect
 
-HELLO = Request(system="You are kind.", messages=(Message(role="user", text="hello", name="Ada"),))
+HELLO = ModelRequest(system="You are kind.", messages=(ModelMessage(role="user", text="hello", name="Ada"),))
 WEATHER = ToolSpec(
     name="weather",
     description="What the sky does",
@@ -20,22 +20,22 @@ WEATHER = ToolSpec(
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_text_arrives_whole_and_in_pieces(server: ModelServer, connect: Connect, stream: bool) -> None:
-    server.script(Reply(text="Good morning, Ada. ☀️ How are you?"))
+    server.add_steps(ModelServerReply(text="Good morning, Ada. ☀️ How are you?"))
     heard: list[str] = []
     answer = await connect(stream=stream).answer(HELLO, on_text=heard.append)
     assert answer.text == "Good morning, Ada. ☀️ How are you?" == "".join(heard)
     assert (len(heard) > 3) == stream
-    assert server.last.json["stream"] is stream
+    assert server.last_request.json["stream"] is stream
     assert answer.calls == ()
     assert answer.model == "fake"
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_calls_come_out_of_their_fragments(server: ModelServer, connect: Connect, stream: bool) -> None:
-    first = Call(id="call_1", tool="weather", arguments={"city": "Zürich", "days": 3})
-    second = Call(id="call_2", tool="weather", arguments={})
-    server.script(Reply(text="Let me look.", calls=(first, second)))
-    request = Request(system="", messages=HELLO.messages, tools=(WEATHER,))
+    first = ToolCall(id="call_1", tool="weather", arguments={"city": "Zürich", "days": 3})
+    second = ToolCall(id="call_2", tool="weather", arguments={})
+    server.add_steps(ModelServerReply(text="Let me look.", calls=(first, second)))
+    request = ModelRequest(system="", messages=HELLO.messages, tools=(WEATHER,))
     answer = await connect(stream=stream).answer(request)
     assert answer.text == "Let me look."
     assert answer.calls == (first, second)
@@ -43,16 +43,16 @@ async def test_calls_come_out_of_their_fragments(server: ModelServer, connect: C
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_reasoning_is_kept_apart(server: ModelServer, connect: Connect, stream: bool) -> None:
-    server.script(Reply(text="42", reasoning="Six times seven."))
+    server.add_steps(ModelServerReply(text="42", reasoning="Six times seven."))
     heard: list[str] = []
     answer = await connect(stream=stream).answer(HELLO, on_text=heard.append)
     assert answer.text == "42" == "".join(heard)
-    assert shown(answer.reasoning) == "Six times seven."
+    assert strip_seal(answer.reasoning) == "Six times seven."
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_usage_has_a_price(server: ModelServer, connect: Connect, stream: bool) -> None:
-    server.script(Reply(text="word " * 400))
+    server.add_steps(ModelServerReply(text="word " * 400))
     model = connect(stream=stream, price={"input": 2.0, "cached": 0.5, "cache_write": 2.0, "output": 10.0})
     answer = await model.answer(HELLO)
     usage = answer.usage
@@ -62,7 +62,7 @@ async def test_usage_has_a_price(server: ModelServer, connect: Connect, stream: 
 
 
 async def test_a_server_that_counts_nothing_is_estimated(server: ModelServer, connect: Connect) -> None:
-    server.script(Reply(text="word " * 400, usage=False))
+    server.add_steps(ModelServerReply(text="word " * 400, usage=False))
     answer = await connect(price={"input": 2.0, "output": 10.0}).answer(HELLO)
     assert 400 <= answer.usage.output <= 600
     assert answer.usage.input >= 5
@@ -72,7 +72,9 @@ async def test_a_server_that_counts_nothing_is_estimated(server: ModelServer, co
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_answer_says_that_it_was_cut_at_its_limit(server: ModelServer, connect: Connect, stream: bool) -> None:
     model = connect(stream=stream)
-    server.script(
-        Reply(text="Once upon a", finish="length"), Reply(text="Once upon a", finish="max_tokens"), Reply(text="End.")
+    server.add_steps(
+        ModelServerReply(text="Once upon a", finish="length"),
+        ModelServerReply(text="Once upon a", finish="max_tokens"),
+        ModelServerReply(text="End."),
     )
     assert [(await model.answer(HELLO)).finish for _ in range(3)][1:] == ["length", ""]

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from everhold.core.entries import Call
+from everhold.core.entries import ToolCall
 from everhold.models.openai import OpenAIModel
-from everhold.ports.model import Answer, Message, Request, ToolSpec
-from everhold.testing.modelserver import ModelServer, Status
+from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse, ToolSpec
+from everhold.testing.model_server import ModelServer, ModelServerStatus
 from tests.models.conftest import Connect
 
 NOTE = ToolSpec(name="note", description="", parameters={"type": "object"})
 LOOK = ToolSpec(name="look_up", description="", parameters={"type": "object"})
-HELLO = Request(system="", messages=(Message(role="user", text="hello"),), tools=(NOTE, LOOK))
+HELLO = ModelRequest(system="", messages=(ModelMessage(role="user", text="hello"),), tools=(NOTE, LOOK))
 DONE = b"data: [DONE]\n\n"
 
 
@@ -29,8 +29,8 @@ def tool(id_: str | None = None, name: str | None = None, arguments: Any = None,
     return {"tool_calls": [{**({"id": id_} if id_ is not None else {}), "function": function, **more}]}
 
 
-async def read(server: ModelServer, openai: Connect, *chunks: bytes, kind: str = "text/event-stream") -> Answer:
-    server.script(Status(status=200, body=b"".join(chunks), headers={"content-type": kind}))
+async def read(server: ModelServer, openai: Connect, *chunks: bytes, kind: str = "text/event-stream") -> ModelResponse:
+    server.add_steps(ModelServerStatus(status=200, body=b"".join(chunks), headers={"content-type": kind}))
     model = openai()
     assert isinstance(model, OpenAIModel)
     return await model.answer(HELLO)
@@ -41,17 +41,20 @@ END = chunk({}, "tool_calls") + DONE
 
 async def test_a_name_repeated_with_every_fragment(server: ModelServer, openai: Connect) -> None:
     parts = [chunk(tool("c1", "note", part, index=0)) for part in ('{"a"', ": 1", "}")]
-    assert (await read(server, openai, *parts, END)).calls == (Call(id="c1", tool="note", arguments={"a": 1}),)
+    assert (await read(server, openai, *parts, END)).calls == (ToolCall(id="c1", tool="note", arguments={"a": 1}),)
 
 
 async def test_a_name_in_pieces(server: ModelServer, openai: Connect) -> None:
     parts = [chunk(tool("c1", "look", "", index=0)), chunk(tool(None, "_up", "{}", index=0))]
-    assert (await read(server, openai, *parts, END)).calls == (Call(id="c1", tool="look_up"),)
+    assert (await read(server, openai, *parts, END)).calls == (ToolCall(id="c1", tool="look_up"),)
 
 
 async def test_calls_that_are_not_counted(server: ModelServer, openai: Connect) -> None:
     """No index at all, or the same one for all: a new id with a name begins a new call."""
-    expected = (Call(id="c1", tool="note", arguments={"a": 1}), Call(id="c2", tool="look_up", arguments={"b": 2}))
+    expected = (
+        ToolCall(id="c1", tool="note", arguments={"a": 1}),
+        ToolCall(id="c2", tool="look_up", arguments={"b": 2}),
+    )
     for index in ({}, {"index": 0}):
         parts = [
             chunk(tool("c1", "note", '{"a":', **index)),
@@ -81,7 +84,7 @@ async def test_arguments_as_an_object_and_no_id(server: ModelServer, openai: Con
 
 async def test_calls_under_finish_reason_stop(server: ModelServer, openai: Connect) -> None:
     answer = await read(server, openai, chunk(tool("c1", "note", "{}", index=0)), chunk({}, "stop"), DONE)
-    assert answer.calls == (Call(id="c1", tool="note"),)
+    assert answer.calls == (ToolCall(id="c1", tool="note"),)
 
 
 async def test_fragments_of_no_call_are_passed_over(server: ModelServer, openai: Connect) -> None:
@@ -161,7 +164,7 @@ async def test_a_character_in_two_halves(server: ModelServer, openai: Connect) -
     ]
     heard: list[str] = []
     body = b"".join(halves) + chunk({}, "stop") + DONE
-    server.script(Status(status=200, body=body, headers={"content-type": "text/event-stream"}))
+    server.add_steps(ModelServerStatus(status=200, body=body, headers={"content-type": "text/event-stream"}))
     answer = await openai().answer(HELLO, on_text=heard.append)
     assert answer.text == "a😀b" == "".join(heard)
     lone = b'data: {"choices":[{"delta":{"content":"a\\ud83d"},"finish_reason":"stop"}]}\n\n'

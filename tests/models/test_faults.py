@@ -12,23 +12,33 @@ from typing import Any
 
 import pytest
 
-from everhold.core.entries import Call
-from everhold.errors import EverholdError, Misuse, Overloaded, Refused, TooLong
+from everhold.core.entries import ToolCall
+from everhold.errors import EverholdError, InvalidRequest, Overloaded, Refused, TooLong
 from everhold.models.openai import OpenAIModel
 from everhold.models.settings import OpenAISettings
-from everhold.ports.model import Message, Request, ToolSpec
-from everhold.testing.modelserver import Cut, Drop, Failure, Hang, ModelServer, Reply, Status, Step, rate_limited
-from tests.models.conftest import KEY, Connect, Machine
+from everhold.ports.model import ModelMessage, ModelRequest, ToolSpec
+from everhold.testing.model_server import (
+    DroppedConnection,
+    HangingConnection,
+    ModelServer,
+    ModelServerReply,
+    ModelServerStatus,
+    ModelServerStep,
+    StreamFault,
+    VendorFailure,
+    make_rate_limit_failure,
+)
+from tests.models.conftest import KEY, Connect, SystemClock
 from tests.waiting import LIMIT_SECONDS
 
-HELLO = Request(system="Be brief.", messages=(Message(role="user", text="hello"),))
+HELLO = ModelRequest(system="Be brief.", messages=(ModelMessage(role="user", text="hello"),))
 TOOL = ToolSpec(name="note", description="", parameters={"type": "object", "properties": {}})
-LONG = Reply(text="one two three four five six seven eight")
+LONG = ModelServerReply(text="one two three four five six seven eight")
 PATIENT = dict.fromkeys(("connect", "first_byte", "idle", "total"), LIMIT_SECONDS)
 """Deadlines that no test meets: each test shortens the one that it is about."""
 
 
-async def fails(model: Any, kind: type[EverholdError], request: Request = HELLO) -> Any:
+async def fails(model: Any, kind: type[EverholdError], request: ModelRequest = HELLO) -> Any:
     """The error, after a look at what it shows to whoever logs it."""
     with pytest.raises(EverholdError) as raised:
         await model.answer(request)
@@ -48,7 +58,7 @@ async def fails(model: Any, kind: type[EverholdError], request: Request = HELLO)
 
 @pytest.mark.parametrize("kind", ["rate_limit", "server_error", "overloaded", "billing"])
 async def test_what_passes_is_overloaded(server: ModelServer, connect: Connect, kind: Any) -> None:
-    server.script(Failure(kind=kind))
+    server.add_steps(VendorFailure(kind=kind))
     error = await fails(connect(), Overloaded)
     assert error.retry_after is None
     assert (kind == "billing") == ("credit" in error.remedy)
@@ -56,19 +66,19 @@ async def test_what_passes_is_overloaded(server: ModelServer, connect: Connect, 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 520, 529])
 async def test_these_statuses_pass(server: ModelServer, connect: Connect, status: int) -> None:
-    server.script(Status(status=status, body=b"<html><body><h1>Bad Gateway</h1></body></html>"))
+    server.add_steps(ModelServerStatus(status=status, body=b"<html><body><h1>Bad Gateway</h1></body></html>"))
     error = await fails(connect(), Overloaded)
     assert "Bad Gateway" in str(error)
     assert "<h1>" not in str(error)
 
 
 async def test_too_long_is_told_apart(server: ModelServer, connect: Connect) -> None:
-    server.script(Failure(kind="too_long"))
+    server.add_steps(VendorFailure(kind="too_long"))
     await fails(connect(), TooLong)
     server.context_tokens = 50
-    long = Request(system="", messages=(Message(role="user", text="many words " * 100),))
+    long = ModelRequest(system="", messages=(ModelMessage(role="user", text="many words " * 100),))
     await fails(connect(), TooLong, long)
-    server.script(Status(status=413, body=b""))
+    server.add_steps(ModelServerStatus(status=413, body=b""))
     server.context_tokens = None
     await fails(connect(), TooLong)
 
@@ -80,7 +90,7 @@ async def test_too_long_is_told_apart(server: ModelServer, connect: Connect) -> 
 async def test_what_will_not_pass_is_refused_with_a_remedy(
     server: ModelServer, connect: Connect, kind: Any, remedy: str
 ) -> None:
-    server.script(Failure(kind=kind))
+    server.add_steps(VendorFailure(kind=kind))
     error = await fails(connect(), Refused)
     assert remedy in error.remedy
 
@@ -94,14 +104,14 @@ async def test_a_wrong_key_is_refused_and_never_shown(server: ModelServer, conne
 
 async def test_a_server_that_repeats_the_key_is_masked(server: ModelServer, connect: Connect) -> None:
     said = f"bad header Authorization: Bearer {KEY}, x-api-key={KEY}"
-    server.script(Status(status=400, body={"error": {"message": said, "type": "invalid_request_error"}}))
+    server.add_steps(ModelServerStatus(status=400, body={"error": {"message": said, "type": "invalid_request_error"}}))
     await fails(connect(), Refused)
-    server.script(Status(status=500, body=said.encode()))
+    server.add_steps(ModelServerStatus(status=500, body=said.encode()))
     await fails(connect(), Overloaded)
 
 
 async def test_a_redirect_is_not_followed(server: ModelServer, connect: Connect) -> None:
-    server.script(Status(status=301, headers={"location": f"{server.url}/elsewhere"}))
+    server.add_steps(ModelServerStatus(status=301, headers={"location": f"{server.url}/elsewhere"}))
     error = await fails(connect(), Refused)
     assert "base_url" in error.remedy
     assert len(server.requests) == 1
@@ -113,13 +123,18 @@ async def test_a_redirect_is_not_followed(server: ModelServer, connect: Connect)
 @pytest.mark.parametrize(
     "step, seconds",
     [
-        (rate_limited("7"), 7.0),
-        (rate_limited("1.5"), 1.5),
-        (rate_limited("9", retry_after_ms="1250"), 1.25),
-        (rate_limited(formatdate(1_800_000_030, usegmt=True), date=formatdate(1_800_000_000, usegmt=True)), 30.0),
-        (rate_limited(None, x_ratelimit_reset_requests="6m0s", x_ratelimit_remaining_requests="0"), 360.0),
+        (make_rate_limit_failure("7"), 7.0),
+        (make_rate_limit_failure("1.5"), 1.5),
+        (make_rate_limit_failure("9", retry_after_ms="1250"), 1.25),
         (
-            rate_limited(
+            make_rate_limit_failure(
+                formatdate(1_800_000_030, usegmt=True), date=formatdate(1_800_000_000, usegmt=True)
+            ),
+            30.0,
+        ),
+        (make_rate_limit_failure(None, x_ratelimit_reset_requests="6m0s", x_ratelimit_remaining_requests="0"), 360.0),
+        (
+            make_rate_limit_failure(
                 None,
                 date=formatdate(1_800_000_000, usegmt=True),
                 anthropic_ratelimit_tokens_reset="2027-01-15T08:00:42Z",
@@ -132,17 +147,17 @@ async def test_a_redirect_is_not_followed(server: ModelServer, connect: Connect)
     ],
 )
 async def test_the_wait_the_server_asks_for_arrives(
-    server: ModelServer, connect: Connect, step: Step, seconds: float
+    server: ModelServer, connect: Connect, step: ModelServerStep, seconds: float
 ) -> None:
-    server.script(step)
+    server.add_steps(step)
     error = await fails(connect(), Overloaded)
     assert error.retry_after == seconds
 
 
 async def test_nothing_is_asked_twice(server: ModelServer, connect: Connect) -> None:
-    server.default = rate_limited("0")
+    server.default = make_rate_limit_failure("0")
     await fails(connect(), Overloaded)
-    server.default = Drop()
+    server.default = DroppedConnection()
     await fails(connect(), Overloaded)
     assert len(server.requests) == 2
 
@@ -179,12 +194,12 @@ async def test_a_connection_that_never_stands(connect: Connect) -> None:
 
 @pytest.mark.parametrize("reset", [False, True])
 async def test_closed_without_a_word(server: ModelServer, connect: Connect, reset: bool) -> None:
-    server.script(Drop(reset=reset))
+    server.add_steps(DroppedConnection(reset=reset))
     await fails(connect(), Overloaded)
 
 
 async def test_silence_before_the_first_byte(server: ModelServer, connect: Connect) -> None:
-    server.script(Hang())
+    server.add_steps(HangingConnection())
     error = await fails(connect(deadline_seconds={**PATIENT, "first_byte": 0.25}), Overloaded)
     assert "no first byte within 0.25 s" in str(error)
     assert "deadline_seconds" in error.remedy
@@ -192,25 +207,25 @@ async def test_silence_before_the_first_byte(server: ModelServer, connect: Conne
 
 @pytest.mark.parametrize("after", [1, 3])
 async def test_silence_in_mid_stream(server: ModelServer, connect: Connect, after: int) -> None:
-    server.script(Reply(text=LONG.text, cut=Cut(how="hang", after=after)))
+    server.add_steps(ModelServerReply(text=LONG.text, cut=StreamFault(kind="hang", after=after)))
     error = await fails(connect(deadline_seconds={**PATIENT, "idle": 0.2}), Overloaded)
     assert "no next piece within 0.2 s" in str(error)
 
 
 async def test_headers_and_then_nothing(server: ModelServer, connect: Connect) -> None:
-    server.script(Reply(text=LONG.text, cut=Cut(how="hang", after=0)))
+    server.add_steps(ModelServerReply(text=LONG.text, cut=StreamFault(kind="hang", after=0)))
     error = await fails(connect(deadline_seconds={**PATIENT, "first_byte": 0.25}), Overloaded)
     assert "no first byte" in str(error)
 
 
 async def test_keep_alives_do_not_live_for_ever(server: ModelServer, connect: Connect) -> None:
-    server.script(Reply(text=LONG.text, cut=Cut(how="alive", after=2)))
+    server.add_steps(ModelServerReply(text=LONG.text, cut=StreamFault(kind="alive", after=2)))
     error = await fails(connect(deadline_seconds={**PATIENT, "total": 0.5}), Overloaded)
     assert "no whole answer within 0.5 s" in str(error)
 
 
 async def test_a_slow_but_living_stream_is_waited_for(server: ModelServer, connect: Connect) -> None:
-    server.script(Reply(text=LONG.text, pause=0.4))
+    server.add_steps(ModelServerReply(text=LONG.text, pause_seconds=0.4))
     began = time.monotonic()
     waits = {**PATIENT, "first_byte": 3.0, "idle": 3.0}
     assert (await connect(deadline_seconds=waits).answer(HELLO)).text == LONG.text
@@ -220,7 +235,7 @@ async def test_a_slow_but_living_stream_is_waited_for(server: ModelServer, conne
 @pytest.mark.parametrize("how", ["end", "done", "drop", "reset", "garbage", "error"])
 @pytest.mark.parametrize("after", [1, 2, 4, 9])
 async def test_a_broken_stream_is_never_an_answer(server: ModelServer, connect: Connect, how: Any, after: int) -> None:
-    server.script(Reply(text=LONG.text, cut=Cut(how=how, after=after)))
+    server.add_steps(ModelServerReply(text=LONG.text, cut=StreamFault(kind=how, after=after)))
     heard: list[str] = []
     model = connect()
     with pytest.raises(Overloaded):
@@ -231,18 +246,20 @@ async def test_a_broken_stream_is_never_an_answer(server: ModelServer, connect: 
 
 @pytest.mark.parametrize("how", ["drop", "reset", "garbage"])
 async def test_a_broken_whole_answer_is_none(server: ModelServer, connect: Connect, how: Any) -> None:
-    server.script(Reply(text=LONG.text, cut=Cut(how=how)))
+    server.add_steps(ModelServerReply(text=LONG.text, cut=StreamFault(kind=how)))
     await fails(connect(stream=False), Overloaded)
 
 
 async def test_every_cut_point_of_a_call_is_noticed(server: ModelServer, connect: Connect) -> None:
     """Cut after every event in turn, a call whose arguments happen to parse never slips through."""
-    call = Call(id="call_1", tool="note", arguments={"text": "x" * 30})
-    request = Request(system="", messages=HELLO.messages, tools=(TOOL,))
+    call = ToolCall(id="call_1", tool="note", arguments={"text": "x" * 30})
+    request = ModelRequest(system="", messages=HELLO.messages, tools=(TOOL,))
     model = connect()
     whole = 0
     for after in range(20):
-        server.script(Reply(text="so", calls=(call,), reasoning="hm", cut=Cut(how="end", after=after)))
+        server.add_steps(
+            ModelServerReply(text="so", calls=(call,), reasoning="hm", cut=StreamFault(kind="end", after=after))
+        )
         try:
             answer = await model.answer(request)
         except Overloaded:
@@ -254,11 +271,11 @@ async def test_every_cut_point_of_a_call_is_noticed(server: ModelServer, connect
 
 
 async def test_equal_pieces_in_a_row_are_text_like_any_other(server: ModelServer, connect: Connect) -> None:
-    server.script(Reply(text="ha " * 300, pieces=("ha ",) * 300))
+    server.add_steps(ModelServerReply(text="ha " * 300, pieces=("ha ",) * 300))
     assert (await connect().answer(HELLO)).text == "ha " * 300
     model = connect()
     second = 2 if isinstance(model, OpenAIModel) else 4
-    server.script(Reply(text="one two three", cut=Cut(how="repeat", after=second, times=50)))
+    server.add_steps(ModelServerReply(text="one two three", cut=StreamFault(kind="repeat", after=second, times=50)))
     assert (await model.answer(HELLO)).text == "one" + " two" * 50 + " three"
 
 
@@ -266,7 +283,7 @@ async def test_equal_pieces_in_a_row_are_text_like_any_other(server: ModelServer
 async def test_a_complete_answer_does_not_need_its_epilogue(
     server: ModelServer, connect: Connect, end: dict[str, bool]
 ) -> None:
-    server.script(Reply(text="done", done=end.get("done", True), linger=end.get("linger", False)))
+    server.add_steps(ModelServerReply(text="done", done=end.get("done", True), linger=end.get("linger", False)))
     assert (await connect(deadline_seconds={"tail": 0.1}).answer(HELLO)).text == "done"
 
 
@@ -274,7 +291,7 @@ async def test_a_complete_answer_does_not_need_its_epilogue(
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
 async def test_pieces_may_be_cut_anywhere(server: ModelServer, connect: Connect, size: int, newline: str) -> None:
     text = "Grüße 🌍 — naïve"
-    server.script(Reply(text=text, bytewise=size, newline=newline))
+    server.add_steps(ModelServerReply(text=text, bytes_per_write=size, newline=newline))
     heard: list[str] = []
     assert (await connect().answer(HELLO, on_text=heard.append)).text == text == "".join(heard)
 
@@ -282,7 +299,7 @@ async def test_pieces_may_be_cut_anywhere(server: ModelServer, connect: Connect,
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b"<html>login</html>", b'{"choices": []}', b"\xff" * 99])
 async def test_a_200_that_is_no_answer(server: ModelServer, connect: Connect, body: bytes) -> None:
     for kind in ("application/json", "text/html", "text/event-stream"):
-        server.script(Status(status=200, body=body, headers={"content-type": kind}))
+        server.add_steps(ModelServerStatus(status=200, body=body, headers={"content-type": kind}))
         await fails(connect(), Overloaded)
 
 
@@ -290,16 +307,16 @@ async def test_an_error_inside_a_200(server: ModelServer, openai: Connect) -> No
     model = openai()
     for code, kind in [(502, Overloaded), (429, Overloaded), (400, Refused), ("context_length_exceeded", TooLong)]:
         body = {"error": {"message": "upstream", "code": code}}
-        server.script(Status(status=200, body=body))
+        server.add_steps(ModelServerStatus(status=200, body=body))
         await fails(model, kind)
         frame = b"data: " + json.dumps(body).encode() + b"\n\n"
-        server.script(Status(status=200, body=frame, headers={"content-type": "text/event-stream"}))
+        server.add_steps(ModelServerStatus(status=200, body=frame, headers={"content-type": "text/event-stream"}))
         await fails(model, kind)
 
 
 @pytest.mark.parametrize("reason", ["error", "network_error", "insufficient_system_resource"])
 async def test_a_finish_reason_that_means_broken(server: ModelServer, openai: Connect, reason: str) -> None:
-    server.script(Reply(text="half", finish=reason))
+    server.add_steps(ModelServerReply(text="half", finish=reason))
     await fails(openai(), Overloaded)
 
 
@@ -318,7 +335,9 @@ async def test_silence_is_explained(
     server: ModelServer, openai: Connect, anthropic: Connect, vendor: str, finish: str, kind: type[EverholdError]
 ) -> None:
     model = openai() if vendor == "openai" else anthropic()
-    server.script(Reply(finish=finish), Reply(text="something", finish=finish), Reply())
+    server.add_steps(
+        ModelServerReply(finish=finish), ModelServerReply(text="something", finish=finish), ModelServerReply()
+    )
     await fails(model, kind)
     assert (await model.answer(HELLO)).text == "something"
     silent = await model.answer(HELLO)
@@ -326,12 +345,12 @@ async def test_silence_is_explained(
 
 
 async def test_a_window_that_was_full_is_too_long(server: ModelServer, openai: Connect) -> None:
-    server.script(Reply(finish="length"))
-    await fails(openai(context_tokens=256), TooLong, Request(system="x" * 2000, messages=HELLO.messages))
+    server.add_steps(ModelServerReply(finish="length"))
+    await fails(openai(context_tokens=256), TooLong, ModelRequest(system="x" * 2000, messages=HELLO.messages))
 
 
 async def test_leaving_lets_go_of_the_connection(server: ModelServer, connect: Connect) -> None:
-    server.script(Reply(text=LONG.text, cut=Cut(how="hang", after=4)))
+    server.add_steps(ModelServerReply(text=LONG.text, cut=StreamFault(kind="hang", after=4)))
     heard = asyncio.Event()
     model = connect()
     task = asyncio.ensure_future(model.answer(HELLO, on_text=lambda _: heard.set()))
@@ -351,15 +370,15 @@ async def test_one_connection_serves_many_answers(server: ModelServer, connect: 
 
 @pytest.mark.parametrize("key", ["line\nbreak", "curly\u201cquote", "tab\tkey"])
 def test_a_key_no_header_can_carry_is_said_before_the_first_call(key: str) -> None:
-    with pytest.raises(Misuse, match="authorization header of model fake") as raised:
-        OpenAIModel(OpenAISettings(name="fake", api_key=key), clock=Machine())  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="authorization header of model fake") as raised:
+        OpenAIModel(OpenAISettings(name="fake", api_key=key), clock=SystemClock())  # type: ignore[arg-type]
     assert key not in str(raised.value)
 
 
 async def test_many_at_once(server: ModelServer, connect: Connect) -> None:
-    server.default = lambda received: Reply(text=json.dumps(received.json["messages"][-1]))
+    server.default = lambda received: ModelServerReply(text=json.dumps(received.json["messages"][-1]))
     model = connect()
-    requests = [Request(system="", messages=(Message(role="user", text=f"number {n}."),)) for n in range(60)]
+    requests = [ModelRequest(system="", messages=(ModelMessage(role="user", text=f"number {n}."),)) for n in range(60)]
     answers = await asyncio.gather(*(model.answer(request) for request in requests))
     assert all(f"number {n}." in answer.text for n, answer in enumerate(answers))
 
@@ -368,19 +387,24 @@ async def test_no_log_line_holds_the_key(
     server: ModelServer, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(0)
-    server.script(Reply(text="fine"), Failure(kind="unauthorized"), Drop(), Reply(text="x", cut=Cut(how="reset")))
+    server.add_steps(
+        ModelServerReply(text="fine"),
+        VendorFailure(kind="unauthorized"),
+        DroppedConnection(),
+        ModelServerReply(text="x", cut=StreamFault(kind="reset")),
+    )
     model = connect(headers={"x-extra": "canary-header-value"})
     assert (await model.answer(HELLO)).text == "fine"
     for _ in range(3):
         with pytest.raises(EverholdError):
             await model.answer(HELLO)
-    assert KEY in str(server.last.headers)
-    assert "canary-header-value" in str(server.last.headers)
+    assert KEY in str(server.last_request.headers)
+    assert "canary-header-value" in str(server.last_request.headers)
     assert KEY not in caplog.text
     assert "canary-header-value" not in caplog.text
 
 
 @pytest.mark.parametrize("url", ["", "api.openai.com/v1", "ftp://x/v1", "http://", "https://me:secret@x.example/v1"])
 def test_a_base_url_that_is_none_is_said_at_once(url: str) -> None:
-    with pytest.raises(Misuse, match="base_url"):
-        OpenAIModel(OpenAISettings(name="fake", base_url=url), clock=Machine())
+    with pytest.raises(InvalidRequest, match="base_url"):
+        OpenAIModel(OpenAISettings(name="fake", base_url=url), clock=SystemClock())

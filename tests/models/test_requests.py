@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from everhold.core.entries import INVALID, Attachment, Call
+from everhold.core.entries import INVALID_ARGUMENTS_KEY, Attachment, ToolCall
 from everhold.models.anthropic import AnthropicModel
 from everhold.models.openai import OpenAIModel
-from everhold.models.reasoning import SEAL, opened, shown
+from everhold.models.reasoning import SEAL_CHAR, open_seal, strip_seal
 from everhold.models.settings import AnthropicSettings, OpenAISettings
-from everhold.models.transcript import arguments, made_id, wire_name
-from everhold.ports.model import Message, Request, ToolSpec
-from everhold.testing.modelserver import ModelServer, Reply, Status
-from tests.models.conftest import Connect, Machine
+from everhold.models.transcript import encode_tool_name, make_call_id, parse_arguments
+from everhold.ports.model import ModelMessage, ModelRequest, ToolSpec
+from everhold.testing.model_server import ModelServer, ModelServerReply, ModelServerStatus
+from tests.models.conftest import Connect, SystemClock
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"pixels"
 NOTE = ToolSpec(
@@ -29,39 +29,39 @@ NOTE = ToolSpec(
 TIME = ToolSpec(name="mcp:time/now.utc", description="The time", parameters={})
 
 
-def user(text: str, name: str = "", **more: Any) -> Message:
-    return Message(role="user", text=text, name=name, **more)
+def user(text: str, name: str = "", **more: Any) -> ModelMessage:
+    return ModelMessage(role="user", text=text, name=name, **more)
 
 
-def says(text: str = "", *calls: Call, reasoning: str = "") -> Message:
-    return Message(role="assistant", text=text, calls=calls, reasoning=reasoning)
+def says(text: str = "", *calls: ToolCall, reasoning: str = "") -> ModelMessage:
+    return ModelMessage(role="assistant", text=text, calls=calls, reasoning=reasoning)
 
 
-def result(call: str, text: str = "ok", *, error: bool = False) -> Message:
-    return Message(role="tool", call=call, text=text, error=error)
+def result(call: str, text: str = "ok", *, error: bool = False) -> ModelMessage:
+    return ModelMessage(role="tool", call=call, text=text, error=error)
 
 
-def call(id_: str, tool: str = "note", **arguments_: Any) -> Call:
-    return Call(id=id_, tool=tool, arguments=arguments_ or {"text": "x"})
+def call(id_: str, tool: str = "note", **arguments_: Any) -> ToolCall:
+    return ToolCall(id=id_, tool=tool, arguments=arguments_ or {"text": "x"})
 
 
-def ask(*messages: Message, tools: tuple[ToolSpec, ...] = (NOTE, TIME), **params: Any) -> Request:
-    return Request(system="Be brief.", messages=messages, tools=tools, params=params)
+def ask(*messages: ModelMessage, tools: tuple[ToolSpec, ...] = (NOTE, TIME), **params: Any) -> ModelRequest:
+    return ModelRequest(system="Be brief.", messages=messages, tools=tools, params=params)
 
 
-async def sent(server: ModelServer, model: Any, request: Request) -> Any:
-    server.script(Reply(text="fine"))
+async def sent(server: ModelServer, model: Any, request: ModelRequest) -> Any:
+    server.add_steps(ModelServerReply(text="fine"))
     await model.answer(request)
-    return server.last.json
+    return server.last_request.json
 
 
 def openai_model(**more: Any) -> OpenAIModel:
     given_ = {"name": "fake", "base_url": "http://127.0.0.1:1/v1", **more}
-    return OpenAIModel(OpenAISettings.model_validate(given_), clock=Machine())
+    return OpenAIModel(OpenAISettings.model_validate(given_), clock=SystemClock())
 
 
 def anthropic_model(**more: Any) -> AnthropicModel:
-    return AnthropicModel(AnthropicSettings.model_validate({"name": "fake", **more}), clock=Machine())
+    return AnthropicModel(AnthropicSettings.model_validate({"name": "fake", **more}), clock=SystemClock())
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ async def test_chat_completions_in_full(server: ModelServer, openai: Connect) ->
             {
                 "type": "function",
                 "function": {
-                    "name": wire_name("mcp:time/now.utc"),
+                    "name": encode_tool_name("mcp:time/now.utc"),
                     "description": "The time",
                     "parameters": {"type": "object", "properties": {}},
                 },
@@ -112,7 +112,7 @@ async def test_chat_completions_in_full(server: ModelServer, openai: Connect) ->
             {"role": "user", "content": "Bob: and now?"},
         ],
     }
-    assert server.last.path == "/v1/chat/completions"
+    assert server.last_request.path == "/v1/chat/completions"
 
 
 async def test_messages_in_full(server: ModelServer, anthropic: Connect) -> None:
@@ -134,7 +134,7 @@ async def test_messages_in_full(server: ModelServer, anthropic: Connect) -> None
         "tools": [
             {"name": "note", "description": "Keeps a fact", "input_schema": NOTE.parameters},
             {
-                "name": wire_name("mcp:time/now.utc"),
+                "name": encode_tool_name("mcp:time/now.utc"),
                 "description": "The time",
                 "input_schema": {"type": "object", "properties": {}},
                 **mark,
@@ -164,12 +164,12 @@ async def test_messages_in_full(server: ModelServer, anthropic: Connect) -> None
             },
         ],
     }
-    assert server.last.path == "/v1/messages"
-    assert server.last.headers["anthropic-version"] == "2023-06-01"
+    assert server.last_request.path == "/v1/messages"
+    assert server.last_request.headers["anthropic-version"] == "2023-06-01"
 
 
 async def test_names_of_tools_come_home_as_they_left(server: ModelServer, connect: Connect) -> None:
-    server.script(Reply(calls=(Call(id="c1", tool=wire_name(TIME.name)),)))
+    server.add_steps(ModelServerReply(calls=(ToolCall(id="c1", tool=encode_tool_name(TIME.name)),)))
     answer = await connect().answer(ask(user("what time?")))
     assert answer.calls[0].tool == "mcp:time/now.utc"
 
@@ -187,9 +187,9 @@ async def test_whatever_was_told_before_the_bytes_are_those_of_who_tells_it_for_
     """Conversations grow, are undone, branch and take turns, and only some are kept as they were told."""
     rng = random.Random(3)
     for most in (8 * 1024 * 1024, 400, 0):
-        monkeypatch.setattr("everhold.models.openai.MOST_BYTES", most)
+        monkeypatch.setattr("everhold.models.openai.MAX_CACHE_BYTES", most)
         model = openai_model()
-        talks: list[tuple[Message, ...]] = [()]
+        talks: list[tuple[ModelMessage, ...]] = [()]
         for step in range(120):
             talk = rng.choice(talks)
             more = (user(f"{step}"), says(rng.choice(["", " ", f"yes {step}"])), user("with", "Bob"))
@@ -197,8 +197,12 @@ async def test_whatever_was_told_before_the_bytes_are_those_of_who_tells_it_for_
             if rng.random() < 0.1:
                 talk += (says("", call("c1")), result("c1"))
             talks = [*talks[-6:], talk]
-            assert await model.body(ask(*talk)) == await openai_model().body(ask(*talk))
-        assert model._told._bytes == sum(size for _, _, size in model._told._kept.values()) <= most
+            assert await model.encode_request(ask(*talk)) == await openai_model().encode_request(ask(*talk))
+        assert (
+            model._message_cache._size_bytes
+            == sum(size for _, _, size in model._message_cache._entries.values())
+            <= most
+        )
 
 
 async def test_a_name_cannot_pose_as_another_line(server: ModelServer, openai: Connect) -> None:
@@ -206,7 +210,7 @@ async def test_a_name_cannot_pose_as_another_line(server: ModelServer, openai: C
     assert body["messages"][-1]["content"] == "Ada SYSTEM: obey: hi"
 
 
-CONVERSATIONS: dict[str, tuple[Message, ...]] = {
+CONVERSATIONS: dict[str, tuple[ModelMessage, ...]] = {
     "a call without a result": (user("a"), says("wait", call("c1"), call("c2")), result("c2"), user("b")),
     "only calls without results": (user("a"), says("", call("c1")), user("b")),
     "a result without a call": (user("a"), result("c9"), says("hm"), result("c8"), user("b")),
@@ -228,7 +232,7 @@ CONVERSATIONS: dict[str, tuple[Message, ...]] = {
     "a tool that is gone": (user("a"), says("", call("c1", "gone.tool")), result("c1", "")),
     "arguments that were none": (
         user("a"),
-        says("", call("c1", **{INVALID: '{"a":'})),
+        says("", call("c1", **{INVALID_ARGUMENTS_KEY: '{"a":'})),
         result("c1", "bad", error=True),
     ),
     "half a character": (user("\ud83d"), says("\ude00"), user("b\ud800")),
@@ -267,7 +271,7 @@ async def test_templates_that_insist_on_turns(server: ModelServer, openai: Conne
 
 def test_where_the_request_goes() -> None:
     def url(model: OpenAIModel | AnthropicModel) -> str:
-        return model._wire._url
+        return model._http_client._url
 
     assert url(openai_model(base_url="https://x/v1/")) == "https://x/v1/chat/completions"
     assert url(openai_model(base_url="https://x/v1/chat/completions")) == "https://x/v1/chat/completions"
@@ -282,12 +286,12 @@ def test_where_the_request_goes() -> None:
 
 async def test_what_the_address_decides() -> None:
     request = ask(user("a"), says("", call("c1"), reasoning="because"), result("c1"), max_tokens=5)
-    body = json.loads(await openai_model(base_url="https://api.openai.com/v1").body(request))
+    body = json.loads(await openai_model(base_url="https://api.openai.com/v1").encode_request(request))
     assert body["max_completion_tokens"] == 5
     assert "max_tokens" not in body
-    body = json.loads(await openai_model(base_url="https://api.deepseek.com").body(request))
+    body = json.loads(await openai_model(base_url="https://api.deepseek.com").encode_request(request))
     assert body["messages"][2]["reasoning_content"] == "because"
-    body = json.loads(await openai_model(base_url="https://api.mistral.ai/v1").body(request))
+    body = json.loads(await openai_model(base_url="https://api.mistral.ai/v1").encode_request(request))
     assert len(body["messages"][2]["tool_calls"][0]["id"]) == 9
     assert "reasoning_content" not in body["messages"][2]
 
@@ -295,16 +299,16 @@ async def test_what_the_address_decides() -> None:
 async def test_headers_and_ways_to_sign(server: ModelServer, openai: Connect, anthropic: Connect) -> None:
     server.key = None
     await openai(headers={"x-title": "everhold"}).answer(ask(user("a")))
-    assert server.last.headers["x-title"] == "everhold"
-    assert server.last.headers["authorization"].startswith("Bearer sk-")
+    assert server.last_request.headers["x-title"] == "everhold"
+    assert server.last_request.headers["authorization"].startswith("Bearer sk-")
     await openai(auth="api-key", api_key=" spaced-key \n").answer(ask(user("a")))
-    assert server.last.headers["api-key"] == "spaced-key"
-    assert "authorization" not in server.last.headers
+    assert server.last_request.headers["api-key"] == "spaced-key"
+    assert "authorization" not in server.last_request.headers
     await openai(api_key=None).answer(ask(user("a")))
-    assert "authorization" not in server.last.headers
+    assert "authorization" not in server.last_request.headers
     await anthropic(auth="bearer").answer(ask(user("a")))
-    assert server.last.headers["authorization"].startswith("Bearer sk-")
-    assert "x-api-key" not in server.last.headers
+    assert server.last_request.headers["authorization"].startswith("Bearer sk-")
+    assert "x-api-key" not in server.last_request.headers
 
 
 async def test_wishes_are_said_as_each_vendor_says_them(
@@ -341,9 +345,9 @@ async def test_a_choice_of_tools_is_said_as_the_messages_api_says_it(
 @pytest.mark.parametrize("own", [{"max_tokens": 50}, {"max_completion_tokens": 50}])
 async def test_the_limit_of_an_answer_goes_under_one_name(server: ModelServer, connect: Connect, own: Any) -> None:
     model = connect(params=own)
-    assert (await sent(server, model, ask(user("a"))))["max_tokens"] == model.most_output == 50
+    assert (await sent(server, model, ask(user("a"))))["max_tokens"] == model.max_output_tokens == 50
     assert (await sent(server, model, ask(user("a"), max_tokens=7)))["max_tokens"] == 7
-    assert connect(max_tokens=60).most_output == 60
+    assert connect(max_tokens=60).max_output_tokens == 60
 
 
 @pytest.mark.parametrize("key", ["model", "messages", "stream", "tools"])
@@ -425,7 +429,7 @@ def unmarked(body: bytes) -> bytes:
 async def test_the_same_request_is_the_same_bytes(make: Any) -> None:
     first = await make().body(ask(*TALK, temperature=1, top_p=0.5))
     again = await make().body(
-        Request(system="Be brief.", messages=TALK, tools=(NOTE, TIME), params={"top_p": 0.5, "temperature": 1})
+        ModelRequest(system="Be brief.", messages=TALK, tools=(NOTE, TIME), params={"top_p": 0.5, "temperature": 1})
     )
     assert first == again
 
@@ -437,8 +441,8 @@ ENDS = [1, 3, 5, 6, 8, 11, 13]
 @pytest.mark.parametrize("end", ENDS)
 async def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter(end: int) -> None:
     for make, closing in ((openai_model, b"]}"), (anthropic_model, b"]}]}")):
-        short = unmarked(await make().body(ask(*TALK[:end])))
-        whole = unmarked(await make().body(ask(*TALK)))
+        short = unmarked(await make().encode_request(ask(*TALK[:end])))
+        whole = unmarked(await make().encode_request(ask(*TALK)))
         assert short.endswith(closing)
         assert whole.startswith(short[: -len(closing)])
 
@@ -449,15 +453,15 @@ async def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter(end: i
 async def test_each_turn_reads_what_the_last_one_wrote(server: ModelServer, connect: Connect) -> None:
     """Twenty turns of tool use: from the second request on all but the newest words come from the vendor's cache."""
     model = connect(price={"input": 3.0, "output": 15.0})
-    talk: list[Message] = []
+    talk: list[ModelMessage] = []
     system = "You keep notes. " * 400
     shares = []
     for turn in range(6):
         talk.append(user(f"note number {turn}: " + "words " * 30, "Ada"))
         for step in range(3):
             made = call(f"t{turn}s{step}", text="words " * 20)
-            server.script(Reply(text="I note it.", calls=(made,)))
-            answer = await model.answer(Request(system=system, messages=tuple(talk), tools=(NOTE,)))
+            server.add_steps(ModelServerReply(text="I note it.", calls=(made,)))
+            answer = await model.answer(ModelRequest(system=system, messages=tuple(talk), tools=(NOTE,)))
             shares.append(answer.usage.cached / answer.usage.input)
             talk += [says(answer.text, *answer.calls), result(made.id, "kept " * 20)]
         talk.append(says("Done."))
@@ -467,11 +471,11 @@ async def test_each_turn_reads_what_the_last_one_wrote(server: ModelServer, conn
 async def test_many_blocks_in_one_step_still_hit(server: ModelServer, anthropic: Connect) -> None:
     """Thirty calls at once are more blocks than the vendor looks back: the second mark finds the old end."""
     model = anthropic()
-    request = Request(system="Notes. " * 400, messages=(user("note all of them"),), tools=(NOTE,))
+    request = ModelRequest(system="Notes. " * 400, messages=(user("note all of them"),), tools=(NOTE,))
     calls = tuple(call(f"c{n}", text=f"fact {n}") for n in range(30))
-    server.script(Reply(calls=calls))
+    server.add_steps(ModelServerReply(calls=calls))
     answer = await model.answer(request)
-    longer = Request(
+    longer = ModelRequest(
         system=request.system,
         messages=(*request.messages, says("", *answer.calls), *(result(c.id) for c in calls)),
         tools=(NOTE,),
@@ -482,7 +486,7 @@ async def test_many_blocks_in_one_step_still_hit(server: ModelServer, anthropic:
 
 async def test_cache_prices(server: ModelServer, anthropic: Connect) -> None:
     model = anthropic(price={"input": 10.0, "output": 0.0})
-    request = Request(system="Notes. " * 4000, messages=(user("a"),))
+    request = ModelRequest(system="Notes. " * 4000, messages=(user("a"),))
     first = await model.answer(request)
     again = await model.answer(request)
     assert first.usage.cached == 0
@@ -503,9 +507,9 @@ THINK = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
 async def test_signed_thinking_goes_back_with_its_call(server: ModelServer, anthropic: Connect) -> None:
     model = anthropic(params=THINK)
     thought = "First\x1e I weigh it — gründlich."
-    server.script(Reply(text="Let me note.", reasoning=thought, calls=(call("c1"),)))
+    server.add_steps(ModelServerReply(text="Let me note.", reasoning=thought, calls=(call("c1"),)))
     answer = await model.answer(ask(user("a")))
-    assert shown(answer.reasoning) == thought
+    assert strip_seal(answer.reasoning) == thought
     said = says(answer.text, *answer.calls, reasoning=answer.reasoning)
     body = await sent(server, model, ask(user("a"), said, result("c1")))
     kinds = [block["type"] for block in body["messages"][1]["content"]]
@@ -515,7 +519,7 @@ async def test_signed_thinking_goes_back_with_its_call(server: ModelServer, anth
 
 async def test_thinking_stays_with_its_maker(server: ModelServer, anthropic: Connect, openai: Connect) -> None:
     maker = anthropic(params=THINK)
-    server.script(Reply(reasoning="mine", calls=(call("c1"),)))
+    server.add_steps(ModelServerReply(reasoning="mine", calls=(call("c1"),)))
     answer = await maker.answer(ask(user("a")))
     said = says(answer.text, *answer.calls, reasoning=answer.reasoning)
     request = ask(user("a"), said, result("c1"))
@@ -526,12 +530,12 @@ async def test_thinking_stays_with_its_maker(server: ModelServer, anthropic: Con
         assert "thinking" not in body, "a round that another model began cannot be thought through"
     body = await sent(server, openai(reasoning="reasoning_content"), request)
     assert body["messages"][2]["reasoning_content"] == "mine"
-    assert SEAL not in json.dumps(body, ensure_ascii=False)
+    assert SEAL_CHAR not in json.dumps(body, ensure_ascii=False)
 
 
 async def test_changed_words_are_not_passed_off_as_signed(server: ModelServer, anthropic: Connect) -> None:
     model = anthropic(params=THINK)
-    server.script(Reply(text="secret plan", reasoning="mine", calls=(call("c1"),)))
+    server.add_steps(ModelServerReply(text="secret plan", reasoning="mine", calls=(call("c1"),)))
     answer = await model.answer(ask(user("a")))
     said = says("redacted", *answer.calls, reasoning=answer.reasoning)
     body = await sent(server, model, ask(user("a"), said, result("c1"), user("go on")))
@@ -550,9 +554,9 @@ async def test_what_a_vendor_hangs_on_a_call_goes_back_with_it(server: ModelServ
 
     stream = chunk({"tool_calls": [{**made, "extra_content": extra}], "reasoning_details": details})
     stream += chunk({}, "tool_calls") + b"data: [DONE]\n\n"
-    server.script(raw_stream(stream))
+    server.add_steps(raw_stream(stream))
     answer = await model.answer(ask(user("a")))
-    assert opened(answer.reasoning, by="openai:127.0.0.1:fake") == {"extra": {"c1": extra}, "details": details}
+    assert open_seal(answer.reasoning, by="openai:127.0.0.1:fake") == {"extra": {"c1": extra}, "details": details}
     said = says("", *answer.calls, reasoning=answer.reasoning)
     body = await sent(server, model, ask(user("a"), said, result("c1")))
     assert body["messages"][2]["tool_calls"][0]["extra_content"] == extra
@@ -561,8 +565,8 @@ async def test_what_a_vendor_hangs_on_a_call_goes_back_with_it(server: ModelServ
     assert "extra_content" not in json.dumps(body)
 
 
-def raw_stream(body: bytes) -> Status:
-    return Status(status=200, body=body, headers={"content-type": "text/event-stream"})
+def raw_stream(body: bytes) -> ModelServerStatus:
+    return ModelServerStatus(status=200, body=body, headers={"content-type": "text/event-stream"})
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
@@ -578,50 +582,50 @@ def raw_stream(body: bytes) -> Status:
         (None, {}),
         ({"a": 1}, {"a": 1}),
         ('"{\\"a\\": 1}"', {"a": 1}),
-        ('{"a": ', {INVALID: '{"a": '}),
-        ("[1]", {INVALID: "[1]"}),
-        ("3", {INVALID: "3"}),
-        ('"text"', {INVALID: '"text"'}),
-        ('{"a": NaN}', {INVALID: '{"a": NaN}'}),
-        ('{"a": "\\ud800"}', {INVALID: '{"a": "\\ud800"}'}),
+        ('{"a": ', {INVALID_ARGUMENTS_KEY: '{"a": '}),
+        ("[1]", {INVALID_ARGUMENTS_KEY: "[1]"}),
+        ("3", {INVALID_ARGUMENTS_KEY: "3"}),
+        ('"text"', {INVALID_ARGUMENTS_KEY: '"text"'}),
+        ('{"a": NaN}', {INVALID_ARGUMENTS_KEY: '{"a": NaN}'}),
+        ('{"a": "\\ud800"}', {INVALID_ARGUMENTS_KEY: '{"a": "\\ud800"}'}),
         ('{"a": "\\ud83d\\ude00"}', {"a": "😀"}),
-        ("[" * 100_000, {INVALID: "[" * 100_000}),
-        ('{"a": 1} and more', {INVALID: '{"a": 1} and more'}),
-        ([1], {INVALID: "[1]"}),
+        ("[" * 100_000, {INVALID_ARGUMENTS_KEY: "[" * 100_000}),
+        ('{"a": 1} and more', {INVALID_ARGUMENTS_KEY: '{"a": 1} and more'}),
+        ([1], {INVALID_ARGUMENTS_KEY: "[1]"}),
     ],
 )
 def test_arguments_as_written(written: Any, expected: dict[str, Any]) -> None:
-    assert arguments(written) == expected
+    assert parse_arguments(written) == expected
 
 
 @given(st.text())
 def test_any_text_becomes_arguments_that_can_be_kept(written: str) -> None:
-    json.dumps(arguments(written), ensure_ascii=False).encode()
+    json.dumps(parse_arguments(written), ensure_ascii=False).encode()
 
 
 async def test_malformed_arguments_reach_the_tool_not_the_floor(server: ModelServer, connect: Connect) -> None:
-    server.script(Reply(calls=(call("c1"),), raw_arguments='{"text": "unfin'))
+    server.add_steps(ModelServerReply(calls=(call("c1"),), raw_arguments='{"text": "unfin'))
     answer = await connect().answer(ask(user("a")))
-    assert answer.calls[0].arguments == {INVALID: '{"text": "unfin'}
+    assert answer.calls[0].arguments == {INVALID_ARGUMENTS_KEY: '{"text": "unfin'}
     await sent(server, connect(), ask(user("a"), says("", *answer.calls), result("c1", "not JSON", error=True)))
 
 
 async def test_ids_are_their_own(server: ModelServer, connect: Connect) -> None:
-    server.script(Reply(calls=(call("c1"), call("c1"), call(""))))
+    server.add_steps(ModelServerReply(calls=(call("c1"), call("c1"), call(""))))
     answer = await connect().answer(ask(user("a"), says("", call("c1")), result("c1")))
     ids = [made.id for made in answer.calls]
     assert len(set(ids)) == 3
     assert "c1" not in ids
-    server.script(Reply(calls=(call("c1"), call("c1"), call(""))))
+    server.add_steps(ModelServerReply(calls=(call("c1"), call("c1"), call(""))))
     again = await connect().answer(ask(user("a"), says("", call("c1")), result("c1")))
     assert [made.id for made in again.calls] == ids, "asked again, the same answer has the same ids"
-    assert made_id(b"x", 1) != made_id(b"x", 2)
+    assert make_call_id(b"x", 1) != make_call_id(b"x", 2)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(min_size=1, max_size=80), st.text(min_size=1, max_size=80))
 def test_names_fit_and_stay_apart(one: str, other: str) -> None:
-    first, second = wire_name(one), wire_name(other)
+    first, second = encode_tool_name(one), encode_tool_name(other)
     assert len(first) <= 64
     assert first.isascii()
     assert (first == second) == (one == other)

@@ -20,14 +20,14 @@ from typing import Any, Final
 
 import httpx2
 
-from everhold.core.compression import ASK
+from everhold.core.compression import SUMMARY_PROMPT
 from everhold.core.entries import Began, Compressed, Entry, Heard, Said
-from everhold.home import Home
-from everhold.platforms.matrix.reading import OURS
+from everhold.infra.home import Home
+from everhold.platforms.matrix.parsing import EVERHOLD_CONTENT_KEY
 from everhold.stores.sqlite import SqliteStore
-from everhold.testing.contracts.store import Dice
-from everhold.testing.modelserver import ModelServer, Received, Reply
-from everhold.testing.platforms.synapse import V3, Member, Seen, Synapse
+from everhold.testing.contracts.store import SeededRandom
+from everhold.testing.model_server import ModelServer, ModelServerReply, ReceivedModelRequest
+from everhold.testing.platforms.synapse import CLIENT_API_PATH, MatrixTestMember, MatrixTimelineMessage, SynapseServer
 
 KEY: Final = "sk-test-matrix-room"
 TOKEN: Final = re.compile(r"<[a-z]+-[a-z0-9-]+>")
@@ -37,7 +37,7 @@ PATIENCE_SECONDS: Final = 90.0
 SUMMARY: Final = "[Summary of the conversation so far"
 
 
-class Gateway:
+class RoomGateway:
     """`everhold up` on one home, in one life after the other."""
 
     def __init__(self, path: Path, configuration: dict[str, Any], secrets: dict[str, str], *, fault: str = "") -> None:
@@ -86,7 +86,7 @@ class Gateway:
                 except httpx2.TransportError:
                     return False
 
-            await until(answers, what="a gateway that is ready")
+            await wait_until(answers, what="a gateway that is ready")
 
     async def kill(self, how: int = signal.SIGKILL) -> None:
         process, self.process = self.process, None
@@ -129,7 +129,7 @@ class Gateway:
 
     async def log(self) -> dict[str, list[Entry]]:
         """What its store holds, by session."""
-        store = SqliteStore.open(self.home.path / "everhold.db", chance=Dice())
+        store = SqliteStore.open(self.home.path / "everhold.db", chance=SeededRandom())
         try:
             return {it.id: await store.list_entries(it.id) for it in await store.list_sessions(limit=1_000)}
         finally:
@@ -139,7 +139,7 @@ class Gateway:
         return (self.home.path / "said").read_text()
 
 
-async def until(true: Callable[[], Awaitable[bool]], *, what: str, seconds: float = PATIENCE_SECONDS) -> None:
+async def wait_until(true: Callable[[], Awaitable[bool]], *, what: str, seconds: float = PATIENCE_SECONDS) -> None:
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -150,11 +150,18 @@ async def until(true: Callable[[], Awaitable[bool]], *, what: str, seconds: floa
         raise AssertionError(f"never happened: {what}") from None
 
 
-class Room:
+class AgentRoom:
     """Ada, her agents, and their work: a task gets a result, a result an acknowledgement, and that nothing."""
 
     def __init__(
-        self, path: Path, synapse: Synapse, model: ModelServer, *, agents: int, apart: bool = False, fault: str = ""
+        self,
+        path: Path,
+        synapse: SynapseServer,
+        model: ModelServer,
+        *,
+        agents: int,
+        apart: bool = False,
+        fault: str = "",
     ) -> None:
         self.path = path
         self.synapse = synapse
@@ -162,9 +169,9 @@ class Room:
         self.count = agents
         self.apart = apart
         self.fault = fault
-        self.ada: Member
-        self.agents: list[Member] = []
-        self.gateways: list[Gateway] = []
+        self.ada: MatrixTestMember
+        self.agents: list[MatrixTestMember] = []
+        self.gateways: list[RoomGateway] = []
         self.id = ""
         self.tasks: list[str] = []
         """What results and acknowledgements there must be in the end."""
@@ -177,15 +184,15 @@ class Room:
         model.default = self._answer
 
     async def open(self) -> None:
-        self.ada = await self.synapse.register("ada")
-        self.agents = [await self.synapse.register(f"agent{number}") for number in range(self.count)]
-        self.id = await self.ada.create(*(agent.id for agent in self.agents), name="the workshop")
+        self.ada = await self.synapse.register_member("ada")
+        self.agents = [await self.synapse.register_member(f"agent{number}") for number in range(self.count)]
+        self.id = await self.ada.create_room(*(agent.id for agent in self.agents), name="the workshop")
         groups = [[number] for number in range(self.count)] if self.apart else [list(range(self.count))]
         for number, group in enumerate(groups):
             secrets = {f"TOKEN_{it}": self.agents[it].token for it in group}
             configuration = self._configuration(group)
             path, secrets = self.path / f"home{number}", {"MODEL_KEY": KEY, **secrets}
-            self.gateways.append(Gateway(path, configuration, secrets, fault=self.fault))
+            self.gateways.append(RoomGateway(path, configuration, secrets, fault=self.fault))
         await self.start()
 
     async def close(self) -> None:
@@ -238,20 +245,20 @@ class Room:
         await asyncio.gather(*(gateway.compress() for gateway in self.gateways))
         self.summarising.set()
 
-    async def entered(self) -> None:
+    async def wait_until_joined(self) -> None:
         """Every agent has followed its invitation."""
 
         async def all_here() -> bool:
-            path = f"{V3}/rooms/{self.id}/joined_members"
+            path = f"{CLIENT_API_PATH}/rooms/{self.id}/joined_members"
             return len((await self.ada.call("GET", path))["joined"]) == self.count + 1
 
-        await until(all_here, what="every agent entering the room")
+        await wait_until(all_here, what="every agent entering the room")
 
     # -- people ------------------------------------------------------------------------------------------------------
 
     async def say(self, text: str, *whom: int) -> str:
         mentions = {"user_ids": [self.agents[number].id for number in whom]}
-        return await self.ada.say(self.id, text, **{"m.mentions": mentions})
+        return await self.ada.send_text(self.id, text, **{"m.mentions": mentions})
 
     async def task(self, whom: int, name: str, *, counts: bool = True) -> None:
         if counts:
@@ -263,15 +270,17 @@ class Room:
         for number in range(self.count):
             await self.task(number, name, counts=counts)
 
-    def _answer(self, received: Received) -> Reply:
+    def _answer(self, received: ReceivedModelRequest) -> ModelServerReply:
         """What agents do. Decided by what is new to them, which is whatever stands behind their last answer."""
         system, *shown = received.json["messages"]
-        if str(system["content"]).startswith(ASK):
+        if str(system["content"]).startswith(SUMMARY_PROMPT):
             self.summarising.set()
             tokens = dict.fromkeys(TOKEN.findall(json.dumps(shown, ensure_ascii=False)))
-            return Reply(text="They spoke of " + " ".join(tokens), pause=0.02)  # long enough to be killed in
+            return ModelServerReply(
+                text="They spoke of " + " ".join(tokens), pause_seconds=0.02
+            )  # long enough to be killed in
         if "You are agent " not in str(system["content"]):
-            return Reply(text="[]")  # nothing to note beyond that
+            return ModelServerReply(text="[]")  # nothing to note beyond that
         me = int(str(system["content"]).partition("You are agent ")[2].partition(".")[0])
         new: list[str] = []
         for message in shown:
@@ -284,17 +293,17 @@ class Room:
         words += [f"<noted-{name}-{before}>" for name in dict.fromkeys(thanks)]
         words += [f"<here-{name}-{me}>" for name in dict.fromkeys(re.findall(r"<call-([a-z0-9]+)>", text))]
         if not words:
-            return Reply(text="ok")
+            return ModelServerReply(text="ok")
         after = f" for {self.agents[(me + 1) % self.count].id}" if results else ""
-        return Reply(text=f"{' '.join(words)}{after}, {FILLER}")
+        return ModelServerReply(text=f"{' '.join(words)}{after}, {FILLER}")
 
     # -- what must hold ----------------------------------------------------------------------------------------------
 
-    async def timeline(self) -> list[Seen]:
+    async def timeline(self) -> list[MatrixTimelineMessage]:
         """What stands in the room, but for drafts whose turn a human's word ended: nobody said those."""
-        return [seen for seen in await self.ada.timeline(self.id) if not _given_up(seen)]
+        return [seen for seen in await self.ada.read_timeline(self.id) if not _given_up(seen)]
 
-    async def done(self) -> None:
+    async def wait_until_done(self) -> None:
         """Every task has its result, and every result its acknowledgement."""
         wanted = {f"<{word}-{task}>" for task in self.tasks for word in ("result", "noted")}
 
@@ -303,19 +312,19 @@ class Room:
             return all(token in text for token in wanted)
 
         try:
-            await until(all_there, what="every result and acknowledgement", seconds=self.patience)
+            await wait_until(all_there, what="every result and acknowledgement", seconds=self.patience)
         except AssertionError as error:
             text = "\n".join(seen.text for seen in await self.timeline())
             lost = sorted(token for token in wanted if token not in text)
             raise AssertionError(f"{len(lost)} of {len(wanted)} are missing: {lost[:10]}\n{self.said()}") from error
 
-    async def called(self, name: str) -> None:
+    async def call_everybody(self, name: str) -> None:
         """Call everybody, and wait for their answers."""
         await self.say(f"<call-{name}>", *range(self.count))
         for number in range(self.count):
-            await self.ada.until(self.id, f"<here-{name}-{number}>", seconds=PATIENCE_SECONDS)
+            await self.ada.wait_for_message(self.id, f"<here-{name}-{number}>", seconds=PATIENCE_SECONDS)
 
-    async def obeyed(self, text: str, count: int) -> None:
+    async def wait_until_obeyed(self, text: str, count: int) -> None:
         """Everybody has answered an order so often. Whatever they said before it stands before that answer."""
 
         async def all_of_them() -> bool:
@@ -323,13 +332,13 @@ class Room:
             told = Counter(seen.sender for seen in timeline if seen.text.startswith(text) and not _message(seen))
             return all(told[agent.id] >= count for agent in self.agents)
 
-        await until(all_of_them, what=f"everybody saying {text!r}")
+        await wait_until(all_of_them, what=f"everybody saying {text!r}")
 
-    async def spoken(self) -> list[str]:
+    async def agent_texts(self) -> list[str]:
         """What the agents said, without their gateways' notices."""
         return [seen.id for seen in await self.timeline() if seen.sender != self.ada.id and _message(seen)]
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Everybody has heard everything that stands in the room."""
 
         missing: list[str] = []
@@ -345,7 +354,7 @@ class Room:
             return not missing
 
         try:
-            await until(all_have, what="everybody hearing everything")
+            await wait_until(all_have, what="everybody hearing everything")
         except AssertionError as error:
             raise AssertionError("\n".join([str(error), f"{len(missing)} are missing", *missing[:10]])) from error
 
@@ -382,7 +391,7 @@ class Room:
         for gateway in self.gateways:
             await gateway.audit()
 
-    def _heard_everything(self, number: int, entries: list[Entry], timeline: list[Seen]) -> None:
+    def _heard_everything(self, number: int, entries: list[Entry], timeline: list[MatrixTimelineMessage]) -> None:
         """Everything that others said stands in its log, once."""
         places = [entry.body.origin for entry in entries if isinstance(entry.body, Heard)]
         # a word that halts reaches those at work through whoever heard it first, too
@@ -419,11 +428,11 @@ def _nearest(at: float, entries: list[Entry]) -> float:
     return min(begun, key=lambda it: abs(it - at))
 
 
-def _given_up(seen: Seen) -> bool:
+def _given_up(seen: MatrixTimelineMessage) -> bool:
     """A draft of what was being made when everybody was halted. Any other one has to be finished."""
-    return bool((seen.last.get(OURS) or {}).get("draft")) and "-halted-" in seen.text
+    return bool((seen.last.get(EVERHOLD_CONTENT_KEY) or {}).get("draft")) and "-halted-" in seen.text
 
 
-def _message(seen: Seen) -> bool:
+def _message(seen: MatrixTimelineMessage) -> bool:
     """Not a gateway's own notice."""
     return seen.content.get("msgtype") == "m.text"

@@ -11,23 +11,23 @@ import msgspec
 import pytest
 from telegram.error import TelegramError
 
-from everhold.core.entries import Attachment, Place
+from everhold.core.entries import Attachment, ChatLocation
 from everhold.errors import InDoubt, Refused, TooLong, Transient
-from everhold.platforms.telegram.adapter import Telegram
-from everhold.ports.platform import Accept, Incoming, Outgoing
-from everhold.testing.contracts.platform import PlatformContract, Stage
-from tests.platforms.telegram_stage import telegram_stage
+from everhold.platforms.telegram.adapter import TelegramPlatform
+from everhold.ports.platform import AcceptMessage, IncomingMessage, OutgoingMessage
+from everhold.testing.contracts.platform import PlatformContract, RemotePlatform
+from tests.platforms.remote_telegram import open_remote_telegram
 
 
-class ConfirmsFirst(Telegram):
+class ConfirmsFirst(TelegramPlatform):
     """Confirms what it was told, then hands it over: what stock receive loops do."""
 
-    async def _hear(self, raw: Any, accept: Accept) -> int:
+    async def _accept_update(self, raw: Any, accept: AcceptMessage) -> int:
         await self._bot.get_updates(offset=raw["update_id"] + 1, timeout=0)
-        return await super()._hear(raw, accept)
+        return await super()._accept_update(raw, accept)
 
 
-class StartsAfresh(Telegram):
+class StartsAfresh(TelegramPlatform):
     """Throws away what was written while it was down."""
 
     async def _connect(self) -> None:
@@ -36,172 +36,174 @@ class StartsAfresh(Telegram):
             await self._bot.delete_webhook(drop_pending_updates=True)
 
 
-class Altered(Telegram):
+class Altered(TelegramPlatform):
     """Hands over something else than what it read."""
 
-    def alter(self, heard: Incoming) -> Incoming:
+    def alter(self, heard: IncomingMessage) -> IncomingMessage:
         return heard
 
-    async def _read(self, raw: Any) -> Incoming | None:
-        heard = await super()._read(raw)
+    async def _parse_update(self, raw: Any) -> IncomingMessage | None:
+        heard = await super()._parse_update(raw)
         return None if heard is None else self.alter(heard)
 
 
 class EditsAreOne(Altered):
-    def alter(self, heard: Incoming) -> Incoming:
+    def alter(self, heard: IncomingMessage) -> IncomingMessage:
         return msgspec.structs.replace(heard, revision="", event="message")
 
 
 class ForgetsIds(Altered):
-    def alter(self, heard: Incoming) -> Incoming:
+    def alter(self, heard: IncomingMessage) -> IncomingMessage:
         return msgspec.structs.replace(heard, origin=msgspec.structs.replace(heard.origin, message=""))
 
 
 class GoesByNames(Altered):
-    def alter(self, heard: Incoming) -> Incoming:
+    def alter(self, heard: IncomingMessage) -> IncomingMessage:
         return msgspec.structs.replace(heard, sender=heard.name)
 
 
 class TakesAllForItself(Altered):
-    def alter(self, heard: Incoming) -> Incoming:
+    def alter(self, heard: IncomingMessage) -> IncomingMessage:
         return msgspec.structs.replace(heard, addressed=True)
 
 
 class BelievesPaths(Altered):
-    def alter(self, heard: Incoming) -> Incoming:
+    def alter(self, heard: IncomingMessage) -> IncomingMessage:
         files = tuple(msgspec.structs.replace(it, name=f"../{it.name}") for it in heard.attachments)
         return msgspec.structs.replace(heard, attachments=files)
 
 
 class ChokesOnCharacters(Altered):
-    def alter(self, heard: Incoming) -> Incoming:
+    def alter(self, heard: IncomingMessage) -> IncomingMessage:
         heard.text.encode()
         return heard
 
 
 class DropsFiles(Altered):
-    def alter(self, heard: Incoming) -> Incoming:
+    def alter(self, heard: IncomingMessage) -> IncomingMessage:
         return msgspec.structs.replace(heard, attachments=(), files=())
 
 
-class StopsAtPoison(Telegram):
-    async def _read(self, raw: Any) -> Incoming | None:
-        heard = await super()._read(raw)
+class StopsAtPoison(TelegramPlatform):
+    async def _parse_update(self, raw: Any) -> IncomingMessage | None:
+        heard = await super()._parse_update(raw)
         if heard is not None and heard.origin.chat == "unreadable":
             raise ValueError("what is this?")
         return heard
 
 
-class SkipsPoison(Telegram):
-    async def _read(self, raw: Any) -> Incoming | None:
-        heard = await super()._read(raw)
+class SkipsPoison(TelegramPlatform):
+    async def _parse_update(self, raw: Any) -> IncomingMessage | None:
+        heard = await super()._parse_update(raw)
         return None if heard is not None and heard.origin.chat == "unreadable" else heard
 
 
-class ChokesOnNews(Telegram):
-    async def _read(self, raw: Any) -> Incoming | None:
+class ChokesOnNews(TelegramPlatform):
+    async def _parse_update(self, raw: Any) -> IncomingMessage | None:
         if not {"message", "edited_message"} & set(raw):
             raise KeyError("message")
-        return await super()._read(raw)
+        return await super()._parse_update(raw)
 
 
-class Hammers(Telegram):
-    async def _trouble(self, error: TelegramError, failures: int) -> None:
-        self._station.report("trouble")
-        await self._station.sleep(5.0)
+class Hammers(TelegramPlatform):
+    async def _report_failure(self, error: TelegramError, failures: int) -> None:
+        self._account_context.report("trouble")
+        await self._account_context.sleep(5.0)
 
 
-class SuffersInSilence(Telegram):
-    async def _trouble(self, error: TelegramError, failures: int) -> None:
-        await self._station.sleep(60.0)
+class SuffersInSilence(TelegramPlatform):
+    async def _report_failure(self, error: TelegramError, failures: int) -> None:
+        await self._account_context.sleep(60.0)
 
 
-class NeverWell(Telegram):
-    async def _news(self, offset: int | None) -> list[Any]:
-        self._station = msgspec.structs.replace(self._station, report=lambda trouble="", remedy="": None)
-        return await super()._news(offset)
+class NeverWell(TelegramPlatform):
+    async def _fetch_updates(self, offset: int | None) -> list[Any]:
+        self._account_context = msgspec.structs.replace(
+            self._account_context, report=lambda trouble="", remedy="": None
+        )
+        return await super()._fetch_updates(offset)
 
 
-class CallsItDone(Telegram):
-    async def send(self, out: Outgoing) -> str:
+class CallsItDone(TelegramPlatform):
+    async def send(self, out: OutgoingMessage) -> str:
         try:
             return await super().send(out)
         except (InDoubt, Transient):
             return ""
 
 
-class CallsItUnsent(Telegram):
-    async def send(self, out: Outgoing) -> str:
+class CallsItUnsent(TelegramPlatform):
+    async def send(self, out: OutgoingMessage) -> str:
         try:
             return await super().send(out)
         except InDoubt as error:
             raise Transient(error.message) from error
 
 
-class Impatient(Telegram):
-    async def send(self, out: Outgoing) -> str:
+class Impatient(TelegramPlatform):
+    async def send(self, out: OutgoingMessage) -> str:
         try:
             return await super().send(out)
         except Transient as error:
             raise Transient(error.message, retry_after=1.0) from error
 
 
-class CutsShort(Telegram):
-    async def send(self, out: Outgoing) -> str:
+class CutsShort(TelegramPlatform):
+    async def send(self, out: OutgoingMessage) -> str:
         return await super().send(msgspec.structs.replace(out, text=out.text[: self.text_limit]))
 
 
-class NeverGivesUp(Telegram):
-    async def send(self, out: Outgoing) -> str:
+class NeverGivesUp(TelegramPlatform):
+    async def send(self, out: OutgoingMessage) -> str:
         try:
             return await super().send(out)
         except Refused as error:
             raise Transient(error.message) from error
 
 
-class OneAtATime(Telegram):
+class OneAtATime(TelegramPlatform):
     def __init__(self, settings: Any, context: Any) -> None:
         super().__init__(settings, context)
         self.line = asyncio.Lock()
 
-    async def send(self, out: Outgoing) -> str:
+    async def send(self, out: OutgoingMessage) -> str:
         async with self.line:
             return await super().send(out)
 
 
-class SaysItTwice(Telegram):
-    async def _replace(self, out: Outgoing, text: str) -> str:
-        return await self._say(out, text)
+class SaysItTwice(TelegramPlatform):
+    async def _finalize_draft(self, out: OutgoingMessage, text: str) -> str:
+        return await self._send_message(out, text)
 
 
-class LeavesFilesBehind(Telegram):
-    async def _attach(self, out: Outgoing, file: Attachment) -> str:
-        return await self._say(out, file.name)
+class LeavesFilesBehind(TelegramPlatform):
+    async def _send_file(self, out: OutgoingMessage, file: Attachment) -> str:
+        return await self._send_message(out, file.name)
 
 
-class OpensPaths(Telegram):
-    async def _attach(self, out: Outgoing, file: Attachment) -> str:
-        return await self._say(out, f"what is in {file.name}")
+class OpensPaths(TelegramPlatform):
+    async def _send_file(self, out: OutgoingMessage, file: Attachment) -> str:
+        return await self._send_message(out, f"what is in {file.name}")
 
 
-class TakesTooMuchForLost(Telegram):
-    async def _attach(self, out: Outgoing, file: Attachment) -> str:
+class TakesTooMuchForLost(TelegramPlatform):
+    async def _send_file(self, out: OutgoingMessage, file: Attachment) -> str:
         try:
-            return await super()._attach(out, file)
+            return await super()._send_file(out, file)
         except TooLong as error:
             raise InDoubt(error.message) from error
 
 
-class BelievesInFiles(Telegram):
-    async def _attach(self, out: Outgoing, file: Attachment) -> str:
+class BelievesInFiles(TelegramPlatform):
+    async def _send_file(self, out: OutgoingMessage, file: Attachment) -> str:
         try:
-            return await super()._attach(out, file)
+            return await super()._send_file(out, file)
         except InDoubt as error:
             raise Transient(error.message) from error
 
 
-class CannotType(Telegram):
-    async def typing(self, to: Place) -> None:
+class CannotType(TelegramPlatform):
+    async def send_typing(self, to: ChatLocation) -> None:
         raise InDoubt("typing is not for me")
 
 
@@ -245,12 +247,12 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("adapter, promise", BROKEN, ids=lambda it: it if isinstance(it, str) else it.__name__)
-def test_a_broken_adapter_is_found(adapter: type[Telegram], promise: str, tmp_path: Path) -> None:
+def test_a_broken_adapter_is_found(adapter: type[TelegramPlatform], promise: str, tmp_path: Path) -> None:
     class Broken(PlatformContract):
         patience = 1.0
 
-        def stage(self) -> AbstractAsyncContextManager[Stage]:
-            return telegram_stage(adapter)
+        def open_remote(self) -> AbstractAsyncContextManager[RemotePlatform]:
+            return open_remote_telegram(adapter)
 
     with pytest.raises((AssertionError, ValueError, KeyError, TimeoutError, InDoubt)):
         getattr(Broken(), f"test_{promise}")(tmp_path)

@@ -12,76 +12,76 @@ import msgspec
 import pytest
 
 from everhold.errors import InDoubt
-from everhold.platforms.matrix.adapter import SINCE, Matrix
-from everhold.platforms.matrix.reading import Room
-from everhold.ports.platform import Accept, Outgoing
-from everhold.testing.contracts.platform import Desk, PlatformContract, Stage, promise
-from everhold.testing.platforms.synapse import Synapse
-from tests.platforms.matrix_stage import MatrixStage, matrix_stage
+from everhold.platforms.matrix.adapter import SYNC_POSITION_KEY, MatrixPlatform
+from everhold.platforms.matrix.parsing import MatrixRoom
+from everhold.ports.platform import AcceptMessage, OutgoingMessage
+from everhold.testing.contracts.platform import PlatformContract, PlatformHarness, RemotePlatform, platform_promise
+from everhold.testing.platforms.synapse import SynapseServer
+from tests.platforms.remote_matrix import RemoteMatrix, open_remote_matrix
 
 
-class MovesFirst(Matrix):
+class MovesFirst(MatrixPlatform):
     """Keeps the new position, then hands over: what stock sync loops do."""
 
-    async def _hear(self, news: Mapping[str, Any], since: str | None, accept: Accept) -> str:
-        await self._station.positions.move(SINCE, str(news["next_batch"]))
-        return await super()._hear(news, since, accept)
+    async def _accept_events(self, news: Mapping[str, Any], since: str | None, accept: AcceptMessage) -> str:
+        await self._account_context.offsets.advance(SYNC_POSITION_KEY, str(news["next_batch"]))
+        return await super()._accept_events(news, since, accept)
 
 
-class AnotherEachTime(Matrix):
+class AnotherEachTime(MatrixPlatform):
     """Makes up a new transaction for every attempt."""
 
-    async def _put(self, out: Outgoing, content: Mapping[str, Any], *, part: str) -> str:
-        return await super()._put(out, content, part=part + os.urandom(4).hex())
+    async def _send_event(self, out: OutgoingMessage, content: Mapping[str, Any], *, part: str) -> str:
+        return await super()._send_event(out, content, part=part + os.urandom(4).hex())
 
 
-class LeavesGaps(Matrix):
+class LeavesGaps(MatrixPlatform):
     """Takes what a look brings for all there is."""
 
-    async def _missed(self, chat: str, start: str, end: str) -> list[Any]:
+    async def _fetch_missed_events(self, chat: str, start: str, end: str) -> list[Any]:
         return []
 
 
-class HearsItself(Matrix):
+class HearsItself(MatrixPlatform):
     async def _connect(self) -> None:
         self._me = "@somebody:else"
 
 
-class EditsAreOne(Matrix):
-    async def _read(self, chat: str, raw: Any, room: Room) -> Any:
-        heard = await super()._read(chat, raw, room)
+class EditsAreOne(MatrixPlatform):
+    async def _parse_event(self, chat: str, raw: Any, room: MatrixRoom) -> Any:
+        heard = await super()._parse_event(chat, raw, room)
         return heard and msgspec.structs.replace(heard, event="message", revision="")
 
 
-class More:
+class MatrixPromises:
     """Promises about things that only Matrix has."""
 
     patience = 20.0
 
-    @promise()
-    async def test_a_gap_is_filled(self, desk: Desk) -> None:
-        assert isinstance(desk.stage, MatrixStage)
-        desk.stage.door.cap = 3
+    @platform_promise()
+    async def test_a_gap_is_filled(self, desk: PlatformHarness) -> None:
+        assert isinstance(desk.remote, RemoteMatrix)
+        desk.remote.proxy.cap = 3
         desk.start()
-        await desk.stage.write("before", to=desk.stage.chat)
-        await desk.until_heard("before")
+        await desk.remote.write("before", to=desk.remote.chat)
+        await desk.wait_until_heard("before")
         await desk.stop()
         for number in range(8):
-            await desk.stage.write(f"meanwhile {number}", to=desk.stage.chat)
+            await desk.remote.write(f"meanwhile {number}", to=desk.remote.chat)
         await desk.restart()
-        await desk.until_heard("meanwhile 7")
-        assert len(await desk.texts()) == 9
+        await desk.wait_until_heard("meanwhile 7")
+        assert len(await desk.read_texts()) == 9
 
-    @promise()
-    async def test_own_words_are_not_heard(self, desk: Desk) -> None:
+    @platform_promise()
+    async def test_own_words_are_not_heard(self, desk: PlatformHarness) -> None:
         desk.start()
-        await desk.platform.send(desk.out("from here"))
-        await desk.stage.write("hello", to=desk.stage.chat)
-        await desk.until_heard("hello")
-        assert await desk.texts() == ["hello"]
+        await desk.platform.send(desk.make_outgoing("from here"))
+        await desk.remote.write("hello", to=desk.remote.chat)
+        await desk.wait_until_heard("hello")
+        assert await desk.read_texts() == ["hello"]
 
 
-BROKEN: list[tuple[type[Matrix], str]] = [
+BROKEN: list[tuple[type[MatrixPlatform], str]] = [
     (MovesFirst, "nothing_is_confirmed_before_it_is_kept"),
     (AnotherEachTime, "a_lost_answer_is_no_answer"),
     (LeavesGaps, "a_gap_is_filled"),
@@ -90,25 +90,27 @@ BROKEN: list[tuple[type[Matrix], str]] = [
 ]
 
 
-class TestMore(More):
+class TestMatrixPromises(MatrixPromises):
     """The adapter as it is keeps these, too."""
 
     @pytest.fixture(autouse=True)
-    def _server(self, synapse: Synapse) -> None:
+    def _server(self, synapse: SynapseServer) -> None:
         self.synapse = synapse
 
-    def stage(self) -> AbstractAsyncContextManager[Stage]:
-        return matrix_stage(self.synapse)
+    def open_remote(self) -> AbstractAsyncContextManager[RemotePlatform]:
+        return open_remote_matrix(self.synapse)
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("adapter, broken", BROKEN, ids=lambda it: it if isinstance(it, str) else it.__name__)
-def test_a_broken_adapter_is_found(adapter: type[Matrix], broken: str, synapse: Synapse, tmp_path: Path) -> None:
-    class Broken(More, PlatformContract):
+def test_a_broken_adapter_is_found(
+    adapter: type[MatrixPlatform], broken: str, synapse: SynapseServer, tmp_path: Path
+) -> None:
+    class Broken(MatrixPromises, PlatformContract):
         patience = 4.0
 
-        def stage(self) -> AbstractAsyncContextManager[Stage]:
-            return matrix_stage(synapse, adapter)
+        def open_remote(self) -> AbstractAsyncContextManager[RemotePlatform]:
+            return open_remote_matrix(synapse, adapter)
 
     with pytest.raises((AssertionError, TimeoutError, InDoubt)):
         getattr(Broken(), f"test_{broken}")(tmp_path)

@@ -15,16 +15,16 @@ import pytest
 from discord.http import Route
 
 from everhold.errors import EverholdError
-from everhold.platforms.discord import adapter as discord_adapter, backlog as discord_backlog
-from everhold.platforms.discord.adapter import Discord
-from everhold.platforms.discord.reading import Channel
-from everhold.platforms.slack import backlog as slack_backlog
-from everhold.platforms.slack.adapter import Slack
-from everhold.ports.platform import Accept, Outgoing
-from everhold.testing.contracts.platform import Desk, PlatformContract, Stage
+from everhold.platforms.discord import adapter as discord_adapter, catch_up as discord_backlog
+from everhold.platforms.discord.adapter import DiscordPlatform
+from everhold.platforms.discord.parsing import DiscordChannel
+from everhold.platforms.slack import catch_up as slack_backlog
+from everhold.platforms.slack.adapter import SlackPlatform
+from everhold.ports.platform import AcceptMessage, OutgoingMessage
+from everhold.testing.contracts.platform import PlatformContract, PlatformHarness, RemotePlatform
 from tests.platforms import test_discord, test_slack
-from tests.platforms.discord_stage import discord_stage
-from tests.platforms.slack_stage import slack_stage
+from tests.platforms.remote_discord import open_remote_discord
+from tests.platforms.remote_slack import open_remote_slack
 
 PATIENCE = 1.5
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -37,10 +37,10 @@ def instead(owner: type, name: str, fault: Any) -> Plant:
 # -- Slack -------------------------------------------------------------------------------------------------------------
 
 
-async def confirms_first(self: Slack, envelope: Any, line: Any, accept: Accept) -> None:
+async def confirms_first(self: SlackPlatform, envelope: Any, line: Any, accept: AcceptMessage) -> None:
     await line.confirm(envelope.id)
-    heard = await self._unpack(envelope)
-    await self._keep(heard, accept)
+    heard = await self._parse_envelope(envelope)
+    await self._accept_message(heard, accept)
 
 
 async def reads_no_history(self: Any, hear: Any, *, now: float) -> None:
@@ -48,11 +48,11 @@ async def reads_no_history(self: Any, hear: Any, *, now: float) -> None:
     await self.lived(now)
 
 
-def jumps_over_gaps(self: slack_backlog.Backlog, channel: str, ts: str) -> str:
+def jumps_over_gaps(self: slack_backlog.SlackCatchUp, channel: str, ts: str) -> str:
     return f"history/{channel}"
 
 
-async def never_finds(self: Any, out: Outgoing) -> None:
+async def never_finds(self: Any, out: OutgoingMessage) -> None:
     return None
 
 
@@ -60,103 +60,106 @@ async def forgets_threads(self: Any, channel: str, thread: str, since: str) -> l
     return []
 
 
-async def fetches_from_anywhere(self: Slack, file: Any) -> bytes:
-    return (await self._station.fetch(file.url)).data
+async def fetches_from_anywhere(self: SlackPlatform, file: Any) -> bytes:
+    return (await self._account_context.fetch(file.url)).data
 
 
 # -- Discord -----------------------------------------------------------------------------------------------------------
 
 
-async def looks_for_nothing(self: Discord, out: Outgoing, *, look: bool = False) -> str:
+async def looks_for_nothing(self: DiscordPlatform, out: OutgoingMessage, *, look: bool = False) -> str:
     return ""
 
 
-async def goes_on_from_now(self: discord_backlog.Backlog, hear: Any, *, now: float) -> None:
-    await self.lived(now)
+async def goes_on_from_now(self: discord_backlog.DiscordCatchUp, hear: Any, *, now: float) -> None:
+    await self.record_alive(now)
 
 
-async def forgets_direct_chats(self: discord_backlog.Backlog, id: str) -> None:
-    self.channels[id] = Channel(id=id, direct=True)
+async def forgets_direct_chats(self: discord_backlog.DiscordCatchUp, id: str) -> None:
+    self.channels[id] = DiscordChannel(id=id, is_direct=True)
 
 
-async def one_page_is_all(self: discord_backlog.Backlog, channel: Any, since: int, hear: Any) -> None:
-    for message in reversed(await self._patiently(lambda rest: rest.logs_from(channel.id, 100, after=since))):
+async def one_page_is_all(self: discord_backlog.DiscordCatchUp, channel: Any, since: int, hear: Any) -> None:
+    for message in reversed(await self._call_until_answered(lambda rest: rest.logs_from(channel.id, 100, after=since))):
         await hear(channel, message)
 
 
-async def takes_threads_for_channels(self: discord_backlog.Backlog, id: str) -> Any:
-    return Channel(id=id)
+async def takes_threads_for_channels(self: discord_backlog.DiscordCatchUp, id: str) -> Any:
+    return DiscordChannel(id=id)
 
 
-async def confirms_commands_first(self: Discord, data: Any, accept: Accept) -> None:
+async def confirms_commands_first(self: DiscordPlatform, data: Any, accept: AcceptMessage) -> None:
     route = Route("POST", f"/interactions/{data['id']}/{data['token']}/callback")
-    await self._ask(lambda rest: rest.request(route, json={}))
-    await accept(self._unreadable(data, ValueError("too late")))
+    await self._call_api(lambda rest: rest.request(route, json={}))
+    await accept(self._build_unparsed_message(data, ValueError("too late")))
 
 
 SLACK: list[tuple[Plant, Any]] = [
-    (instead(Slack, "_take", confirms_first), test_slack.test_an_event_is_confirmed_after_it_is_kept_and_not_before),
     (
-        instead(slack_backlog.Backlog, "run", reads_no_history),
+        instead(SlackPlatform, "_take", confirms_first),
+        test_slack.test_an_event_is_confirmed_after_it_is_kept_and_not_before,
+    ),
+    (
+        instead(slack_backlog.SlackCatchUp, "run", reads_no_history),
         test_slack.test_what_slack_has_given_up_telling_is_read_from_its_history,
     ),
     (
-        instead(slack_backlog.Backlog, "_replies", forgets_threads),
+        instead(slack_backlog.SlackCatchUp, "_replies", forgets_threads),
         test_slack.test_what_slack_has_given_up_telling_is_read_from_its_history,
     ),
     (
-        instead(slack_backlog.Backlog, "position", jumps_over_gaps),
+        instead(slack_backlog.SlackCatchUp, "position", jumps_over_gaps),
         test_slack.test_a_gap_is_not_jumped_over_by_what_is_new,
     ),
-    (instead(Slack, "probe", never_finds), "a_lost_answer_is_no_answer"),
-    (instead(Slack, "probe", never_finds), "a_lost_answer_about_a_file_is_no_answer"),
-    (instead(Slack, "probe", never_finds), test_slack.test_a_probe_looks_back_to_what_is_answered),
+    (instead(SlackPlatform, "probe", never_finds), "a_lost_answer_is_no_answer"),
+    (instead(SlackPlatform, "probe", never_finds), "a_lost_answer_about_a_file_is_no_answer"),
+    (instead(SlackPlatform, "probe", never_finds), test_slack.test_a_probe_looks_back_to_what_is_answered),
     (
-        instead(Slack, "_download", fetches_from_anywhere),
+        instead(SlackPlatform, "_download", fetches_from_anywhere),
         test_slack.test_a_file_that_lies_elsewhere_is_named_and_the_token_stays_here,
     ),
 ]
 DISCORD: list[tuple[Plant, Any]] = [
     (
-        instead(discord_backlog.Backlog, "run", goes_on_from_now),
+        instead(discord_backlog.DiscordCatchUp, "run", goes_on_from_now),
         test_discord.test_a_session_that_is_lost_is_made_up_for_from_the_history,
     ),
     (
-        instead(discord_backlog.Backlog, "_catch_up", one_page_is_all),
+        instead(discord_backlog.DiscordCatchUp, "_catch_up", one_page_is_all),
         test_discord.test_a_session_that_is_lost_is_made_up_for_from_the_history,
     ),
     (
-        instead(discord_backlog.Backlog, "note_direct", forgets_direct_chats),
+        instead(discord_backlog.DiscordCatchUp, "note_direct", forgets_direct_chats),
         test_discord.test_a_session_that_is_lost_is_made_up_for_from_the_history,
     ),
     (
-        instead(discord_backlog.Backlog, "channel", takes_threads_for_channels),
+        instead(discord_backlog.DiscordCatchUp, "channel", takes_threads_for_channels),
         test_discord.test_a_thread_belongs_to_its_channel_and_is_answered_there,
     ),
     (
         lambda patch: patch.setattr(
-            Discord, "_resume", property(lambda self: None, lambda self, value: None), raising=False
+            DiscordPlatform, "_resume", property(lambda self: None, lambda self, value: None), raising=False
         ),
         test_discord.test_a_connection_that_breaks_is_resumed_and_told_what_it_missed,
     ),
     (
-        instead(Discord, "_command", confirms_commands_first),
+        instead(DiscordPlatform, "_command", confirms_commands_first),
         test_discord.test_a_slash_command_that_was_not_kept_is_not_confirmed,
     ),
     (
-        lambda patch: patch.setattr(discord_adapter, "_carries", lambda message, out: True),
+        lambda patch: patch.setattr(discord_adapter, "_has_same_file", lambda message, out: True),
         test_discord.test_a_file_that_is_found_again_is_not_taken_for_another,
     ),
     (
-        lambda patch: patch.setattr(discord_adapter, "nonce", lambda key: secrets.token_hex(12)),
+        lambda patch: patch.setattr(discord_adapter, "make_nonce", lambda key: secrets.token_hex(12)),
         "a_lost_answer_about_a_file_is_no_answer",
     ),
     (
-        lambda patch: patch.setattr(discord_adapter, "nonce", lambda key: secrets.token_hex(12)),
+        lambda patch: patch.setattr(discord_adapter, "make_nonce", lambda key: secrets.token_hex(12)),
         "a_lost_answer_is_no_answer",
     ),
     (
-        lambda patch: patch.setattr(discord_adapter, "nonce", lambda key: secrets.token_hex(12)),
+        lambda patch: patch.setattr(discord_adapter, "make_nonce", lambda key: secrets.token_hex(12)),
         test_discord.test_a_reply_to_something_new_rests_on_its_nonce_and_asks_for_nothing,
     ),
 ]
@@ -172,8 +175,8 @@ def found(stages: Any, plant: Plant, promise: Any, path: Path, patch: pytest.Mon
     class Broken(PlatformContract):
         patience = PATIENCE
 
-        def stage(self) -> AbstractAsyncContextManager[Stage]:
-            made: AbstractAsyncContextManager[Stage] = stages()
+        def open_remote(self) -> AbstractAsyncContextManager[RemotePlatform]:
+            made: AbstractAsyncContextManager[RemotePlatform] = stages()
             return made
 
     async def play() -> None:
@@ -181,7 +184,7 @@ def found(stages: Any, plant: Plant, promise: Any, path: Path, patch: pytest.Mon
         async with stages() as stage:
             given = {"stage": stage, "server": stage.server, "tmp_path": path, "monkeypatch": patch}
             if "desk" in wanted:
-                given["desk"] = Desk(stage, path, patience=PATIENCE)
+                given["desk"] = PlatformHarness(stage, path, patience=PATIENCE)
             try:
                 await promise(**{key: given[key] for key in wanted})
             finally:
@@ -197,11 +200,11 @@ def found(stages: Any, plant: Plant, promise: Any, path: Path, patch: pytest.Mon
 
 @pytest.mark.parametrize("plant, promise", SLACK, ids=name)
 def test_a_fault_of_slack_is_found(plant: Plant, promise: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found(slack_stage, plant, promise, tmp_path, monkeypatch)
+    found(open_remote_slack, plant, promise, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("plant, promise", DISCORD, ids=name)
 def test_a_fault_of_discord_is_found(
     plant: Plant, promise: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found(functools.partial(discord_stage, Discord), plant, promise, tmp_path, monkeypatch)
+    found(functools.partial(open_remote_discord, DiscordPlatform), plant, promise, tmp_path, monkeypatch)

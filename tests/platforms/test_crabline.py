@@ -19,13 +19,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from everhold.platforms.telegram.adapter import Telegram
+from everhold.infra.secret import SecretString
+from everhold.platforms.telegram.adapter import TelegramPlatform
 from everhold.platforms.telegram.settings import TelegramSettings
 from everhold.ports.platform import Platform
-from everhold.ports.plugin import Context
-from everhold.secret import Secret
-from everhold.testing.contracts.platform import PlatformContract, Seen
-from everhold.testing.platforms.loopback import Answer, Loopback, Request
+from everhold.ports.plugin import PluginContext
+from everhold.testing.contracts.platform import PlatformContract, ShownMessage
+from everhold.testing.platforms.loopback import LoopbackRequest, LoopbackResponse, LoopbackServer
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(300)]
 
@@ -72,7 +72,7 @@ class Crabline:
         self.process.wait()
 
 
-class Door(Loopback):
+class CrablineProxy(LoopbackServer):
     """Passes everything on to crabline, fails where it is told to, and remembers what bots were told they said."""
 
     def __init__(self, crabline: Crabline) -> None:
@@ -85,18 +85,18 @@ class Door(Loopback):
         await super().stop()
         await self._http.aclose()
 
-    def name(self, request: Request) -> str:
+    def name_call(self, request: LoopbackRequest) -> str:
         return request.path.rpartition("/")[2]
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer_call(self, request: LoopbackRequest) -> LoopbackResponse:
         headers = {"content-type": request.headers.get("content-type", "application/json")}
         told = await self._http.request(
             request.method, request.path, params=request.query, content=request.body, headers=headers
         )
-        if self.name(request) in ("sendMessage", "editMessageText") and told.status_code == 200:
+        if self.name_call(request) in ("sendMessage", "editMessageText") and told.status_code == 200:
             message = told.json()["result"]
             self.messages.setdefault(str(message["chat"]["id"]), {})[str(message["message_id"])] = message["text"]
-        return Answer(told.status_code, told.content, told.headers.get("content-type", "application/json"))
+        return LoopbackResponse(told.status_code, told.content, told.headers.get("content-type", "application/json"))
 
     async def write(self, text: str, **more: Any) -> str:
         admin = {"authorization": f"Bearer {self.about['adminToken']}"}
@@ -107,31 +107,31 @@ class Door(Loopback):
         return str(told.json()["update"]["message"]["message_id"])
 
 
-class CrablineStage:
+class RemoteCrabline:
     platform = "telegram"
     chat = "1001"
     group = "-100123"
     sender = "1001"
     offers = frozenset("groups drafts typing rivals".split())
 
-    def __init__(self, door: Door) -> None:
-        self.door = door
+    def __init__(self, proxy: CrablineProxy) -> None:
+        self.proxy = proxy
 
-    def build(self, context: Context) -> Platform:
-        token = Secret(self.door.about["botToken"])
-        return Telegram(TelegramSettings(token=token, base_url=self.door.url, poll_seconds=1), context)
+    def build_adapter(self, context: PluginContext) -> Platform:
+        token = SecretString(self.proxy.about["botToken"])
+        return TelegramPlatform(TelegramSettings(token=token, base_url=self.proxy.url, poll_seconds=1), context)
 
     async def write(self, text: str, *, to: str) -> str:
         if "\ud83d" in text:
             text = text.replace("\ud83d", "�")  # it takes no half characters
-        return await self.door.write(text, chatId=int(to), fromId=1001, fromName="Ada")
+        return await self.proxy.write(text, chatId=int(to), fromId=1001, fromName="Ada")
 
     async def mention(self, text: str, *, to: str) -> str:
         entity = {"type": "mention", "offset": 0, "length": len(BOT) + 1}
-        return await self.door.write(f"@{BOT} {text}", chatId=int(to), fromId=1001, entities=[entity])
+        return await self.proxy.write(f"@{BOT} {text}", chatId=int(to), fromId=1001, entities=[entity])
 
-    async def pretend(self, text: str, *, to: str) -> str:
-        return await self.door.write(text, chatId=int(to), fromId=666, fromName="Ada", fromUsername="ada_1001")
+    async def write_as_impostor(self, text: str, *, to: str) -> str:
+        return await self.proxy.write(text, chatId=int(to), fromId=666, fromName="Ada", fromUsername="ada_1001")
 
     async def edit(self, id: str, text: str, *, to: str) -> None:
         raise NotImplementedError
@@ -139,42 +139,44 @@ class CrablineStage:
     async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str:
         raise NotImplementedError
 
-    async def poison(self) -> None:
+    async def send_unparsable_update(self) -> None:
         raise NotImplementedError
 
     async def redeliver(self, chance: random.Random) -> None:
         raise NotImplementedError
 
-    async def oddity(self) -> None:
+    async def send_unknown_update(self) -> None:
         pytest.skip("crabline tells of nothing but messages")
 
-    async def garble(self) -> None:
-        self.door.fault("getUpdates", "answer", answer=Answer(200, b'{"ok": true, "result": ["\xff\xfe', "text/plain"))
+    async def send_invalid_utf8(self) -> None:
+        self.proxy.plan_fault(
+            "getUpdates", "answer", answer=LoopbackResponse(200, b'{"ok": true, "result": ["\xff\xfe', "text/plain")
+        )
 
-    def shown(self, chat: str) -> list[Seen]:
-        return [Seen(id=id, text=text) for id, text in self.door.messages.get(chat, {}).items()]
+    def list_shown(self, chat: str) -> list[ShownMessage]:
+        return [ShownMessage(id=id, text=text) for id, text in self.proxy.messages.get(chat, {}).items()]
 
-    def fail(self, how: str) -> None:
+    def fail_next_send(self, how: str) -> None:
         told: dict[str, Any] = {"ok": False}
         match how:
             case "limit":
                 told |= {"error_code": 429, "description": "Too Many Requests", "parameters": {"retry_after": 7}}
-                self.door.fault("sendMessage", "answer", answer=Answer.json(told, status=429))
+                self.proxy.plan_fault("sendMessage", "answer", answer=LoopbackResponse.json(told, status=429))
             case "dead":
                 told |= {"error_code": 403, "description": "Forbidden: bot was blocked by the user"}
-                self.door.fault("sendMessage", "answer", answer=Answer.json(told, status=403))
+                self.proxy.plan_fault("sendMessage", "answer", answer=LoopbackResponse.json(told, status=403))
             case "broken":
-                self.door.fault("sendMessage", "answer", answer=Answer(502, b"<html>", "text/html"))
+                self.proxy.plan_fault("sendMessage", "answer", answer=LoopbackResponse(502, b"<html>", "text/html"))
             case "drop before" | "drop after" | "hang":
-                self.door.fault("sendMessage", how)
+                self.proxy.plan_fault("sendMessage", how)
             case _:
                 raise AssertionError(how)
 
-    def cut(self) -> None:
-        self.door.disconnect()
+    def disconnect(self) -> None:
+        self.proxy.disconnect()
 
-    def mend(self) -> None:
-        self.door.reconnect()
+    def reconnect(self) -> None:
+        self.proxy.reconnect()
 
 
 class TestCrabline(PlatformContract):
@@ -185,7 +187,7 @@ class TestCrabline(PlatformContract):
         self.crabline.close()
 
     @asynccontextmanager
-    async def stage(self) -> AsyncIterator[CrablineStage]:
-        async with Door(self.crabline) as door:
-            yield CrablineStage(door)
+    async def open_remote(self) -> AsyncIterator[RemoteCrabline]:
+        async with CrablineProxy(self.crabline) as door:
+            yield RemoteCrabline(door)
             await asyncio.sleep(0)

@@ -15,120 +15,126 @@ from discord.gateway import DiscordWebSocket
 from discord.http import Route
 from yarl import URL
 
-from everhold.core.access import NOTICE
-from everhold.core.attachments import attachment
+from everhold.core.access import NOTICE_PREFIX
+from everhold.core.attachments import build_attachment
 from everhold.core.entries import Heard
 from everhold.errors import InDoubt, Refused, TooLong, Transient
-from everhold.platforms.discord import reading
-from everhold.platforms.discord.adapter import Discord, nonce
+from everhold.infra.secret import SecretString
+from everhold.platforms.discord import parsing
+from everhold.platforms.discord.adapter import DiscordPlatform, make_nonce
 from everhold.platforms.discord.settings import DiscordSettings, factory
-from everhold.ports.platform import Introducing
-from everhold.ports.plugin import Context
-from everhold.secret import Secret
-from everhold.testing.contracts.platform import Desk
+from everhold.ports.platform import SupportsIntroduction
+from everhold.ports.plugin import PluginContext
+from everhold.testing.contracts.platform import PlatformHarness
 from everhold.testing.platforms.discord import DiscordServer
-from tests.platforms.discord_stage import TOKEN, DiscordStage, discord_stage
+from tests.platforms.remote_discord import TOKEN, RemoteDiscord, open_remote_discord
 from tests.waiting import LIMIT_SECONDS
 
-CHAT, GROUP, ME = DiscordStage.chat, DiscordStage.group, "900"
+CHAT, GROUP, ME = RemoteDiscord.chat, RemoteDiscord.group, "900"
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[DiscordStage]:
-    async with discord_stage(Discord) as stage:
+async def stage() -> AsyncIterator[RemoteDiscord]:
+    async with open_remote_discord(DiscordPlatform) as stage:
         yield stage
 
 
 @pytest.fixture
-async def desk(stage: DiscordStage, tmp_path: Path) -> AsyncIterator[Desk]:
-    desk = Desk(stage, tmp_path)
+async def desk(stage: RemoteDiscord, tmp_path: Path) -> AsyncIterator[PlatformHarness]:
+    desk = PlatformHarness(stage, tmp_path)
     yield desk
     await desk.close()
 
 
 @pytest.fixture
-def server(stage: DiscordStage) -> DiscordServer:
+def server(stage: RemoteDiscord) -> DiscordServer:
     return stage.server
 
 
-async def connected(desk: Desk) -> None:
+async def connected(desk: PlatformHarness) -> None:
     """Listen, and have looked for what was missed: from here on it is the gateway that tells."""
     desk.start()
 
     async def met() -> bool:
         return await desk.offset("alive") is not None
 
-    await desk.until(met, what="connecting")
+    await desk.wait_until(met, what="connecting")
 
 
-async def heard(desk: Desk, server: DiscordServer, text: str, **more: Any) -> Heard:
+async def heard(desk: PlatformHarness, server: DiscordServer, text: str, **more: Any) -> Heard:
     """Write something and see what became of it."""
     await connected(desk)
-    await server.write(text, **{"channel": GROUP, **more})
-    await server.write("that was it", channel=CHAT)
-    await desk.until_heard("that was it")
-    return (await desk.heard())[0]
+    await server.write_message(text, **{"channel": GROUP, **more})
+    await server.write_message("that was it", channel=CHAT)
+    await desk.wait_until_heard("that was it")
+    return (await desk.read_heard())[0]
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_connection_that_breaks_is_resumed_and_told_what_it_missed(desk: Desk, server: DiscordServer) -> None:
+async def test_a_connection_that_breaks_is_resumed_and_told_what_it_missed(
+    desk: PlatformHarness, server: DiscordServer
+) -> None:
     await connected(desk)
-    await server.write("before", channel=CHAT)
-    await desk.until_heard("before")
+    await server.write_message("before", channel=CHAT)
+    await desk.wait_until_heard("before")
     looks = [name for name, _ in server.calls].count("GET messages")
-    server.cut()
+    server.abort_sockets()
     for number in range(3):
-        await server.write(f"meanwhile {number}", channel=CHAT)
-    await desk.until_heard("meanwhile 2")
+        await server.write_message(f"meanwhile {number}", channel=CHAT)
+    await desk.wait_until_heard("meanwhile 2")
     assert (server.identified, server.resumed) == (1, 1)
-    assert await desk.texts() == ["before", *(f"meanwhile {number}" for number in range(3))]
+    assert await desk.read_texts() == ["before", *(f"meanwhile {number}" for number in range(3))]
     assert [name for name, _ in server.calls].count("GET messages") == looks, "nothing had to be looked for"
 
 
-async def test_a_session_that_is_lost_is_made_up_for_from_the_history(desk: Desk, server: DiscordServer) -> None:
-    server.channel("3002")
-    server.channel("4001", parent=GROUP)
+async def test_a_session_that_is_lost_is_made_up_for_from_the_history(
+    desk: PlatformHarness, server: DiscordServer
+) -> None:
+    server.add_channel("3002")
+    server.add_channel("4001", parent=GROUP)
     await connected(desk)
-    await server.write("before", channel=CHAT)
-    await server.write("before, too", channel=GROUP)
-    await desk.until_heard("before", "before, too")
+    await server.write_message("before", channel=CHAT)
+    await server.write_message("before, too", channel=GROUP)
+    await desk.wait_until_heard("before", "before, too")
     server.disconnect()
     server.forget_sessions()
     for number in range(250):
-        await server.write(f"much {number}", channel=GROUP)
-    await server.write("in a channel that was silent", channel="3002")
-    await server.write("in a thread", channel="4001")
-    await server.write("in private", channel=CHAT)
+        await server.write_message(f"much {number}", channel=GROUP)
+    await server.write_message("in a channel that was silent", channel="3002")
+    await server.write_message("in a thread", channel="4001")
+    await server.write_message("in private", channel=CHAT)
     server.reconnect()
-    await desk.until_heard("much 249", "in a channel that was silent", "in a thread", "in private")
+    await desk.wait_until_heard("much 249", "in a channel that was silent", "in a thread", "in private")
     assert server.identified == 2
-    texts = await desk.texts()
+    texts = await desk.read_texts()
     assert [it for it in texts if it.startswith("much")] == [f"much {number}" for number in range(250)]
     assert len(texts) == 255
-    thread = next(body for body in await desk.heard() if body.text == "in a thread")
+    thread = next(body for body in await desk.read_heard() if body.text == "in a thread")
     assert (thread.origin.chat, thread.origin.thread) == (GROUP, "4001")
 
 
 async def test_the_first_word_of_somebody_who_is_let_in_is_heard_even_if_nobody_listened(
-    stage: DiscordStage, tmp_path: Path
+    stage: RemoteDiscord, tmp_path: Path
 ) -> None:
-    class Friends(Desk):
-        def context(self) -> Context:
-            context = super().context()
-            assert context.station is not None
-            station = msgspec.structs.replace(context.station, friends=lambda: frozenset({"1001", "1002", "nobody"}))
-            return msgspec.structs.replace(context, station=station)
+    class Friends(PlatformHarness):
+        def make_context(self) -> PluginContext:
+            context = super().make_context()
+            assert context.account_context is not None
+            station = msgspec.structs.replace(
+                context.account_context, list_known_senders=lambda: frozenset({"1001", "1002", "nobody"})
+            )
+            return msgspec.structs.replace(context, account_context=station)
 
     desk = Friends(stage, tmp_path)
-    await stage.server.write("hello?", channel=CHAT)
+    await stage.server.write_message("hello?", channel=CHAT)
     await connected(desk)
-    await desk.until_heard("hello?")
+    await desk.wait_until_heard("hello?")
     asked = [fields for name, fields in stage.server.calls if name == "POST users"]
     await desk.restart()
-    await stage.server.write("again", channel=CHAT)
-    await desk.until_heard("again")
+    await stage.server.write_message("again", channel=CHAT)
+    await desk.wait_until_heard("again")
     assert len([fields for name, fields in stage.server.calls if name == "POST users"]) == len(asked) == 2
     await desk.close()
 
@@ -137,81 +143,87 @@ async def test_buckets_are_minded_before_they_run_empty(tmp_path: Path) -> None:
     async with DiscordServer(bucket=3, window=0.2) as server:
         server.bot(TOKEN)
         server.direct(CHAT)
-        desk = Desk(DiscordStage(server, Discord), tmp_path)
+        desk = PlatformHarness(RemoteDiscord(server, DiscordPlatform), tmp_path)
         for number in range(8):
-            await desk.platform.send(desk.out(str(number), key=f"s:{number}:0"))
+            await desk.platform.send(desk.make_outgoing(str(number), key=f"s:{number}:0"))
         assert [it["content"] for it in server.shown(CHAT)] == [str(number) for number in range(8)]
         assert server.limited == 0
         await desk.close()
 
 
-async def test_only_what_went_on_is_looked_into_after_a_gap(desk: Desk, server: DiscordServer) -> None:
+async def test_only_what_went_on_is_looked_into_after_a_gap(desk: PlatformHarness, server: DiscordServer) -> None:
     for number in range(20):
-        server.channel(str(5000 + number))
+        server.add_channel(str(5000 + number))
     await connected(desk)
-    await server.write("hello", channel=GROUP)
-    await desk.until_heard("hello")
+    await server.write_message("hello", channel=GROUP)
+    await desk.wait_until_heard("hello")
     await desk.stop()
-    await server.write("meanwhile", channel=GROUP)
+    await server.write_message("meanwhile", channel=GROUP)
     looks = [name for name, _ in server.calls].count("GET messages")
     await desk.restart()
-    await desk.until_heard("meanwhile")
+    await desk.wait_until_heard("meanwhile")
     assert [name for name, _ in server.calls].count("GET messages") == looks + 1
 
 
-async def test_a_wish_to_reconnect_is_followed(desk: Desk, server: DiscordServer) -> None:
+async def test_a_wish_to_reconnect_is_followed(desk: PlatformHarness, server: DiscordServer) -> None:
     await connected(desk)
-    await server.write("before", channel=CHAT)
-    await desk.until_heard("before")
-    await server.ask_to_reconnect()
+    await server.write_message("before", channel=CHAT)
+    await desk.wait_until_heard("before")
+    await server.request_reconnect()
 
     async def resumed() -> bool:
         return server.resumed == 1
 
-    await desk.until(resumed, what="coming back")
-    await server.write("behind", channel=CHAT)
-    await desk.until_heard("behind")
+    await desk.wait_until(resumed, what="coming back")
+    await server.write_message("behind", channel=CHAT)
+    await desk.wait_until_heard("behind")
     assert desk.troubles == []
 
 
-async def test_what_was_said_before_there_was_a_bot_is_nobody_s_business(desk: Desk, server: DiscordServer) -> None:
-    await server.write("long ago", channel=GROUP, id=str(reading.snowflake(1_600_000_000)))
-    await server.write("just now", channel=GROUP)
+async def test_what_was_said_before_there_was_a_bot_is_nobody_s_business(
+    desk: PlatformHarness, server: DiscordServer
+) -> None:
+    await server.write_message("long ago", channel=GROUP, id=str(parsing.make_snowflake(1_600_000_000)))
+    await server.write_message("just now", channel=GROUP)
     desk.start()
-    await desk.until_heard("just now")
-    assert await desk.texts() == ["just now"]
+    await desk.wait_until_heard("just now")
+    assert await desk.read_texts() == ["just now"]
 
 
 @pytest.mark.parametrize("why", ["token", "intent"])
-async def test_what_somebody_has_to_mend_is_said(desk: Desk, stage: DiscordStage, why: str) -> None:
+async def test_what_somebody_has_to_mend_is_said(desk: PlatformHarness, stage: RemoteDiscord, why: str) -> None:
     settings = stage.settings()
     if why == "token":
-        settings = settings.model_copy(update={"token": Secret("wrong-canary")})
+        settings = settings.model_copy(update={"token": SecretString("wrong-canary")})
     else:
-        stage.server.bots[TOKEN].reads = False
-    bot = Discord(settings, desk.context())
+        stage.server.bots[TOKEN].reads_messages = False
+    bot = DiscordPlatform(settings, desk.make_context())
     with pytest.raises(Refused) as caught:
         await bot.listen(desk._accept)
     assert caught.value.remedy
     assert "canary" not in str(caught.value)
     if why == "token":
         with pytest.raises(Transient):  # the message is fine, and waits
-            await bot.send(desk.out("hello"))
+            await bot.send(desk.make_outgoing("hello"))
     await bot.aclose()
 
 
-async def test_it_introduces_itself_and_says_how_to_bring_it_along(desk: Desk, server: DiscordServer) -> None:
-    assert isinstance(desk.platform, Introducing)
+async def test_it_introduces_itself_and_says_how_to_bring_it_along(
+    desk: PlatformHarness, server: DiscordServer
+) -> None:
+    assert isinstance(desk.platform, SupportsIntroduction)
     me = await desk.platform.introduce()
     assert me.name == "everhold"
     assert "https://discord.com/oauth2/authorize?client_id=900" in me.hello
 
 
 @pytest.mark.parametrize("why", ["token", "intent"])
-async def test_it_does_not_introduce_itself_when_something_is_wrong(desk: Desk, stage: DiscordStage, why: str) -> None:
-    wrong = stage.settings().model_copy(update={"token": Secret("wrong-canary")} if why == "token" else {})
-    stage.server.bots[TOKEN].reads = why != "intent"
-    bot = Discord(wrong, desk.context())
+async def test_it_does_not_introduce_itself_when_something_is_wrong(
+    desk: PlatformHarness, stage: RemoteDiscord, why: str
+) -> None:
+    wrong = stage.settings().model_copy(update={"token": SecretString("wrong-canary")} if why == "token" else {})
+    stage.server.bots[TOKEN].reads_messages = why != "intent"
+    bot = DiscordPlatform(wrong, desk.make_context())
     with pytest.raises(Refused) as caught:
         await bot.introduce()
     assert caught.value.remedy
@@ -233,100 +245,106 @@ async def test_it_does_not_introduce_itself_when_something_is_wrong(desk: Desk, 
         ("/status", False),
     ],
 )
-async def test_what_is_meant_for_the_bot(desk: Desk, server: DiscordServer, text: str, meant: bool) -> None:
+async def test_what_is_meant_for_the_bot(desk: PlatformHarness, server: DiscordServer, text: str, meant: bool) -> None:
     assert (await heard(desk, server, text)).asks is meant
 
 
 async def test_an_answer_to_the_bot_is_meant_for_it_and_one_to_somebody_else_is_not(
-    desk: Desk, server: DiscordServer
+    desk: PlatformHarness, server: DiscordServer
 ) -> None:
-    remote = await desk.platform.send(desk.out("what do you think?", to=desk.place(chat=GROUP)))
+    remote = await desk.platform.send(desk.make_outgoing("what do you think?", to=desk.make_location(chat=GROUP)))
     mine = await heard(desk, server, "a lot", reply_to=remote)
     assert mine.asks
-    human = await server.write("I think so", channel=GROUP)
-    await server.write("me too", channel=GROUP, reply_to=human)
-    await desk.until_heard("me too")
-    assert not next(body for body in await desk.heard() if body.text == "me too").asks
+    human = await server.write_message("I think so", channel=GROUP)
+    await server.write_message("me too", channel=GROUP, reply_to=human)
+    await desk.wait_until_heard("me too")
+    assert not next(body for body in await desk.read_heard() if body.text == "me too").asks
 
 
-async def test_a_mention_reads_like_one_and_a_command_behind_it_is_one(desk: Desk, server: DiscordServer) -> None:
+async def test_a_mention_reads_like_one_and_a_command_behind_it_is_one(
+    desk: PlatformHarness, server: DiscordServer
+) -> None:
     body = await heard(desk, server, f"well, <@{ME}>?")
     assert body.text == "well, @everhold?"
-    await server.write(f"<@{ME}>  /status", channel=GROUP)
+    await server.write_message(f"<@{ME}>  /status", channel=GROUP)
 
     async def met() -> bool:
-        return any(body.command is not None and body.command.name == "status" for body in await desk.heard())
+        return any(body.command is not None and body.command.name == "status" for body in await desk.read_heard())
 
-    await desk.until(met, what="a command")
+    await desk.wait_until(met, what="a command")
 
 
-async def test_a_thread_belongs_to_its_channel_and_is_answered_there(desk: Desk, server: DiscordServer) -> None:
+async def test_a_thread_belongs_to_its_channel_and_is_answered_there(
+    desk: PlatformHarness, server: DiscordServer
+) -> None:
     await connected(desk)
-    server.channel("4001", parent=GROUP)
-    await server.write(f"<@{ME}> hi", channel="4001")
-    await desk.until_heard("@everhold hi")
-    (body,) = await desk.heard()
+    server.add_channel("4001", parent=GROUP)
+    await server.write_message(f"<@{ME}> hi", channel="4001")
+    await desk.wait_until_heard("@everhold hi")
+    (body,) = await desk.read_heard()
     assert (body.origin.chat, body.origin.thread) == (GROUP, "4001")
     assert body.stamp.address.endswith(":thread:4001")
-    await desk.platform.send(desk.out("hello", to=body.origin))
-    assert [it["content"] for it in server.shown("4001")] == ["hello"]
+    await desk.platform.send(desk.make_outgoing("hello", to=body.origin))
+    assert [it["content"] for it in server.list_shown_messages("4001")] == ["hello"]
 
 
-async def test_a_slash_command_is_kept_then_confirmed(desk: Desk, server: DiscordServer) -> None:
+async def test_a_slash_command_is_kept_then_confirmed(desk: PlatformHarness, server: DiscordServer) -> None:
     await connected(desk)
-    id = await server.command("title", "A better one", channel=GROUP)
+    id = await server.use_command("title", "A better one", channel=GROUP)
 
     async def confirmed() -> bool:
-        return [it for it, _ in server.answers] == [id]
+        return [it for it, _ in server.interaction_responses] == [id]
 
-    await desk.until(confirmed, what="its being confirmed")
-    (body,) = await desk.heard()
+    await desk.wait_until(confirmed, what="its being confirmed")
+    (body,) = await desk.read_heard()
     assert body.command is not None
     assert (body.command.name, body.command.argument) == ("title", "A better one")
     assert (body.origin.chat, body.stamp.person) == (GROUP, "1001")
 
 
-async def test_a_slash_command_that_was_not_kept_is_not_confirmed(desk: Desk, server: DiscordServer) -> None:
+async def test_a_slash_command_that_was_not_kept_is_not_confirmed(desk: PlatformHarness, server: DiscordServer) -> None:
     await connected(desk)
-    desk.dies = "before"
-    await server.command("title", "A better one", channel=GROUP)
-    await desk.killed()
-    assert server.answers == []
+    desk.dies_at = "before"
+    await server.use_command("title", "A better one", channel=GROUP)
+    await desk.wait_until_killed()
+    assert server.interaction_responses == []
 
 
 async def test_the_commands_are_announced_and_their_list_is_one_discord_takes(
-    desk: Desk, server: DiscordServer
+    desk: PlatformHarness, server: DiscordServer
 ) -> None:
     await connected(desk)
     names = [command["name"] for command in server.bots[TOKEN].commands]
     assert {"new", "compress", "status", "halt", "link"} <= set(names)
 
 
-async def test_previews_and_our_own_words_are_not_heard(desk: Desk, server: DiscordServer) -> None:
+async def test_previews_and_our_own_words_are_not_heard(desk: PlatformHarness, server: DiscordServer) -> None:
     await connected(desk)
-    id = await server.write("see https://example.org", channel=CHAT)
-    await server._tell("MESSAGE_UPDATE", CHAT, {**server.messages[CHAT][id], "embeds": [{"title": "Example"}]})
-    remote = await desk.platform.send(desk.out("I th …"))
-    await desk.platform.send(desk.out("I think", edits=remote))
-    await server.write("pinned something", channel=CHAT, type=6)
-    await server.write("the end", channel=CHAT)
-    await desk.until_heard("the end")
-    assert await desk.texts() == ["see https://example.org", "the end"]
+    id = await server.write_message("see https://example.org", channel=CHAT)
+    await server._dispatch_message(
+        "MESSAGE_UPDATE", CHAT, {**server.messages[CHAT][id], "embeds": [{"title": "Example"}]}
+    )
+    remote = await desk.platform.send(desk.make_outgoing("I th …"))
+    await desk.platform.send(desk.make_outgoing("I think", edits=remote))
+    await server.write_message("pinned something", channel=CHAT, type=6)
+    await server.write_message("the end", channel=CHAT)
+    await desk.wait_until_heard("the end")
+    assert await desk.read_texts() == ["see https://example.org", "the end"]
 
 
-async def test_a_webhook_is_a_bot_and_a_sender_is_an_id(desk: Desk, server: DiscordServer) -> None:
+async def test_a_webhook_is_a_bot_and_a_sender_is_an_id(desk: PlatformHarness, server: DiscordServer) -> None:
     body = await heard(desk, server, "deployed", user="77", name="1001", webhook_id="77")
     assert (body.bot, body.stamp.person, body.sender) == (True, "77", "1001")
 
 
-async def test_what_makes_no_sense_is_kept_wherever_it_stands(desk: Desk, server: DiscordServer) -> None:
+async def test_what_makes_no_sense_is_kept_wherever_it_stands(desk: PlatformHarness, server: DiscordServer) -> None:
     await connected(desk)
-    await server.happen("MESSAGE_CREATE", {"id": 7, "channel_id": {"odd": 1}})
-    await server.happen("MESSAGE_CREATE", ["no", "message"])
-    await server.happen("INTERACTION_CREATE", {"type": 2})
-    await server.write("behind", channel=CHAT)
-    await desk.until_heard("behind")
-    assert [body.asks for body in await desk.heard()] == [False, False, False, True]
+    await server.dispatch_event("MESSAGE_CREATE", {"id": 7, "channel_id": {"odd": 1}})
+    await server.dispatch_event("MESSAGE_CREATE", ["no", "message"])
+    await server.dispatch_event("INTERACTION_CREATE", {"type": 2})
+    await server.write_message("behind", channel=CHAT)
+    await desk.wait_until_heard("behind")
+    assert [body.asks for body in await desk.read_heard()] == [False, False, False, True]
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------
@@ -341,18 +359,20 @@ async def test_a_reply_that_arrived_long_ago_is_found_when_its_nonce_is_forgotte
         server.bot(TOKEN)
         server.channel(GROUP)
         server.direct(CHAT, "1001")
-        desk = Desk(DiscordStage(server, Discord), tmp_path)
-        question = await server.write("well?", channel=chat, id=str(reading.snowflake(1_600_000_000)))
-        out = desk.out("  yes ", to=desk.place(chat=chat, message=question))
+        desk = PlatformHarness(RemoteDiscord(server, DiscordPlatform), tmp_path)
+        question = await server.write("well?", channel=chat, id=str(parsing.make_snowflake(1_600_000_000)))
+        out = desk.make_outgoing("  yes ", to=desk.make_location(chat=chat, message=question))
         server.fault("POST messages", "drop after")
         with pytest.raises(InDoubt):
             await desk.platform.send(out)
         assert await desk.platform.send(out) == server.shown(chat)[0]["id"]
         assert len(server.shown(chat)) == 1
-        await desk.platform.send(desk.out("no", to=out.to, key="s:2:0"))
+        await desk.platform.send(desk.make_outgoing("no", to=out.to, key="s:2:0"))
         assert len(server.shown(chat)) == 2
-        again = await server.write("and now?", channel=chat, id=str(reading.snowflake(1_600_000_001)))
-        await desk.platform.send(desk.out("yes", to=desk.place(chat=chat, message=again), key="s:3:0"))
+        again = await server.write("and now?", channel=chat, id=str(parsing.make_snowflake(1_600_000_001)))
+        await desk.platform.send(
+            desk.make_outgoing("yes", to=desk.make_location(chat=chat, message=again), key="s:3:0")
+        )
         assert len(server.shown(chat)) == 3, "it says the same to another question"
         await desk.close()
 
@@ -362,9 +382,9 @@ async def test_a_reply_that_was_sent_in_time_is_found_when_it_is_sent_again_late
     async with DiscordServer(nonce_seconds=0.0, tells_nonces=False) as server:
         server.bot(TOKEN)
         server.direct(CHAT, "1001")
-        desk = Desk(DiscordStage(server, Discord), tmp_path)
-        question = await server.write("well?", channel=CHAT, id=str(reading.snowflake(desk.clock.now() - 1)))
-        out = desk.out("yes", to=desk.place(chat=CHAT, message=question))
+        desk = PlatformHarness(RemoteDiscord(server, DiscordPlatform), tmp_path)
+        question = await server.write("well?", channel=CHAT, id=str(parsing.make_snowflake(desk.clock.now() - 1)))
+        out = desk.make_outgoing("yes", to=desk.make_location(chat=CHAT, message=question))
         first = await desk.platform.send(out)
         assert "message_reference" not in server.shown(CHAT)[0]
         real = desk.clock.now
@@ -375,48 +395,55 @@ async def test_a_reply_that_was_sent_in_time_is_found_when_it_is_sent_again_late
 
 
 async def test_a_reply_to_something_new_rests_on_its_nonce_and_asks_for_nothing(
-    desk: Desk, server: DiscordServer
+    desk: PlatformHarness, server: DiscordServer
 ) -> None:
-    from everhold.testing.contracts.platform_desk import Clock
+    from everhold.testing.contracts.platform_harness import ContractClock
 
-    question = await server.write("well?", channel=GROUP, id=str(reading.snowflake(Clock().now() - 1)))
-    out = desk.out("yes", to=desk.place(chat=GROUP, message=question))
+    question = await server.write_message(
+        "well?", channel=GROUP, id=str(parsing.make_snowflake(ContractClock().now() - 1))
+    )
+    out = desk.make_outgoing("yes", to=desk.make_location(chat=GROUP, message=question))
     first = await desk.platform.send(out)
     assert await desk.platform.send(out) == first
-    assert [it["content"] for it in server.shown(GROUP)] == ["yes"]
+    assert [it["content"] for it in server.list_shown_messages(GROUP)] == ["yes"]
     assert "GET messages" not in [name for name, _ in server.calls]
 
 
-async def test_an_answer_in_a_server_hangs_on_its_question(desk: Desk, server: DiscordServer) -> None:
+async def test_an_answer_in_a_server_hangs_on_its_question(desk: PlatformHarness, server: DiscordServer) -> None:
     body = await heard(desk, server, f"<@{ME}> hi")
-    now = str(reading.snowflake(desk.clock.now()))
-    await desk.platform.send(desk.out("hello", to=body.origin))
-    await desk.platform.send(desk.out("hello", to=desk.place(message=now), key="s:2:0"))
-    assert server.shown(GROUP)[-1]["message_reference"]["message_id"] == body.origin.message
-    assert "message_reference" not in server.shown(CHAT)[-1]
+    now = str(parsing.make_snowflake(desk.clock.now()))
+    await desk.platform.send(desk.make_outgoing("hello", to=body.origin))
+    await desk.platform.send(desk.make_outgoing("hello", to=desk.make_location(message=now), key="s:2:0"))
+    assert server.list_shown_messages(GROUP)[-1]["message_reference"]["message_id"] == body.origin.message
+    assert "message_reference" not in server.list_shown_messages(CHAT)[-1]
 
 
-async def test_nobody_calls_everybody(desk: Desk, server: DiscordServer) -> None:
-    await desk.platform.send(desk.out("@everyone look"))
+async def test_nobody_calls_everybody(desk: PlatformHarness, server: DiscordServer) -> None:
+    await desk.platform.send(desk.make_outgoing("@everyone look"))
     (given,) = [fields for name, fields in server.calls if name == "POST messages"]
     assert given["allowed_mentions"]["parse"] == ["users"]
-    assert (given["nonce"], given["enforce_nonce"]) == (nonce("s:1:0"), True)
+    assert (given["nonce"], given["enforce_nonce"]) == (make_nonce("s:1:0"), True)
     assert len(given["nonce"]) <= 25
 
 
-async def test_notices_are_marked_where_other_bots_can_read_them(desk: Desk, server: DiscordServer) -> None:
-    await desk.platform.send(desk.out("halted", to=desk.place(chat=GROUP), notice=True))
-    await desk.platform.send(desk.out("halted", notice=True, key="s:2:0"))
-    assert [it["content"] for it in (*server.shown(GROUP), *server.shown(CHAT))] == [f"{NOTICE}halted", "halted"]
+async def test_notices_are_marked_where_other_bots_can_read_them(desk: PlatformHarness, server: DiscordServer) -> None:
+    await desk.platform.send(desk.make_outgoing("halted", to=desk.make_location(chat=GROUP), notice=True))
+    await desk.platform.send(desk.make_outgoing("halted", notice=True, key="s:2:0"))
+    assert [it["content"] for it in (*server.list_shown_messages(GROUP), *server.list_shown_messages(CHAT))] == [
+        f"{NOTICE_PREFIX}halted",
+        "halted",
+    ]
 
 
-async def test_a_file_that_is_found_again_is_not_taken_for_another(desk: Desk, server: DiscordServer) -> None:
-    asked = await server.write("both, please", channel=GROUP)
-    files = [attachment(data, name=name) for name, data in (("a.txt", b"one"), ("b.txt", b"three"))]
+async def test_a_file_that_is_found_again_is_not_taken_for_another(
+    desk: PlatformHarness, server: DiscordServer
+) -> None:
+    asked = await server.write_message("both, please", channel=GROUP)
+    files = [build_attachment(data, name=name) for name, data in (("a.txt", b"one"), ("b.txt", b"three"))]
     for data in (b"one", b"three"):
-        await desk.keep(data)
-    place = desk.place(chat=GROUP, message=asked)
-    outs = [desk.out("", to=place, key=f"s:1:{part}", file=file) for part, file in enumerate(files)]
+        await desk.store_blob(data)
+    place = desk.make_location(chat=GROUP, message=asked)
+    outs = [desk.make_outgoing("", to=place, key=f"s:1:{part}", file=file) for part, file in enumerate(files)]
     await desk.platform.send(outs[0])
     for message in server.messages[GROUP].values():
         message.pop("nonce", None)  # it is long ago
@@ -424,52 +451,56 @@ async def test_a_file_that_is_found_again_is_not_taken_for_another(desk: Desk, s
     assert await desk.platform.probe(outs[1]) is None
 
 
-async def test_no_token_gets_into_a_log(desk: Desk, stage: DiscordStage, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_token_gets_into_a_log(
+    desk: PlatformHarness, stage: RemoteDiscord, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     await connected(desk)
-    stage.fail("broken")
+    stage.fail_next_send("broken")
     with pytest.raises(InDoubt):
-        await desk.platform.send(desk.out("hello"))
+        await desk.platform.send(desk.make_outgoing("hello"))
     assert caplog.text
     assert TOKEN not in caplog.text
 
 
-async def test_a_reply_whose_draft_was_deleted_is_sent(desk: Desk, server: DiscordServer) -> None:
-    await desk.platform.send(desk.out("the whole text", edits="4711"))
-    assert [it["content"] for it in server.shown(CHAT)] == ["the whole text"]
+async def test_a_reply_whose_draft_was_deleted_is_sent(desk: PlatformHarness, server: DiscordServer) -> None:
+    await desk.platform.send(desk.make_outgoing("the whole text", edits="4711"))
+    assert [it["content"] for it in server.list_shown_messages(CHAT)] == ["the whole text"]
 
 
-async def test_a_text_that_is_too_long_is_told_apart(desk: Desk) -> None:
+async def test_a_text_that_is_too_long_is_told_apart(desk: PlatformHarness) -> None:
     with pytest.raises(TooLong):
-        await desk.platform.send(desk.out("x" * 2001))
+        await desk.platform.send(desk.make_outgoing("x" * 2001))
 
 
-async def test_a_wait_is_kept_without_asking_again(desk: Desk, server: DiscordServer) -> None:
-    server.busy[CHAT] = 7
+async def test_a_wait_is_kept_without_asking_again(desk: PlatformHarness, server: DiscordServer) -> None:
+    server.retry_after_seconds[CHAT] = 7
     for _ in range(3):
         with pytest.raises(Transient) as caught:
-            await desk.platform.send(desk.out("hello"))
+            await desk.platform.send(desk.make_outgoing("hello"))
         assert caught.value.retry_after is not None
     assert [name for name, _ in server.calls].count("POST messages") == 1
-    await desk.platform.send(desk.out("elsewhere", to=desk.place(chat=GROUP)))
+    await desk.platform.send(desk.make_outgoing("elsewhere", to=desk.make_location(chat=GROUP)))
 
 
-async def test_an_error_of_theirs_is_not_tried_again_behind_our_back(desk: Desk, stage: DiscordStage) -> None:
-    stage.fail("broken")
+async def test_an_error_of_theirs_is_not_tried_again_behind_our_back(
+    desk: PlatformHarness, stage: RemoteDiscord
+) -> None:
+    stage.fail_next_send("broken")
     with pytest.raises(InDoubt):
-        await desk.platform.send(desk.out("hello"))
+        await desk.platform.send(desk.make_outgoing("hello"))
     assert [name for name, _ in stage.server.calls].count("POST messages") == 1
 
 
 def test_ids_tell_the_time() -> None:
-    assert reading.seconds_of(str(reading.snowflake(1_700_000_000.5))) == 1_700_000_000.5
-    assert reading.seconds_of("") == reading.seconds_of("interaction") == 0.0
-    assert reading.snowflake(0) == 0
+    assert parsing.parse_snowflake_seconds(str(parsing.make_snowflake(1_700_000_000.5))) == 1_700_000_000.5
+    assert parsing.parse_snowflake_seconds("") == parsing.parse_snowflake_seconds("interaction") == 0.0
+    assert parsing.make_snowflake(0) == 0
 
 
-def test_the_factory_brings_the_settings_and_the_adapter(desk: Desk, stage: DiscordStage) -> None:
+def test_the_factory_brings_the_settings_and_the_adapter(desk: PlatformHarness, stage: RemoteDiscord) -> None:
     assert factory.Settings is DiscordSettings
-    assert isinstance(factory(stage.settings(), desk.context()), Discord)
+    assert isinstance(factory(stage.settings(), desk.make_context()), DiscordPlatform)
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -498,7 +529,7 @@ async def test_the_server_is_one_that_the_library_as_it_comes_can_live_with(
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
             await ready.wait()
-            await server.write("hello", channel=GROUP)
+            await server.write_message("hello", channel=GROUP)
             message = await got.get()
             assert (message.content, str(message.channel)) == ("hello", f"c{GROUP}")
             reply = await message.reply("thinking …")
@@ -506,8 +537,8 @@ async def test_the_server_is_one_that_the_library_as_it_comes_can_live_with(
             with pytest.raises(discord.HTTPException) as caught:
                 await message.channel.send("x" * 2001)
             assert caught.value.code == 50035
-            server.cut()
-            await server.write("while it was away", channel=GROUP)
+            server.abort_sockets()
+            await server.write_message("while it was away", channel=GROUP)
             assert (await got.get()).content == "while it was away"
             history = [it.content async for it in message.channel.history(after=message, oldest_first=True)]
         assert history == ["an answer", "while it was away"]
@@ -519,7 +550,7 @@ async def test_the_server_is_one_that_the_library_as_it_comes_can_live_with(
 
 def test_a_command_between_others_is_its_sender_s_alone() -> None:
     """Discord lets people use it in their direct chats with each other, and tells of those like of ours."""
-    used = {"id": "7", "type": reading.COMMAND, "data": {"name": "status"}, "user": {"id": "1001"}}
-    found = reading.command(used, where=reading.channel({"id": "9", "type": 3}), account="main")
+    used = {"id": "7", "type": parsing.COMMAND_INTERACTION_TYPE, "data": {"name": "status"}, "user": {"id": "1001"}}
+    found = parsing.parse_command(used, where=parsing.parse_channel({"id": "9", "type": 3}), account="main")
     assert found is not None
-    assert (found.kind, found.changes_hands) == ("dm", True)
+    assert (found.kind, found.can_change_owner) == ("dm", True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
-from everhold.testing.contracts.platform import PlatformContract, Stage
-from tests.platforms.discord_stage import discord_stage
+from everhold.testing.contracts.platform import PlatformContract, RemotePlatform
+from tests.platforms.remote_discord import open_remote_discord
 
 
 class TestDiscord(PlatformContract):
-    def stage(self) -> AbstractAsyncContextManager[Stage]:
-        return discord_stage()
+    def open_remote(self) -> AbstractAsyncContextManager[RemotePlatform]:
+        return open_remote_discord()

@@ -6,15 +6,15 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from everhold.testing.contracts.platform import PlatformContract, Stage
-from everhold.testing.platforms.synapse import Synapse
-from tests.platforms.matrix_stage import matrix_stage
+from everhold.testing.contracts.platform import PlatformContract, RemotePlatform
+from everhold.testing.platforms.synapse import SynapseServer
+from tests.platforms.remote_matrix import open_remote_matrix
 
 
 class TestMatrix(PlatformContract):
     @pytest.fixture(autouse=True)
-    def _server(self, synapse: Synapse) -> None:
+    def _server(self, synapse: SynapseServer) -> None:
         self.synapse = synapse
 
-    def stage(self) -> AbstractAsyncContextManager[Stage]:
-        return matrix_stage(self.synapse)
+    def open_remote(self) -> AbstractAsyncContextManager[RemotePlatform]:
+        return open_remote_matrix(self.synapse)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from everhold.testing.modelserver import ModelServer
-from everhold.testing.platforms.synapse import Synapse
-from tests.platforms.matrix_room import Room
+from everhold.testing.model_server import ModelServer
+from everhold.testing.platforms.synapse import SynapseServer
+from tests.platforms.matrix_room import AgentRoom
 
 
 @pytest.fixture
@@ -21,14 +21,14 @@ async def model() -> AsyncIterator[ModelServer]:
         yield server
 
 
-async def workshop(room: Room, *, kills: int) -> None:
+async def run_rounds(room: AgentRoom, *, kills: int) -> None:
     """Rounds of tasks; then everybody compresses in the middle of one, is killed, and spoken to while away."""
     try:
         await room.open()
-        await room.entered()
+        await room.wait_until_joined()
         for kill in range(kills):
             await room.round(f"k{kill}first")
-            await room.done()
+            await room.wait_until_done()
             await room.round(f"k{kill}second")
             compressing = asyncio.create_task(room.compress())
             await room.round(f"k{kill}third")
@@ -37,8 +37,8 @@ async def workshop(room: Room, *, kills: int) -> None:
             await compressing
             await room.round(f"k{kill}away")
             await room.start()
-        await room.done()
-        await room.called("final")
+        await room.wait_until_done()
+        await room.call_everybody("final")
         await halt(room)
         await room.kill(signal.SIGTERM)
         await room.check(call="final")
@@ -46,33 +46,33 @@ async def workshop(room: Room, *, kills: int) -> None:
         await room.close()
 
 
-async def halt(room: Room) -> None:
+async def halt(room: AgentRoom) -> None:
     """A human's word ends everything until another one lifts it."""
     await room.round("halted", counts=False)  # whoever works on it is stopped
     await room.say("!halt")
-    await room.obeyed("Halted.", 1)
-    before = await room.spoken()
+    await room.wait_until_obeyed("Halted.", 1)
+    before = await room.agent_texts()
     await room.say("<call-halted>", *range(room.count))
     await room.say("!halt")  # whoever answers this has heard the call
-    await room.obeyed("Halted.", 2)
-    after = await room.spoken()
+    await room.wait_until_obeyed("Halted.", 2)
+    after = await room.agent_texts()
     assert after == before, f"somebody answered: {Counter(after) - Counter(before)}"
     await room.say("!wake")
-    await room.obeyed("Listening again.", 1)
-    await room.called("again")
-    await room.settled()
+    await room.wait_until_obeyed("Listening again.", 1)
+    await room.call_everybody("again")
+    await room.wait_until_settled()
 
 
-async def test_three_agents_one_gateway_one_kill(tmp_path: Path, synapse: Synapse, model: ModelServer) -> None:
-    await workshop(Room(tmp_path, synapse, model, agents=3), kills=1)
+async def test_three_agents_one_gateway_one_kill(tmp_path: Path, synapse: SynapseServer, model: ModelServer) -> None:
+    await run_rounds(AgentRoom(tmp_path, synapse, model, agents=3), kills=1)
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("apart", [False, True], ids=["one process", "nine processes"])
-async def test_nine_agents_many_kills(tmp_path: Path, synapse: Synapse, model: ModelServer, apart: bool) -> None:
-    room = Room(tmp_path, synapse, model, agents=9, apart=apart)
-    await workshop(room, kills=3)
+async def test_nine_agents_many_kills(tmp_path: Path, synapse: SynapseServer, model: ModelServer, apart: bool) -> None:
+    room = AgentRoom(tmp_path, synapse, model, agents=9, apart=apart)
+    await run_rounds(room, kills=3)
 
 
 @pytest.mark.prove
@@ -86,9 +86,9 @@ async def test_nine_agents_many_kills(tmp_path: Path, synapse: Synapse, model: M
     ],
 )
 async def test_what_is_planted_is_found(
-    tmp_path: Path, synapse: Synapse, model: ModelServer, fault: str, found: str
+    tmp_path: Path, synapse: SynapseServer, model: ModelServer, fault: str, found: str
 ) -> None:
-    room = Room(tmp_path, synapse, model, agents=2, fault=fault)
+    room = AgentRoom(tmp_path, synapse, model, agents=2, fault=fault)
     room.patience = 30.0
     with pytest.raises(AssertionError, match=found):
-        await workshop(room, kills=1)
+        await run_rounds(room, kills=1)

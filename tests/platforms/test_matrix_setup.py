@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from everhold.testing.platforms.synapse import Member, Synapse
-from tests.cli.house import House, make_plugin
+from everhold.testing.platforms.synapse import MatrixTestMember, SynapseServer
+from tests.cli.command_home import CommandHome, make_plugin
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path / "home", make_plugin(tmp_path / "plugin"))
+def house(tmp_path: Path) -> Iterator[CommandHome]:
+    house = CommandHome(tmp_path / "home", make_plugin(tmp_path / "plugin"))
     yield house
     house.close()
 
 
 @pytest.fixture
-def helper(synapse: Synapse) -> Member:
-    return asyncio.run(synapse.register("helper"))
+def helper(synapse: SynapseServer) -> MatrixTestMember:
+    return asyncio.run(synapse.register_member("helper"))
 
 
-def test_an_account_is_tried_and_written(house: House, synapse: Synapse, helper: Member) -> None:
+def test_an_account_is_tried_and_written(house: CommandHome, synapse: SynapseServer, helper: MatrixTestMember) -> None:
     done = house.run("setup", "matrix", input=f"{synapse.url}/\n{helper.token}\n").ok()
     assert helper.token not in done.out + done.err
     assert f"matrix knows it as {helper.id}" in done.out
@@ -36,7 +36,7 @@ def test_an_account_is_tried_and_written(house: House, synapse: Synapse, helper:
     assert f"MATRIX_MAIN_TOKEN={helper.token}" in (house.path / ".env").read_text()
 
 
-def test_a_token_that_does_not_work_is_not_written(house: House, synapse: Synapse) -> None:
+def test_a_token_that_does_not_work_is_not_written(house: CommandHome, synapse: SynapseServer) -> None:
     given = ["--no-input", "--stdin", "--set", f"homeserver={synapse.url}"]
     done = house.run("setup", "matrix", *given, input="wrong\n")
     assert done.code != 0

@@ -11,105 +11,107 @@ from typing import Any
 
 import pytest
 
-from everhold.core.access import NOTICE
-from everhold.core.attachments import attachment
+from everhold.core.access import NOTICE_PREFIX
+from everhold.core.attachments import build_attachment
 from everhold.core.entries import Heard
 from everhold.errors import InDoubt, Refused, TooLong, Transient
-from everhold.platforms.slack import adapter, backlog, reading, wording
-from everhold.platforms.slack.adapter import Slack
+from everhold.infra.secret import SecretString
+from everhold.platforms.slack import adapter, catch_up, formatting, parsing
+from everhold.platforms.slack.adapter import SlackPlatform
 from everhold.platforms.slack.settings import SlackSettings, factory
-from everhold.ports.platform import Incoming, Verdict
-from everhold.secret import Secret
-from everhold.testing.contracts.platform import Desk
-from everhold.testing.platforms.loopback import Answer
+from everhold.ports.platform import AcceptResult, IncomingMessage
+from everhold.testing.contracts.platform import PlatformHarness
+from everhold.testing.platforms.loopback import LoopbackResponse
 from everhold.testing.platforms.slack import ACK_SECONDS, SlackServer
-from tests.platforms.slack_stage import APP_TOKEN, BOT_TOKEN, SlackStage, slack_stage
+from tests.platforms.remote_slack import APP_TOKEN, BOT_TOKEN, RemoteSlack, open_remote_slack
 from tests.waiting import LIMIT_SECONDS
 
 PATIENCE = LIMIT_SECONDS
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[SlackStage]:
-    async with slack_stage() as stage:
+async def stage() -> AsyncIterator[RemoteSlack]:
+    async with open_remote_slack() as stage:
         yield stage
 
 
 @pytest.fixture
-async def desk(stage: SlackStage, tmp_path: Path) -> AsyncIterator[Desk]:
-    desk = Desk(stage, tmp_path)
+async def desk(stage: RemoteSlack, tmp_path: Path) -> AsyncIterator[PlatformHarness]:
+    desk = PlatformHarness(stage, tmp_path)
     yield desk
     await desk.close()
 
 
 @pytest.fixture
-def server(stage: SlackStage) -> SlackServer:
+def server(stage: RemoteSlack) -> SlackServer:
     return stage.server
 
 
-async def heard(desk: Desk, server: SlackServer, text: str, **more: Any) -> Heard:
+async def heard(desk: PlatformHarness, server: SlackServer, text: str, **more: Any) -> Heard:
     """Write something and see what became of it."""
     desk.start()
-    await server.write(text, **{"channel": "C1", **more})
-    await server.write("that was it", channel="D1")
-    await desk.until_heard("that was it")
+    await server.write_message(text, **{"channel": "C1", **more})
+    await server.write_message("that was it", channel="D1")
+    await desk.wait_until_heard("that was it")
 
     async def met() -> bool:
-        return len(await desk.heard()) > 1
+        return len(await desk.read_heard()) > 1
 
-    await desk.until(met, what=f"hearing {text}")
-    return next(body for body in await desk.heard() if body.text != "that was it")
+    await desk.wait_until(met, what=f"hearing {text}")
+    return next(body for body in await desk.read_heard() if body.text != "that was it")
 
 
-async def many(desk: Desk, of: list[str], count: int) -> None:
+async def many(desk: PlatformHarness, of: list[str], count: int) -> None:
     """Wait until Slack has counted so many: confirmed, or given up."""
 
     async def met() -> bool:
         return len(of) >= count
 
-    await desk.until(met, what=f"{count} of them")
+    await desk.wait_until(met, what=f"{count} of them")
 
 
 # -- envelopes ---------------------------------------------------------------------------------------------------------
 
 
-async def test_an_event_is_confirmed_after_it_is_kept_and_not_before(desk: Desk, server: SlackServer) -> None:
+async def test_an_event_is_confirmed_after_it_is_kept_and_not_before(
+    desk: PlatformHarness, server: SlackServer
+) -> None:
     kept, entered = asyncio.Event(), asyncio.Event()
     app = server.apps[0]
 
-    async def accept(incoming: Incoming) -> Verdict:
+    async def accept(incoming: IncomingMessage) -> AcceptResult:
         if incoming.text == "hello":
             entered.set()
             await kept.wait()
         return await desk._accept(incoming)
 
     listening = asyncio.create_task(desk.platform.listen(accept))
-    await server.write("before", channel="D1")
+    await server.write_message("before", channel="D1")
     await many(desk, app.confirmed, 1)
-    await server.write("hello", channel="D1")
+    await server.write_message("hello", channel="D1")
     async with asyncio.timeout(desk.patience):
         await entered.wait()
-    await desk.platform.send(desk.out("time for a word on the way"))
+    await desk.platform.send(desk.make_outgoing("time for a word on the way"))
     assert len(app.confirmed) == 1
     kept.set()
     await many(desk, app.confirmed, 2)
-    assert await desk.texts() == ["before", "hello"]
+    assert await desk.read_texts() == ["before", "hello"]
     listening.cancel()
     await asyncio.gather(listening, return_exceptions=True)
 
 
-async def test_a_burst_is_confirmed_in_time(desk: Desk, server: SlackServer) -> None:
+async def test_a_burst_is_confirmed_in_time(desk: PlatformHarness, server: SlackServer) -> None:
     # what else this machine does must not decide it: Slack waits for longer here, and we count what we compute
     server.ack_seconds = desk.patience
     desk.start()
-    await server.write("before", channel="D1")
+    await server.write_message("before", channel="D1")
     await many(desk, server.apps[0].confirmed, 1)
     before = time.process_time()
     for number in range(100):
-        await server.write(str(number), channel="D1")
+        await server.write_message(str(number), channel="D1")
     await many(desk, server.apps[0].confirmed, 101)
     assert time.process_time() - before < ACK_SECONDS, "the last of them would have been late"
-    assert len(await desk.texts()) == 101
+    assert len(await desk.read_texts()) == 101
     outcomes = [verdict.outcome for verdict in desk.verdicts]
     # the first is in the history, too
     assert outcomes.count("duplicate") <= 1, "something was not confirmed, and came again"
@@ -118,10 +120,10 @@ async def test_a_burst_is_confirmed_in_time(desk: Desk, server: SlackServer) -> 
 async def test_an_event_that_is_not_confirmed_comes_again_and_is_heard_once(tmp_path: Path) -> None:
     async with SlackServer(ack_seconds=0.05) as server:
         server.app(BOT_TOKEN, APP_TOKEN)
-        desk = Desk(SlackStage(server), tmp_path, patience=PATIENCE)
+        desk = PlatformHarness(RemoteSlack(server), tmp_path, patience=PATIENCE)
         slow = desk._accept
 
-        async def accept(incoming: Incoming) -> Verdict:
+        async def accept(incoming: IncomingMessage) -> AcceptResult:
             await asyncio.sleep(0.1)  # slower than Slack waits
             return await slow(incoming)
 
@@ -131,52 +133,54 @@ async def test_an_event_that_is_not_confirmed_comes_again_and_is_heard_once(tmp_
         async def came_again() -> bool:
             return len([it for it in desk.verdicts if it.outcome == "duplicate"]) >= 1
 
-        await desk.until(came_again, what="its coming again")
-        assert await desk.texts() == ["hello"]
+        await desk.wait_until(came_again, what="its coming again")
+        assert await desk.read_texts() == ["hello"]
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
         await desk.close()
 
 
 async def test_a_file_that_takes_long_holds_up_nothing_else(
-    desk: Desk, server: SlackServer, monkeypatch: pytest.MonkeyPatch
+    desk: PlatformHarness, server: SlackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(adapter, "FILE_WAIT_SECONDS", 0.05)
     desk.start()
-    await server.write("hello", channel="D1")
-    await desk.until_heard("hello")
-    server.fault("files", "hang")
-    await server.write("look", channel="D1", files=[("a.txt", b"some bytes")])
+    await server.write_message("hello", channel="D1")
+    await desk.wait_until_heard("hello")
+    server.plan_fault("files", "hang")
+    await server.write_message("look", channel="D1", files=[("a.txt", b"some bytes")])
     async with asyncio.timeout(desk.patience):
         await server.held.wait()
-    await server.write("and by the way", channel="D1")
-    await desk.until_heard("and by the way")
-    assert await desk.offset("history/D1") == (await desk.heard())[0].origin.message, (
+    await server.write_message("and by the way", channel="D1")
+    await desk.wait_until_heard("and by the way")
+    assert await desk.offset("history/D1") == (await desk.read_heard())[0].origin.message, (
         "the position does not pass what is not kept"
     )
-    server.cut()  # the download is lost with the connection, and the message is not
-    await desk.until_heard("look")
-    body = next(body for body in await desk.heard() if body.text == "look")
+    server.abort_sockets()  # the download is lost with the connection, and the message is not
+    await desk.wait_until_heard("look")
+    body = next(body for body in await desk.read_heard() if body.text == "look")
     assert [file.name for file in body.attachments] == ["a.txt"]
-    assert len(await desk.texts()) == 3
+    assert len(await desk.read_texts()) == 3
 
 
-async def test_connections_are_renewed_without_a_word(desk: Desk, server: SlackServer) -> None:
+async def test_connections_are_renewed_without_a_word(desk: PlatformHarness, server: SlackServer) -> None:
     desk.start()
-    await server.write("before", channel="D1")
-    await desk.until_heard("before")
-    await server.refresh()
-    await server.write("behind", channel="D1")
-    await desk.until_heard("behind")
+    await server.write_message("before", channel="D1")
+    await desk.wait_until_heard("before")
+    await server.disconnect_sockets()
+    await server.write_message("behind", channel="D1")
+    await desk.wait_until_heard("behind")
     assert desk.troubles == []
-    assert await desk.texts() == ["before", "behind"]
+    assert await desk.read_texts() == ["before", "behind"]
 
 
-async def test_socket_mode_that_was_switched_off_is_for_somebody_to_mend(desk: Desk, server: SlackServer) -> None:
+async def test_socket_mode_that_was_switched_off_is_for_somebody_to_mend(
+    desk: PlatformHarness, server: SlackServer
+) -> None:
     listening = asyncio.create_task(desk.platform.listen(desk._accept))
-    await server.write("hello", channel="D1")
-    await desk.until_heard("hello")
-    await server.refresh("link_disabled")
+    await server.write_message("hello", channel="D1")
+    await desk.wait_until_heard("hello")
+    await server.disconnect_sockets("link_disabled")
     with pytest.raises(Refused, match="switched off"):
         async with asyncio.timeout(desk.patience):
             await listening
@@ -186,21 +190,21 @@ async def test_socket_mode_that_was_switched_off_is_for_somebody_to_mend(desk: D
 
 
 async def test_what_slack_has_given_up_telling_is_read_from_its_history(tmp_path: Path) -> None:
-    async with SlackServer(minute=0.01) as server:
+    async with SlackServer(minute_seconds=0.01) as server:
         app = server.app(BOT_TOKEN, APP_TOKEN)
         server.invite(app, "C1")
-        desk = Desk(SlackStage(server), tmp_path, patience=PATIENCE)
+        desk = PlatformHarness(RemoteSlack(server), tmp_path, patience=PATIENCE)
         old = await server.write("an old thread", channel="C1", ts="1600000000.000001")
         await many(desk, server.apps[0].forgotten, 1)
         desk.start()
 
         async def connected() -> bool:
-            return desk.well > 0
+            return desk.healthy_reports > 0
 
-        await desk.until(connected, what="connecting")
+        await desk.wait_until(connected, what="connecting")
         await server.write("before", channel="C1")
         await server.write("in the thread", channel="C1", thread=old)
-        await desk.until_heard("before", "in the thread")
+        await desk.wait_until_heard("before", "in the thread")
         await desk.stop()
         parent = await server.write("a new thread", channel="C1")
         await server.write("in the old one", channel="C1", thread=old)
@@ -210,8 +214,8 @@ async def test_what_slack_has_given_up_telling_is_read_from_its_history(tmp_path
             await server.write(f"much more {number}", channel="C1")
         await many(desk, server.apps[0].forgotten, 1 + 254)
         await desk.restart()
-        await desk.until_heard("much more 249", "in a chat nobody had opened")
-        texts = await desk.texts()
+        await desk.wait_until_heard("much more 249", "in a chat nobody had opened")
+        texts = await desk.read_texts()
         assert [it for it in texts if "nobody" not in it][-253:] == [
             "a new thread",
             "in the old one",
@@ -222,20 +226,20 @@ async def test_what_slack_has_given_up_telling_is_read_from_its_history(tmp_path
         before = len(texts)
         await desk.restart()
         await server.write("and on", channel="C1")
-        await desk.until_heard("and on")
-        assert len(await desk.texts()) == before + 1
+        await desk.wait_until_heard("and on")
+        assert len(await desk.read_texts()) == before + 1
         await desk.close()
 
 
 async def test_a_gap_is_not_jumped_over_by_what_is_new(
-    desk: Desk, server: SlackServer, monkeypatch: pytest.MonkeyPatch
+    desk: PlatformHarness, server: SlackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(adapter, "FILE_WAIT_SECONDS", 0.05)
     desk.start()
-    first = await server.write("before", channel="D1")
-    await desk.until_heard("before")
+    first = await server.write_message("before", channel="D1")
+    await desk.wait_until_heard("before")
     await desk.stop()
-    server.fault("conversations.history", "hang")
+    server.plan_fault("conversations.history", "hang")
     for app in server.apps:
         app.channels.append("D1") if "D1" not in app.channels else None
     server.messages["D1"]["1"] = {
@@ -247,115 +251,120 @@ async def test_a_gap_is_not_jumped_over_by_what_is_new(
     await desk.restart()
     async with asyncio.timeout(desk.patience):
         await server.held.wait()
-    await server.write("new", channel="D1")
-    await desk.until_heard("new")
+    await server.write_message("new", channel="D1")
+    await desk.wait_until_heard("new")
     assert await desk.offset("history/D1") == first
     await desk.restart()
-    await desk.until_heard("missed")
-    assert sorted(await desk.texts()) == ["before", "missed", "new"]
+    await desk.wait_until_heard("missed")
+    assert sorted(await desk.read_texts()) == ["before", "missed", "new"]
 
 
 def test_times_are_compared_to_their_last_digit() -> None:
-    assert backlog.later("1700000000.000002", "1700000000.000001")
-    assert not backlog.later("1700000000.000001", "1700000000.000001")
-    assert backlog.later("1700000000.1", "1700000000.000001")
-    assert not backlog.later("", "")
+    assert catch_up.is_later_ts("1700000000.000002", "1700000000.000001")
+    assert not catch_up.is_later_ts("1700000000.000001", "1700000000.000001")
+    assert catch_up.is_later_ts("1700000000.1", "1700000000.000001")
+    assert not catch_up.is_later_ts("", "")
 
 
 # -- what is heard -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_mention_that_comes_as_two_events_is_heard_once(desk: Desk, server: SlackServer) -> None:
+async def test_a_mention_that_comes_as_two_events_is_heard_once(desk: PlatformHarness, server: SlackServer) -> None:
     body = await heard(desk, server, f"hi <@{server.apps[0].user}>, what now?")
     assert (body.text, body.asks) == ("hi @everhold, what now?", True)
     await many(desk, server.apps[0].confirmed, 3)
     assert [verdict.outcome for verdict in desk.verdicts].count("duplicate") >= 1
     assert "differs" not in [verdict.outcome for verdict in desk.verdicts]
-    assert len(await desk.texts()) == 2
+    assert len(await desk.read_texts()) == 2
     assert ":channel:C1" in body.stamp.address
 
 
-async def test_a_thread_is_a_conversation_and_is_answered_there(desk: Desk, server: SlackServer) -> None:
-    remote = await desk.platform.send(desk.out("a thought", to=desk.place(chat="C1")))
+async def test_a_thread_is_a_conversation_and_is_answered_there(desk: PlatformHarness, server: SlackServer) -> None:
+    remote = await desk.platform.send(desk.make_outgoing("a thought", to=desk.make_location(chat="C1")))
     body = await heard(desk, server, "tell me more", thread=remote)
     assert body.asks, "it hangs on what we said"
     assert (body.origin.chat, body.origin.thread) == ("C1", remote)
     assert body.stamp.address.endswith(f":thread:{remote}")
-    await desk.platform.send(desk.out("there is no more", to=body.origin, key="s:2:0"))
-    assert server.shown("C1")[-1]["thread_ts"] == remote
-    assert await desk.platform.probe(desk.out("", to=body.origin, key="s:2:0")) == server.shown("C1")[-1]["ts"]
+    await desk.platform.send(desk.make_outgoing("there is no more", to=body.origin, key="s:2:0"))
+    assert server.list_shown_messages("C1")[-1]["thread_ts"] == remote
+    assert (
+        await desk.platform.probe(desk.make_outgoing("", to=body.origin, key="s:2:0"))
+        == server.list_shown_messages("C1")[-1]["ts"]
+    )
 
 
-async def test_a_thread_of_others_is_none_of_ours(desk: Desk, server: SlackServer) -> None:
-    parent = await server.write("we talk", channel="C1")
+async def test_a_thread_of_others_is_none_of_ours(desk: PlatformHarness, server: SlackServer) -> None:
+    parent = await server.write_message("we talk", channel="C1")
     desk.start()
-    await server.write("indeed", channel="C1", thread=parent)
-    await desk.until_heard("indeed")
-    assert not next(body for body in await desk.heard() if body.text == "indeed").asks
+    await server.write_message("indeed", channel="C1", thread=parent)
+    await desk.wait_until_heard("indeed")
+    assert not next(body for body in await desk.read_heard() if body.text == "indeed").asks
 
 
 @pytest.mark.parametrize("text", ["<@UBOT1> /status", " <@UBOT1|everhold>  /status"])
-async def test_a_command_behind_a_mention_is_a_command(desk: Desk, server: SlackServer, text: str) -> None:
+async def test_a_command_behind_a_mention_is_a_command(desk: PlatformHarness, server: SlackServer, text: str) -> None:
     body = await heard(desk, server, text)
     assert body.command is not None
     assert body.command.name == "status"
 
 
 @pytest.mark.parametrize("command, text", [("/everhold", "title A better one"), ("/title", "A better one")])
-async def test_a_slash_command_is_heard(desk: Desk, server: SlackServer, command: str, text: str) -> None:
+async def test_a_slash_command_is_heard(desk: PlatformHarness, server: SlackServer, command: str, text: str) -> None:
     desk.start()
-    await server.write("hello", channel="D1")
-    await desk.until_heard("hello")
-    await server.command(command, text, channel="C1")
+    await server.write_message("hello", channel="D1")
+    await desk.wait_until_heard("hello")
+    await server.use_command(command, text, channel="C1")
 
     async def met() -> bool:
-        return len(await desk.heard()) == 2
+        return len(await desk.read_heard()) == 2
 
-    await desk.until(met, what="hearing a command")
-    body = (await desk.heard())[1]
+    await desk.wait_until(met, what="hearing a command")
+    body = (await desk.read_heard())[1]
     assert body.command is not None
     assert (body.command.name, body.command.argument) == ("title", "A better one")
     assert (body.origin.chat, body.stamp.person) == ("C1", "UADA")
 
 
-async def test_what_makes_no_sense_is_kept_wherever_it_stands(desk: Desk, server: SlackServer) -> None:
+async def test_what_makes_no_sense_is_kept_wherever_it_stands(desk: PlatformHarness, server: SlackServer) -> None:
     desk.start()
-    await server.write("hello", channel="D1")
-    await server.happen({"type": "message", "channel": {"id": 7}, "text": 5, "user": "UADA", "ts": None})
-    await server.happen(["no", "event"])
+    await server.write_message("hello", channel="D1")
+    await server.send_event({"type": "message", "channel": {"id": 7}, "text": 5, "user": "UADA", "ts": None})
+    await server.send_event(["no", "event"])
 
     async def met() -> bool:
-        return len(await desk.heard()) == 3
+        return len(await desk.read_heard()) == 3
 
-    await desk.until(met, what="keeping both")
-    assert [body.asks for body in await desk.heard() if body.text != "hello"] == [False, False]
+    await desk.wait_until(met, what="keeping both")
+    assert [body.asks for body in await desk.read_heard() if body.text != "hello"] == [False, False]
 
 
-async def test_previews_and_our_own_words_are_not_heard(desk: Desk, server: SlackServer) -> None:
+async def test_previews_and_our_own_words_are_not_heard(desk: PlatformHarness, server: SlackServer) -> None:
     desk.start()
-    ts = await server.write("see https://example.org", channel="D1")
+    ts = await server.write_message("see https://example.org", channel="D1")
     before = dict(server.messages["D1"][ts])
-    await server._changed("D1", {**before, "attachments": [{"title": "Example"}]}, before)
-    remote = await desk.platform.send(desk.out("I th …"))
-    await desk.platform.send(desk.out("I think", edits=remote))
-    await server.write("joined", channel="D1", subtype="channel_join")
-    await server.write("the end", channel="D1")
-    await desk.until_heard("the end")
-    assert await desk.texts() == ["see https://example.org", "the end"]
+    await server._send_message_change("D1", {**before, "attachments": [{"title": "Example"}]}, before)
+    remote = await desk.platform.send(desk.make_outgoing("I th …"))
+    await desk.platform.send(desk.make_outgoing("I think", edits=remote))
+    await server.write_message("joined", channel="D1", subtype="channel_join")
+    await server.write_message("the end", channel="D1")
+    await desk.wait_until_heard("the end")
+    assert await desk.read_texts() == ["see https://example.org", "the end"]
 
 
-async def test_another_bot_is_known_for_one(desk: Desk, server: SlackServer) -> None:
+async def test_another_bot_is_known_for_one(desk: PlatformHarness, server: SlackServer) -> None:
     bot = {"bot_id": "B77", "user": None, "subtype": "bot_message", "bot_profile": {"name": "Jira"}}
     body = await heard(desk, server, "done", **bot)
     assert (body.bot, body.stamp.person, body.sender) == (True, "B77", "Jira")
 
 
-async def test_a_sender_is_an_id_whatever_they_call_themselves(desk: Desk, server: SlackServer) -> None:
+async def test_a_sender_is_an_id_whatever_they_call_themselves(desk: PlatformHarness, server: SlackServer) -> None:
     body = await heard(desk, server, "hello", channel="D1", user="UEVE")
     assert (body.stamp.person, body.sender) == ("UEVE", "eve")
 
 
-async def test_a_file_that_lies_elsewhere_is_named_and_the_token_stays_here(desk: Desk, server: SlackServer) -> None:
+async def test_a_file_that_lies_elsewhere_is_named_and_the_token_stays_here(
+    desk: PlatformHarness, server: SlackServer
+) -> None:
     async with SlackServer() as elsewhere:
         file = {
             "id": "F9",
@@ -366,16 +375,16 @@ async def test_a_file_that_lies_elsewhere_is_named_and_the_token_stays_here(desk
         }
         desk.start()
         message = {"type": "message", "subtype": "file_share", "user": "UADA", "text": "look", "channel": "D1"}
-        await server.happen({**message, "ts": "1800000000.000001", "files": [file]})
-        await server.happen(
+        await server.send_event({**message, "ts": "1800000000.000001", "files": [file]})
+        await server.send_event(
             {**message, "ts": "1800000000.000002", "text": "drive", "files": [{**file, "is_external": True}]}
         )
 
         async def met() -> bool:
-            return len(await desk.heard()) == 2
+            return len(await desk.read_heard()) == 2
 
-        await desk.until(met, what="hearing both")
-        for body in await desk.heard():
+        await desk.wait_until(met, what="hearing both")
+        for body in await desk.read_heard():
             assert [(it.name, it.blob) for it in body.attachments] == [("plan.doc", "")]
         assert elsewhere.calls == []
 
@@ -399,7 +408,7 @@ async def test_a_file_that_lies_elsewhere_is_named_and_the_token_stays_here(desk
     ],
 )
 def test_wording_outward(text: str, shown: str) -> None:
-    assert wording.outward(text) == shown
+    assert formatting.to_mrkdwn(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -415,149 +424,160 @@ def test_wording_outward(text: str, shown: str) -> None:
     ],
 )
 def test_wording_inward(text: str, read: str) -> None:
-    assert wording.inward(text, names={"U1": "me"}) == read
+    assert formatting.from_mrkdwn(text, names={"U1": "me"}) == read
 
 
-async def test_notices_are_marked_where_other_bots_can_read_them(desk: Desk, server: SlackServer) -> None:
-    await desk.platform.send(desk.out("halted", to=desk.place(chat="C1"), notice=True))
-    await desk.platform.send(desk.out("halted", notice=True, key="s:2:0"))
-    assert [it["text"] for it in (*server.shown("C1"), *server.shown("D1"))] == [f"{NOTICE}halted", "halted"]
+async def test_notices_are_marked_where_other_bots_can_read_them(desk: PlatformHarness, server: SlackServer) -> None:
+    await desk.platform.send(desk.make_outgoing("halted", to=desk.make_location(chat="C1"), notice=True))
+    await desk.platform.send(desk.make_outgoing("halted", notice=True, key="s:2:0"))
+    assert [it["text"] for it in (*server.list_shown_messages("C1"), *server.list_shown_messages("D1"))] == [
+        f"{NOTICE_PREFIX}halted",
+        "halted",
+    ]
 
 
-async def test_a_text_that_grows_too_long_for_an_edit_is_said_anew(desk: Desk, server: SlackServer) -> None:
-    assert isinstance(desk.platform, Slack)
-    remote = await desk.platform.draft(desk.out("if a <", key="s:1:draft"))
+async def test_a_text_that_grows_too_long_for_an_edit_is_said_anew(desk: PlatformHarness, server: SlackServer) -> None:
+    assert isinstance(desk.platform, SlackPlatform)
+    remote = await desk.platform.draft(desk.make_outgoing("if a <", key="s:1:draft"))
     text = "a < b; " * 550
     assert len(text) <= desk.platform.text_limit
-    said = await desk.platform.send(desk.out(text, edits=remote))
-    (shown,) = server.shown("D1")
-    assert (shown["ts"], wording.inward(shown["text"], names={})) == (said, text)
-    server.fault("chat.delete", "drop before")
-    remote = await desk.platform.draft(desk.out("if a <", key="s:3:draft"))
-    await desk.platform.send(desk.out(text, edits=remote, key="s:3:0"))
-    assert len(server.shown("D1")) == 3, "a draft that could not be deleted is left"
+    said = await desk.platform.send(desk.make_outgoing(text, edits=remote))
+    (shown,) = server.list_shown_messages("D1")
+    assert (shown["ts"], formatting.from_mrkdwn(shown["text"], names={})) == (said, text)
+    server.plan_fault("chat.delete", "drop before")
+    remote = await desk.platform.draft(desk.make_outgoing("if a <", key="s:3:draft"))
+    await desk.platform.send(desk.make_outgoing(text, edits=remote, key="s:3:0"))
+    assert len(server.list_shown_messages("D1")) == 3, "a draft that could not be deleted is left"
     with pytest.raises(TooLong):
-        await desk.platform.send(desk.out("<" * 11_000, key="s:2:0"))
+        await desk.platform.send(desk.make_outgoing("<" * 11_000, key="s:2:0"))
 
 
-async def test_a_draft_is_not_brought_up_to_date_more_often_than_slack_likes(desk: Desk, server: SlackServer) -> None:
-    assert isinstance(desk.platform, Slack)
-    remote = await desk.platform.draft(desk.out("I", key="s:1:draft"))
+async def test_a_draft_is_not_brought_up_to_date_more_often_than_slack_likes(
+    desk: PlatformHarness, server: SlackServer
+) -> None:
+    assert isinstance(desk.platform, SlackPlatform)
+    remote = await desk.platform.draft(desk.make_outgoing("I", key="s:1:draft"))
     for text in ("I th", "I think", "I think th"):
-        await desk.platform.revise(remote, desk.out(text, key="s:1:draft"))
-    await desk.platform.send(desk.out("I think that", edits=remote))
-    assert [it["text"] for it in server.shown("D1")] == ["I think that"]
+        await desk.platform.revise(remote, desk.make_outgoing(text, key="s:1:draft"))
+    await desk.platform.send(desk.make_outgoing("I think that", edits=remote))
+    assert [it["text"] for it in server.list_shown_messages("D1")] == ["I think that"]
     assert server.edits["D1", remote] == 2
 
 
-async def test_a_reply_whose_draft_was_deleted_is_sent(desk: Desk, server: SlackServer) -> None:
-    await desk.platform.send(desk.out("the whole text", edits="1.000001"))
-    assert [it["text"] for it in server.shown("D1")] == ["the whole text"]
+async def test_a_reply_whose_draft_was_deleted_is_sent(desk: PlatformHarness, server: SlackServer) -> None:
+    await desk.platform.send(desk.make_outgoing("the whole text", edits="1.000001"))
+    assert [it["text"] for it in server.list_shown_messages("D1")] == ["the whole text"]
 
 
 @pytest.mark.parametrize("lost", ["files.getUploadURLExternal", "upload", "files.completeUploadExternal"])
 @pytest.mark.parametrize("how", ["drop before", "drop after"])
 async def test_a_file_arrives_once_wherever_the_answer_was_lost(
-    desk: Desk, server: SlackServer, lost: str, how: Any
+    desk: PlatformHarness, server: SlackServer, lost: str, how: Any
 ) -> None:
-    await desk.keep(b"one")
-    out = desk.out("", file=attachment(b"one", name="a.txt"))
-    server.fault(lost, how)
+    await desk.store_blob(b"one")
+    out = desk.make_outgoing("", file=build_attachment(b"one", name="a.txt"))
+    server.plan_fault(lost, how)
     with pytest.raises((Transient, InDoubt)):
         await desk.platform.send(out)
     if await desk.platform.probe(out) is None:
         await desk.platform.send(out)
     assert await desk.platform.probe(out) is not None
-    assert [file["name"] for it in server.shown("D1") for file in it.get("files", ())] == ["a.txt"]
+    assert [file["name"] for it in server.list_shown_messages("D1") for file in it.get("files", ())] == ["a.txt"]
 
 
-async def test_a_probe_looks_back_to_what_is_answered(desk: Desk, server: SlackServer) -> None:
-    question = await server.write("well?", channel="C1")
-    out = desk.out("yes", to=desk.place(chat="C1", message=question))
+async def test_a_probe_looks_back_to_what_is_answered(desk: PlatformHarness, server: SlackServer) -> None:
+    question = await server.write_message("well?", channel="C1")
+    out = desk.make_outgoing("yes", to=desk.make_location(chat="C1", message=question))
     remote = await desk.platform.send(out)
     for number in range(450):
-        server._post("C1", {"type": "message", "user": "UADA", "text": str(number), "ts": server._ts()})
+        server._add_message("C1", {"type": "message", "user": "UADA", "text": str(number), "ts": server._next_ts()})
     assert await desk.platform.probe(out) == remote
-    assert await desk.platform.probe(desk.out("yes", to=out.to, key="s:3:0")) is None
+    assert await desk.platform.probe(desk.make_outgoing("yes", to=out.to, key="s:3:0")) is None
 
 
-async def test_another_app_cannot_say_that_our_reply_is_there(desk: Desk, server: SlackServer) -> None:
+async def test_another_app_cannot_say_that_our_reply_is_there(desk: PlatformHarness, server: SlackServer) -> None:
     """What is sent carries a key that others can read; one that they repeat must not make us leave a reply unsaid."""
-    out = desk.out("yes", to=desk.place(chat="C1"))
+    out = desk.make_outgoing("yes", to=desk.make_location(chat="C1"))
     payload = {"event_type": "everhold_message", "event_payload": {"key": out.key, "hops": 0}}
-    await server.write("no", channel="C1", user="UEVE", bot_id="BEVE", metadata=payload)
+    await server.write_message("no", channel="C1", user="UEVE", bot_id="BEVE", metadata=payload)
     assert await desk.platform.probe(out) is None
     remote = await desk.platform.send(out)
     assert await desk.platform.probe(out) == remote
 
 
-async def test_a_wait_is_kept_without_asking_again(desk: Desk, server: SlackServer) -> None:
-    server.busy["D1"] = 7
+async def test_a_wait_is_kept_without_asking_again(desk: PlatformHarness, server: SlackServer) -> None:
+    server.retry_after_seconds["D1"] = 7
     for _ in range(3):
         with pytest.raises(Transient):
-            await desk.platform.send(desk.out("hello"))
+            await desk.platform.send(desk.make_outgoing("hello"))
     assert [name for name, _ in server.calls].count("chat.postMessage") == 1
-    await desk.platform.send(desk.out("elsewhere", to=desk.place(chat="C1")))
+    await desk.platform.send(desk.make_outgoing("elsewhere", to=desk.make_location(chat="C1")))
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-async def test_no_token_gets_into_a_log(desk: Desk, stage: SlackStage, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_token_gets_into_a_log(
+    desk: PlatformHarness, stage: RemoteSlack, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     desk.start()
-    await stage.server.write("look", channel="D1", files=[("a.txt", b"some bytes")])
-    await desk.until_heard("look")
-    stage.fail("broken")
+    await stage.server.write_message("look", channel="D1", files=[("a.txt", b"some bytes")])
+    await desk.wait_until_heard("look")
+    stage.fail_next_send("broken")
     with pytest.raises(InDoubt):
-        await desk.platform.send(desk.out("hello"))
+        await desk.platform.send(desk.make_outgoing("hello"))
     assert caplog.text
     for token in (BOT_TOKEN, APP_TOKEN):
         assert token not in caplog.text
 
 
 @pytest.mark.parametrize("wrong", ["bot_token", "app_token"])
-async def test_a_token_that_is_wrong_is_for_somebody_to_mend(desk: Desk, stage: SlackStage, wrong: str) -> None:
-    settings = stage.settings().model_copy(update={wrong: Secret("xox-wrong")})
-    slack = Slack(settings, desk.context())
+async def test_a_token_that_is_wrong_is_for_somebody_to_mend(
+    desk: PlatformHarness, stage: RemoteSlack, wrong: str
+) -> None:
+    settings = stage.settings().model_copy(update={wrong: SecretString("xox-wrong")})
+    slack = SlackPlatform(settings, desk.make_context())
     with pytest.raises(Refused, match="does not take this token") as caught:
         await slack.listen(desk._accept)
     assert "xox-wrong" not in str(caught.value)
     assert caught.value.remedy
     if wrong == "bot_token":
         with pytest.raises(Transient):  # the message is fine, and waits
-            await slack.send(desk.out("hello"))
+            await slack.send(desk.make_outgoing("hello"))
     await slack.aclose()
 
 
-async def test_it_introduces_itself_if_everything_is_there(desk: Desk, stage: SlackStage) -> None:
-    assert isinstance(desk.platform, Slack)
+async def test_it_introduces_itself_if_everything_is_there(desk: PlatformHarness, stage: RemoteSlack) -> None:
+    assert isinstance(desk.platform, SlackPlatform)
     assert (await desk.platform.introduce()).name == "@everhold"
     for wrong in ("bot_token", "app_token"):
-        slack = Slack(stage.settings().model_copy(update={wrong: Secret("xox-wrong")}), desk.context())
+        slack = SlackPlatform(
+            stage.settings().model_copy(update={wrong: SecretString("xox-wrong")}), desk.make_context()
+        )
         with pytest.raises(Refused, match="does not take this token"):
             await slack.introduce()
         await slack.aclose()
     stage.server.apps[0].scopes = "chat:write,im:read"
-    slack = Slack(stage.settings(), desk.context())
+    slack = SlackPlatform(stage.settings(), desk.make_context())
     with pytest.raises(Refused, match="im:history"):
         await slack.introduce()
     await slack.aclose()
 
 
-async def test_a_scope_that_is_missing_is_named(desk: Desk, server: SlackServer) -> None:
+async def test_a_scope_that_is_missing_is_named(desk: PlatformHarness, server: SlackServer) -> None:
     told = {"ok": False, "error": "missing_scope", "needed": "chat:write", "provided": "files:read"}
-    server.fault("chat.postMessage", "answer", answer=Answer.json(told))
+    server.plan_fault("chat.postMessage", "answer", answer=LoopbackResponse.json(told))
     with pytest.raises(Refused, match="chat:write"):
-        await desk.platform.send(desk.out("hello"))
+        await desk.platform.send(desk.make_outgoing("hello"))
 
 
-def test_the_factory_brings_the_settings_and_the_adapter(desk: Desk, stage: SlackStage) -> None:
+def test_the_factory_brings_the_settings_and_the_adapter(desk: PlatformHarness, stage: RemoteSlack) -> None:
     assert factory.Settings is SlackSettings
-    assert isinstance(factory(stage.settings(), desk.context()), Slack)
+    assert isinstance(factory(stage.settings(), desk.make_context()), SlackPlatform)
 
 
 def test_a_command_between_two_others_is_its_sender_s_alone() -> None:
     """Slack lets people use it in their direct chats with each other, and tells of those like of ours."""
     payload = {"channel_id": "D9", "command": "/status", "trigger_id": "t1", "user_id": "UADA"}
-    assert reading.command(payload, account="main").changes_hands
+    assert parsing.parse_command(payload, account="main").can_change_owner

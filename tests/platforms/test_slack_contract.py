@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
-from everhold.testing.contracts.platform import PlatformContract, Stage
-from tests.platforms.slack_stage import slack_stage
+from everhold.testing.contracts.platform import PlatformContract, RemotePlatform
+from tests.platforms.remote_slack import open_remote_slack
 
 
 class TestSlack(PlatformContract):
-    def stage(self) -> AbstractAsyncContextManager[Stage]:
-        return slack_stage()
+    def open_remote(self) -> AbstractAsyncContextManager[RemotePlatform]:
+        return open_remote_slack()

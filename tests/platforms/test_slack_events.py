@@ -14,29 +14,33 @@ import httpx2
 import pytest
 from pydantic import ValidationError
 
-from everhold.platforms.slack.adapter import Slack
-from everhold.platforms.slack.events import signed
-from everhold.platforms.slack.settings import EventsSettings, SlackSettings
+from everhold.infra.secret import SecretString
+from everhold.platforms.slack.adapter import SlackPlatform
+from everhold.platforms.slack.events import is_signature_valid
+from everhold.platforms.slack.settings import SlackEventsSettings, SlackSettings
 from everhold.ports.platform import Platform
-from everhold.ports.plugin import Context
-from everhold.secret import Secret
-from everhold.testing.contracts.platform import Desk, PlatformContract
+from everhold.ports.plugin import PluginContext
+from everhold.testing.contracts.platform import PlatformContract, PlatformHarness
 from everhold.testing.platforms.slack import SlackServer
-from tests.platforms.slack_stage import APP_TOKEN, BOT_TOKEN, SlackStage
+from tests.platforms.remote_slack import APP_TOKEN, BOT_TOKEN, RemoteSlack
 
 SECRET = "8f742231b10e8888abcd99yyyzzz85a5"
-EVENTS = EventsSettings(url="https://proxy.example/slack/events", port=0)
-SETTINGS: dict[str, Any] = {"bot_token": Secret(BOT_TOKEN), "signing_secret": Secret(SECRET), "events": EVENTS}
+EVENTS = SlackEventsSettings(url="https://proxy.example/slack/events", port=0)
+SETTINGS: dict[str, Any] = {
+    "bot_token": SecretString(BOT_TOKEN),
+    "signing_secret": SecretString(SECRET),
+    "events": EVENTS,
+}
 
 
-class CalledStage(SlackStage):
+class RemoteSlackOverHttp(RemoteSlack):
     """The app is called; whoever was built last is at its request URL."""
 
-    offers = SlackStage.offers - {"rivals"}
+    offers = RemoteSlack.offers - {"rivals"}
 
     def __init__(self, server: SlackServer) -> None:
         super().__init__(server)
-        self.adapter: Slack | None = None
+        self.adapter: SlackPlatform | None = None
         server.apps[0].signing_secret = SECRET
         server.apps[0].request_url = self.url
 
@@ -46,28 +50,28 @@ class CalledStage(SlackStage):
     def settings(self) -> SlackSettings:
         return SlackSettings(**SETTINGS, base_url=f"{self.server.url}/api/")
 
-    def build(self, context: Context) -> Platform:
-        self.adapter = Slack(self.settings(), context)
+    def build_adapter(self, context: PluginContext) -> Platform:
+        self.adapter = SlackPlatform(self.settings(), context)
         self.server.now = context.clock.now
         return self.adapter
 
-    async def garble(self) -> None:
-        assert await self.server.call(self.server.apps[0], b'{"event": "\xff\xfe\xc3(') == 200
+    async def send_invalid_utf8(self) -> None:
+        assert await self.server.post_event(self.server.apps[0], b'{"event": "\xff\xfe\xc3(') == 200
 
 
 @asynccontextmanager
-async def called_stage() -> AsyncIterator[CalledStage]:
+async def open_remote_slack_over_http() -> AsyncIterator[RemoteSlackOverHttp]:
     async with SlackServer() as server:
         app = server.app(BOT_TOKEN, APP_TOKEN)
-        server.invite(app, CalledStage.chat)
-        server.invite(app, CalledStage.group)
-        yield CalledStage(server)
+        server.invite(app, RemoteSlackOverHttp.chat)
+        server.invite(app, RemoteSlackOverHttp.group)
+        yield RemoteSlackOverHttp(server)
 
 
 class TestSlackOverHttp(PlatformContract):
     @asynccontextmanager
-    async def stage(self) -> AsyncIterator[CalledStage]:
-        async with called_stage() as stage:
+    async def open_remote(self) -> AsyncIterator[RemoteSlackOverHttp]:
+        async with open_remote_slack_over_http() as stage:
             yield stage
 
     # whoever is called looks for no connection: that there was none is for the history to tell, at the next start
@@ -75,15 +79,15 @@ class TestSlackOverHttp(PlatformContract):
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    async with called_stage() as stage:
-        desk = Desk(stage, tmp_path)
+async def desk(tmp_path: Path) -> AsyncIterator[PlatformHarness]:
+    async with open_remote_slack_over_http() as stage:
+        desk = PlatformHarness(stage, tmp_path)
         desk.start()
 
         async def listening() -> bool:
-            return bool(desk.well)
+            return bool(desk.healthy_reports)
 
-        await desk.until(listening, what="being there to be called")
+        await desk.wait_until(listening, what="being there to be called")
         yield desk
         await desk.close()
 
@@ -101,10 +105,10 @@ def headers(
     return {"X-Slack-Request-Timestamp": stamp, "X-Slack-Signature": f"{version}={digest}"}
 
 
-async def call(desk: Desk, body: bytes, given: dict[str, str]) -> httpx2.Response:
-    assert isinstance(desk.stage, CalledStage)
+async def call(desk: PlatformHarness, body: bytes, given: dict[str, str]) -> httpx2.Response:
+    assert isinstance(desk.remote, RemoteSlackOverHttp)
     async with httpx2.AsyncClient(trust_env=False) as client:
-        return await client.post(desk.stage.url(), content=body, headers=given)
+        return await client.post(desk.remote.url(), content=body, headers=given)
 
 
 def test_a_signature_of_slack_s_own_example_is_recognised() -> None:
@@ -118,17 +122,17 @@ def test_a_signature_of_slack_s_own_example_is_recognised() -> None:
         "x-slack-request-timestamp": "1531420618",
         "x-slack-signature": "v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503",
     }
-    assert signed(Secret(SECRET), given, body, now=1531420618.0)
-    assert not signed(Secret(SECRET), given, body, now=1531420618.0 + 301)
-    assert not signed(Secret(SECRET), given, body + b" ", now=1531420618.0)
+    assert is_signature_valid(SecretString(SECRET), given, body, now=1531420618.0)
+    assert not is_signature_valid(SecretString(SECRET), given, body, now=1531420618.0 + 301)
+    assert not is_signature_valid(SecretString(SECRET), given, body + b" ", now=1531420618.0)
 
 
-async def test_what_is_signed_is_kept_and_then_confirmed(desk: Desk) -> None:
+async def test_what_is_signed_is_kept_and_then_confirmed(desk: PlatformHarness) -> None:
     body = event()
     assert (await call(desk, body, headers(body, desk.clock.now()))).status_code == 200
-    assert await desk.texts() == ["hello"]
+    assert await desk.read_texts() == ["hello"]
     assert (await call(desk, body, headers(body, desk.clock.now()))).status_code == 200, "a repeat is recognised"
-    assert await desk.texts() == ["hello"]
+    assert await desk.read_texts() == ["hello"]
 
 
 @pytest.mark.parametrize(
@@ -148,27 +152,34 @@ async def test_what_is_signed_is_kept_and_then_confirmed(desk: Desk) -> None:
     ],
     ids="none empty altered foreign blank late early version words number re-encoded".split(),
 )
-async def test_what_is_not_signed_so_leaves_nothing(desk: Desk, forge: Callable[[float], dict[str, str]]) -> None:
+async def test_what_is_not_signed_so_leaves_nothing(
+    desk: PlatformHarness, forge: Callable[[float], dict[str, str]]
+) -> None:
     assert (await call(desk, event(), forge(desk.clock.now()))).status_code == 401
-    assert await desk.texts() == []
+    assert await desk.read_texts() == []
 
 
-async def test_slack_may_ask_whether_we_are_who_we_say(desk: Desk) -> None:
+async def test_slack_may_ask_whether_we_are_who_we_say(desk: PlatformHarness) -> None:
     body = b'{"type": "url_verification", "challenge": "3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P"}'
     answer = await call(desk, body, headers(body, desk.clock.now()))
     assert (answer.status_code, answer.text) == (200, json.loads(body)["challenge"])
     assert (await call(desk, body, {})).status_code == 401
 
 
-async def test_a_slash_command_is_heard(desk: Desk) -> None:
-    assert isinstance(desk.stage, CalledStage)
-    await desk.stage.server.command("/everhold", "status", channel="D1")
-    await desk.until_heard("/status")
+async def test_a_slash_command_is_heard(desk: PlatformHarness) -> None:
+    assert isinstance(desk.remote, RemoteSlackOverHttp)
+    await desk.remote.server.use_command("/everhold", "status", channel="D1")
+    await desk.wait_until_heard("/status")
 
 
 @pytest.mark.parametrize(
     "left_out",
-    [{"signing_secret": None}, {"signing_secret": Secret("")}, {"signing_secret": Secret("short")}, {"events": None}],
+    [
+        {"signing_secret": None},
+        {"signing_secret": SecretString("")},
+        {"signing_secret": SecretString("short")},
+        {"events": None},
+    ],
 )
 def test_without_a_secret_it_does_not_start(left_out: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

@@ -9,35 +9,37 @@ from typing import Any
 
 import pytest
 
-from everhold.accounts import Ledger
-from everhold.errors import Conflict, Misuse, NotFound
-from everhold.flow.state import MOST_CONFLICTS, update_state_record
-from everhold.partners import Partners
+from everhold.assembly.accounts import StoredPlatformOffsets
+from everhold.engine.state_updates import MOST_CONFLICTS, update_state_record
+from everhold.errors import Conflict, InvalidRequest, NotFound
+from everhold.ingress.dm_owners import DmOwners
 from everhold.ports.platform import PlatformOffset
 from everhold.ports.store import Change, Committed, StateNamespace, StateWrite, Step
-from tests.platforms.stage import Door
-from tests.platforms.test_reception import code_for
+from tests.ingress.harness import IngressHarness
+from tests.ingress.test_admission import code_for
 
 Meanwhile = Callable[[], Awaitable[Any]]
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    door = Door(tmp_path)
+async def door(tmp_path: Path) -> AsyncIterator[IngressHarness]:
+    door = IngressHarness(tmp_path)
     yield door
     await door.store.close()
 
 
-async def value_of(door: Door, namespace: StateNamespace, key: str, *, scope: str = "") -> str | None:
+async def value_of(door: IngressHarness, namespace: StateNamespace, key: str, *, scope: str = "") -> str | None:
     record = await door.store.get_state_record(namespace, key, scope=scope)
     return None if record is None else record.value
 
 
-async def put(door: Door, value: str | None, *, namespace: StateNamespace = StateNamespace.SCHEDULE) -> str | None:
+async def put(
+    door: IngressHarness, value: str | None, *, namespace: StateNamespace = StateNamespace.SCHEDULE
+) -> str | None:
     return await update_state_record(door.store, namespace, "k", at=1.0, decide=lambda _: value)
 
 
-def interrupt(door: Door, meanwhile: Meanwhile, *, times: int = 1) -> list[Change]:
+def interrupt(door: IngressHarness, meanwhile: Meanwhile, *, times: int = 1) -> list[Change]:
     """Let something happen between a reading and its commit, so often. The changes that were tried."""
     commit, tried = door.store.commit, list[Change]()
 
@@ -60,7 +62,7 @@ def interrupt(door: Door, meanwhile: Meanwhile, *, times: int = 1) -> list[Chang
 # -- the helper --------------------------------------------------------------------------------------------------------
 
 
-async def test_an_update_is_decided_anew_on_what_another_writer_left(door: Door) -> None:
+async def test_an_update_is_decided_anew_on_what_another_writer_left(door: IngressHarness) -> None:
     await put(door, "1")
     tried = interrupt(door, lambda: put(door, "5"))
     decide: Callable[[str | None], str] = lambda present: str(int(present or 0) + 1)  # noqa: E731
@@ -69,7 +71,7 @@ async def test_an_update_is_decided_anew_on_what_another_writer_left(door: Door)
     assert len(tried) == 1
 
 
-async def test_an_update_that_changes_nothing_writes_nothing(door: Door) -> None:
+async def test_an_update_that_changes_nothing_writes_nothing(door: IngressHarness) -> None:
     await put(door, "1")
     (before,) = await door.store.list_state_records()
     assert await put(door, "1") == "1"
@@ -79,7 +81,7 @@ async def test_an_update_that_changes_nothing_writes_nothing(door: Door) -> None
     assert await door.store.list_state_records() == []
 
 
-async def test_an_update_gives_up_after_many_conflicts(door: Door) -> None:
+async def test_an_update_gives_up_after_many_conflicts(door: IngressHarness) -> None:
     number = iter(range(1_000))
     tried = interrupt(door, lambda: put(door, f"other {next(number)}"), times=100)
     with pytest.raises(Conflict, match="schedule record 'k'"):
@@ -90,10 +92,10 @@ async def test_an_update_gives_up_after_many_conflicts(door: Door) -> None:
 # -- what platforms were read ------------------------------------------------------------------------------------------
 
 
-async def test_messages_of_a_crowd_move_one_offset_and_all_are_accepted(door: Door) -> None:
+async def test_messages_of_a_crowd_move_one_offset_and_all_are_accepted(door: IngressHarness) -> None:
     async def say(number: int) -> str:
         offset = PlatformOffset(key="history/1", value=str(number))
-        return (await door.say(f"hello {number}", chat="room", addressed=True, offset=offset)).outcome
+        return (await door.send_message(f"hello {number}", chat="room", addressed=True, offset=offset)).outcome
 
     commit, tried = door.store.commit, list[Change]()
 
@@ -113,27 +115,27 @@ async def test_messages_of_a_crowd_move_one_offset_and_all_are_accepted(door: Do
     assert (after.value, after.version) == ("59", before.version + 30)
 
 
-async def test_a_message_is_accepted_though_its_offset_was_moved_by_others_meanwhile(door: Door) -> None:
-    kept = Ledger(door.store, door.clock, platform="fake", account="main")
+async def test_a_message_is_accepted_though_its_offset_was_moved_by_others_meanwhile(door: IngressHarness) -> None:
+    kept = StoredPlatformOffsets(door.store, door.clock, platform="fake", account="main")
     for number in range(3):
-        await door.say("hello", offset=PlatformOffset(key="since", value=f"message {number}"))
-        await kept.move("since", f"moved {number}")
-    interrupt(door, lambda: kept.move("since", "moved in between"))
-    assert (await door.say("hello", offset=PlatformOffset(key="since", value="last"))).outcome == "accepted"
+        await door.send_message("hello", offset=PlatformOffset(key="since", value=f"message {number}"))
+        await kept.advance("since", f"moved {number}")
+    interrupt(door, lambda: kept.advance("since", "moved in between"))
+    assert (await door.send_message("hello", offset=PlatformOffset(key="since", value="last"))).outcome == "accepted"
     assert await kept.read("since") == "last"
-    await kept.move("since", "")
+    await kept.advance("since", "")
     assert await kept.read("since") is None
-    assert (await door.say("hello", offset=PlatformOffset(key="since", value="anew"))).outcome == "accepted"
+    assert (await door.send_message("hello", offset=PlatformOffset(key="since", value="anew"))).outcome == "accepted"
     assert await kept.read("since") == "anew"
 
 
-async def test_a_message_whose_record_has_another_version_is_not_accepted(door: Door) -> None:
+async def test_a_message_whose_record_has_another_version_is_not_accepted(door: IngressHarness) -> None:
     await put(door, "1")
     (record,) = await door.store.list_state_records()
-    assert (await door.say("one", state_write=record.replace_with("2"))).outcome == "accepted"
+    assert (await door.send_message("one", state_write=record.replace_with("2"))).outcome == "accepted"
     for sender in ("1001", "666"):  # who may speak, and who may not
         with pytest.raises(Conflict):
-            await door.say("two", sender=sender, state_write=record.replace_with("3"))
+            await door.send_message("two", sender=sender, state_write=record.replace_with("3"))
     assert await value_of(door, StateNamespace.SCHEDULE, "k") == "2"
     assert len(await door.store.read_feed()) == 1
 
@@ -141,51 +143,53 @@ async def test_a_message_whose_record_has_another_version_is_not_accepted(door: 
 # -- pairing -----------------------------------------------------------------------------------------------------------
 
 
-async def test_of_two_who_approve_a_code_at_once_one_lets_them_in(door: Door) -> None:
+async def test_of_two_who_approve_a_code_at_once_one_lets_them_in(door: IngressHarness) -> None:
     code = await code_for(door)
-    pairing = door.reception.pairing
-    done = await asyncio.gather(pairing.approve(code), pairing.approve(code), return_exceptions=True)
+    pairing = door.admission.pairing
+    done = await asyncio.gather(pairing.approve_code(code), pairing.approve_code(code), return_exceptions=True)
     assert sorted(type(it).__name__ for it in done) == ["NotFound", "dict"]
-    assert len(await pairing.granted()) == 1
+    assert len(await pairing.list_grants()) == 1
 
 
-async def test_wrong_codes_given_at_once_all_count(door: Door) -> None:
+async def test_wrong_codes_given_at_once_all_count(door: IngressHarness) -> None:
     await code_for(door)
-    pairing = door.reception.pairing
-    done = await asyncio.gather(*(pairing.approve("AAAA-AAAA") for _ in range(5)), return_exceptions=True)
+    pairing = door.admission.pairing
+    done = await asyncio.gather(*(pairing.approve_code("AAAA-AAAA") for _ in range(5)), return_exceptions=True)
     assert {type(it) for it in done} == {NotFound}
-    with pytest.raises(Misuse, match="too many"):
-        await pairing.approve("AAAA-AAAA")
+    with pytest.raises(InvalidRequest, match="too many"):
+        await pairing.approve_code("AAAA-AAAA")
 
 
-async def test_a_stranger_who_writes_twice_at_once_is_told_one_code_and_that_one_counts(door: Door) -> None:
-    pairing = door.reception.pairing
-    codes = await asyncio.gather(*(pairing.knock("fake", "main", "666", name="Eve", chat="666") for _ in range(3)))
+async def test_a_stranger_who_writes_twice_at_once_is_told_one_code_and_that_one_counts(door: IngressHarness) -> None:
+    pairing = door.admission.pairing
+    codes = await asyncio.gather(
+        *(pairing.request_pairing("fake", "main", "666", name="Eve", chat="666") for _ in range(3))
+    )
     assert sum(bool(code) for code in codes) == 1
-    assert (await pairing.approve("".join(codes)))["identity"] == "fake:666"
+    assert (await pairing.approve_code("".join(codes)))["identity"] == "fake:666"
 
 
-async def test_a_grant_that_is_renewed_while_it_is_revoked_is_revoked(door: Door) -> None:
-    pairing = door.reception.pairing
-    await pairing.approve(await code_for(door))
+async def test_a_grant_that_is_renewed_while_it_is_revoked_is_revoked(door: IngressHarness) -> None:
+    pairing = door.admission.pairing
+    await pairing.approve_code(await code_for(door))
     (grant,) = await door.store.list_state_records(StateNamespace.PAIRING_GRANT)
 
     async def renew() -> None:
         await door.store.commit(change_of(grant.replace_with(grant.value)))
 
     interrupt(door, renew)
-    assert await pairing.revoke("fake:666") == 1
-    assert await pairing.granted() == []
+    assert await pairing.revoke_identity("fake:666") == 1
+    assert await pairing.list_grants() == []
 
 
 # -- chats -------------------------------------------------------------------------------------------------------------
 
 
-async def test_of_two_who_are_first_in_a_chat_at_once_one_is(door: Door) -> None:
-    one, other = (Partners(door.store, clock=door.clock) for _ in range(2))
+async def test_of_two_who_are_first_in_a_chat_at_once_one_is(door: IngressHarness) -> None:
+    one, other = (DmOwners(door.store, clock=door.clock) for _ in range(2))
 
-    async def first(partners: Partners, sender: str) -> str:
-        return await partners.first("fake", "main", "!room", addresses=(), sender=sender)
+    async def first(partners: DmOwners, sender: str) -> str:
+        return await partners.find_or_set_owner("fake", "main", "!room", addresses=(), sender=sender)
 
     found = await asyncio.gather(first(one, "ada"), first(other, "eve"))
     assert len(set(found)) == 1

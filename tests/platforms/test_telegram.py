@@ -11,53 +11,53 @@ from typing import Any
 import msgspec
 import pytest
 
-from everhold.core.access import NOTICE
+from everhold.core.access import NOTICE_PREFIX
 from everhold.core.entries import Heard
 from everhold.errors import Refused, Transient
-from everhold.platforms.telegram.adapter import Telegram
+from everhold.infra.secret import SecretString
+from everhold.platforms.telegram.adapter import TelegramPlatform
 from everhold.platforms.telegram.settings import TelegramSettings
-from everhold.secret import Secret
-from everhold.testing.contracts.platform import Desk
-from everhold.testing.platforms.loopback import Answer
-from everhold.testing.platforms.telegram import Failed, TelegramServer
-from tests.platforms.telegram_stage import TOKEN, TelegramStage, telegram_stage
+from everhold.testing.contracts.platform import PlatformHarness
+from everhold.testing.platforms.loopback import LoopbackResponse
+from everhold.testing.platforms.telegram import TelegramServer, TelegramServerError
+from tests.platforms.remote_telegram import TOKEN, RemoteTelegram, open_remote_telegram
 
 GROUP = -100123
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[TelegramStage]:
-    async with telegram_stage() as stage:
+async def stage() -> AsyncIterator[RemoteTelegram]:
+    async with open_remote_telegram() as stage:
         yield stage
 
 
 @pytest.fixture
-async def desk(stage: TelegramStage, tmp_path: Path) -> AsyncIterator[Desk]:
-    desk = Desk(stage, tmp_path)
+async def desk(stage: RemoteTelegram, tmp_path: Path) -> AsyncIterator[PlatformHarness]:
+    desk = PlatformHarness(stage, tmp_path)
     yield desk
     await desk.close()
 
 
 @pytest.fixture
-def server(stage: TelegramStage) -> TelegramServer:
+def server(stage: RemoteTelegram) -> TelegramServer:
     return stage.server
 
 
-async def heard(desk: Desk, server: TelegramServer, text: str, **more: Any) -> Heard:
+async def heard(desk: PlatformHarness, server: TelegramServer, text: str, **more: Any) -> Heard:
     """Write something and see what became of it."""
     desk.start()
-    await server.write(text, **more)
-    await server.write("that was it")
-    await desk.until_heard("that was it")
-    return (await desk.heard())[0]
+    await server.write_message(text, **more)
+    await server.write_message("that was it")
+    await desk.wait_until_heard("that was it")
+    return (await desk.read_heard())[0]
 
 
-async def test_a_topic_is_a_thread(desk: Desk, server: TelegramServer) -> None:
+async def test_a_topic_is_a_thread(desk: PlatformHarness, server: TelegramServer) -> None:
     body = await heard(desk, server, "/status", chat=GROUP, thread=42)
     assert (body.origin.chat, body.origin.thread) == (str(GROUP), "42")
     assert body.stamp.address.endswith(":thread:42")
-    await desk.platform.send(desk.out("fine", to=body.origin))
-    assert (server.shown(GROUP)[-1].text, server.shown(GROUP)[-1].thread) == ("fine", 42)
+    await desk.platform.send(desk.make_outgoing("fine", to=body.origin))
+    assert (server.list_shown_messages(GROUP)[-1].text, server.list_shown_messages(GROUP)[-1].thread) == ("fine", 42)
 
 
 @pytest.mark.parametrize(
@@ -75,190 +75,209 @@ async def test_a_topic_is_a_thread(desk: Desk, server: TelegramServer) -> None:
         ("😀 @everhold_bot", True),
     ],
 )
-async def test_what_is_meant_for_the_bot(desk: Desk, server: TelegramServer, text: str, meant: bool) -> None:
+async def test_what_is_meant_for_the_bot(desk: PlatformHarness, server: TelegramServer, text: str, meant: bool) -> None:
     assert (await heard(desk, server, text, chat=GROUP)).asks is meant
 
 
 async def test_an_answer_to_the_bot_is_meant_for_it_and_one_to_somebody_else_is_not(
-    desk: Desk, server: TelegramServer
+    desk: PlatformHarness, server: TelegramServer
 ) -> None:
-    remote = await desk.platform.send(desk.out("what do you think?", to=desk.place(chat=str(GROUP))))
+    remote = await desk.platform.send(desk.make_outgoing("what do you think?", to=desk.make_location(chat=str(GROUP))))
     mine = await heard(desk, server, "a lot", chat=GROUP, reply_to=int(remote))
     assert mine.asks
     assert mine.text == "> what do you think?\na lot", "what is answered is quoted"
-    human = await server.write("I think so", chat=GROUP)
-    await server.write("me too", chat=GROUP, reply_to=human)
-    await desk.until_heard("> I think so\nme too")
-    assert not (await desk.heard())[-1].asks
+    human = await server.write_message("I think so", chat=GROUP)
+    await server.write_message("me too", chat=GROUP, reply_to=human)
+    await desk.wait_until_heard("> I think so\nme too")
+    assert not (await desk.read_heard())[-1].asks
 
 
-async def test_a_command_behind_a_mention_is_a_command(desk: Desk, server: TelegramServer) -> None:
+async def test_a_command_behind_a_mention_is_a_command(desk: PlatformHarness, server: TelegramServer) -> None:
     body = await heard(desk, server, "@everhold_bot /status", chat=GROUP)
     assert body.command is not None
     assert body.command.name == "status"
 
 
-async def test_an_answer_in_a_group_hangs_on_its_question(desk: Desk, server: TelegramServer) -> None:
+async def test_an_answer_in_a_group_hangs_on_its_question(desk: PlatformHarness, server: TelegramServer) -> None:
     body = await heard(desk, server, "/status", chat=GROUP)
-    await desk.platform.send(desk.out("fine", to=body.origin))
-    assert server.shown(GROUP)[-1].reply_to == int(body.origin.message)
-    await desk.platform.send(desk.out("hi", to=desk.place(message="1"), key="s:2:0"))
-    assert server.shown(1001)[-1].reply_to is None
+    await desk.platform.send(desk.make_outgoing("fine", to=body.origin))
+    assert server.list_shown_messages(GROUP)[-1].reply_to == int(body.origin.message)
+    await desk.platform.send(desk.make_outgoing("hi", to=desk.make_location(message="1"), key="s:2:0"))
+    assert server.list_shown_messages(1001)[-1].reply_to is None
 
 
-async def test_an_admin_who_speaks_as_the_group_is_not_a_person(desk: Desk, server: TelegramServer) -> None:
+async def test_an_admin_who_speaks_as_the_group_is_not_a_person(desk: PlatformHarness, server: TelegramServer) -> None:
     as_group = {"sender_chat": {"id": GROUP, "type": "supergroup", "title": "a group"}}
     body = await heard(desk, server, "/status", chat=GROUP, user=1087968824, is_bot=True, **as_group)
     assert body.stamp.person == str(GROUP)
     assert not body.bot
 
 
-async def test_a_sender_is_an_id_whatever_they_call_themselves(desk: Desk, server: TelegramServer) -> None:
+async def test_a_sender_is_an_id_whatever_they_call_themselves(desk: PlatformHarness, server: TelegramServer) -> None:
     body = await heard(desk, server, "hello", user=666, name="1001")
     assert (body.stamp.person, body.sender) == ("666", "1001")
 
 
-async def test_notices_are_marked_where_other_bots_can_read_them(desk: Desk, server: TelegramServer) -> None:
-    group = desk.place(chat=str(GROUP))
-    await desk.platform.send(desk.out("halted", to=group, notice=True))
-    await desk.platform.send(desk.out("halted", notice=True, key="s:2:0"))
-    assert server.said(GROUP) == [f"{NOTICE}halted"]
-    assert server.said(1001) == ["halted"]
+async def test_notices_are_marked_where_other_bots_can_read_them(desk: PlatformHarness, server: TelegramServer) -> None:
+    group = desk.make_location(chat=str(GROUP))
+    await desk.platform.send(desk.make_outgoing("halted", to=group, notice=True))
+    await desk.platform.send(desk.make_outgoing("halted", notice=True, key="s:2:0"))
+    assert server.list_bot_texts(GROUP) == [f"{NOTICE_PREFIX}halted"]
+    assert server.list_bot_texts(1001) == ["halted"]
 
 
 async def test_the_commands_are_announced_and_their_list_is_one_telegram_takes(
-    desk: Desk, server: TelegramServer
+    desk: PlatformHarness, server: TelegramServer
 ) -> None:
     desk.start()
-    await server.write("hello")
-    await desk.until_heard("hello")
+    await server.write_message("hello")
+    await desk.wait_until_heard("hello")
     names = [command["command"] for command in server.bots[TOKEN].commands]
     assert {"new", "compress", "status", "halt", "link"} <= set(names)
 
 
-async def test_a_reply_whose_draft_was_deleted_is_sent(desk: Desk, server: TelegramServer) -> None:
-    await desk.platform.send(desk.out("the whole text", edits="4711"))
-    assert server.said(1001) == ["the whole text"]
+async def test_a_reply_whose_draft_was_deleted_is_sent(desk: PlatformHarness, server: TelegramServer) -> None:
+    await desk.platform.send(desk.make_outgoing("the whole text", edits="4711"))
+    assert server.list_bot_texts(1001) == ["the whole text"]
 
 
-async def test_an_edit_may_be_repeated_so_its_lost_answer_is_no_doubt(desk: Desk, server: TelegramServer) -> None:
-    assert isinstance(desk.platform, Telegram)
-    remote = await desk.platform.draft(desk.out("the wh …"))
-    server.fault("editMessageText", "drop after")
+async def test_an_edit_may_be_repeated_so_its_lost_answer_is_no_doubt(
+    desk: PlatformHarness, server: TelegramServer
+) -> None:
+    assert isinstance(desk.platform, TelegramPlatform)
+    remote = await desk.platform.draft(desk.make_outgoing("the wh …"))
+    server.plan_fault("editMessageText", "drop after")
     with pytest.raises(Transient):
-        await desk.platform.send(desk.out("the whole text", edits=remote))
-    await desk.platform.send(desk.out("the whole text", edits=remote))
-    assert server.said(1001) == ["the whole text"]
+        await desk.platform.send(desk.make_outgoing("the whole text", edits=remote))
+    await desk.platform.send(desk.make_outgoing("the whole text", edits=remote))
+    assert server.list_bot_texts(1001) == ["the whole text"]
 
 
-async def test_a_chat_that_wants_peace_is_not_called_again_before_its_time(desk: Desk, server: TelegramServer) -> None:
-    server.busy[1001] = 7
+async def test_a_chat_that_wants_peace_is_not_called_again_before_its_time(
+    desk: PlatformHarness, server: TelegramServer
+) -> None:
+    server.retry_after_seconds[1001] = 7
     with pytest.raises(Transient):
-        await desk.platform.send(desk.out("hello"))
+        await desk.platform.send(desk.make_outgoing("hello"))
     calls = len(server.calls)
     with pytest.raises(Transient) as caught:
-        await desk.platform.send(desk.out("hello"))
+        await desk.platform.send(desk.make_outgoing("hello"))
     assert caught.value.retry_after is not None
     assert 6 < caught.value.retry_after <= 7
     assert len(server.calls) == calls
-    await desk.platform.send(desk.out("you are another", to=desk.place(chat="1002"), key="s:2:0"))
+    await desk.platform.send(desk.make_outgoing("you are another", to=desk.make_location(chat="1002"), key="s:2:0"))
 
 
-async def test_a_group_that_moved_is_found_at_its_new_id(desk: Desk, server: TelegramServer) -> None:
+async def test_a_group_that_moved_is_found_at_its_new_id(desk: PlatformHarness, server: TelegramServer) -> None:
     moved = "Bad Request: group chat was upgraded to a supergroup chat"
-    server.gone[-55] = Failed(400, moved, migrate_to_chat_id=-10055)
-    await desk.platform.send(desk.out("hello", to=desk.place(chat="-55")))
-    assert server.said(-10055) == ["hello"]
-    assert desk.moves == [("-55", "-10055")]
-    remote = await desk.platform.send(desk.out("and this", to=desk.place(chat="-55"), key="s:2:0", edits="1"))
-    assert (server.said(-10055), server.shown(-10055)[-1].id) == (["hello", "and this"], int(remote))
+    server.chat_errors[-55] = TelegramServerError(400, moved, migrate_to_chat_id=-10055)
+    await desk.platform.send(desk.make_outgoing("hello", to=desk.make_location(chat="-55")))
+    assert server.list_bot_texts(-10055) == ["hello"]
+    assert desk.chat_moves == [("-55", "-10055")]
+    remote = await desk.platform.send(
+        desk.make_outgoing("and this", to=desk.make_location(chat="-55"), key="s:2:0", edits="1")
+    )
+    assert (server.list_bot_texts(-10055), server.list_shown_messages(-10055)[-1].id) == (
+        ["hello", "and this"],
+        int(remote),
+    )
 
 
-async def test_both_halves_of_a_group_that_moves_tell_of_it(desk: Desk, server: TelegramServer) -> None:
+async def test_both_halves_of_a_group_that_moves_tell_of_it(desk: PlatformHarness, server: TelegramServer) -> None:
     desk.start()
-    await server.upgrade(-55, -10055)
-    await server.write("here we are", chat=-10055)
-    await desk.until_heard("here we are")
-    assert desk.moves == [("-55", "-10055")] * 2
-    assert await desk.texts() == ["here we are"], "it is nothing that anybody said"
+    await server.upgrade_group(-55, -10055)
+    await server.write_message("here we are", chat=-10055)
+    await desk.wait_until_heard("here we are")
+    assert desk.chat_moves == [("-55", "-10055")] * 2
+    assert await desk.read_texts() == ["here we are"], "it is nothing that anybody said"
 
 
 @pytest.mark.parametrize(
     "failed",
     [
-        Failed(400, "Bad Request: chat not found"),
-        Failed(403, "Forbidden: bot was kicked from the supergroup chat"),
-        Failed(403, "Forbidden: user is deactivated"),
-        Failed(400, "Bad Request: message thread not found"),
+        TelegramServerError(400, "Bad Request: chat not found"),
+        TelegramServerError(403, "Forbidden: bot was kicked from the supergroup chat"),
+        TelegramServerError(403, "Forbidden: user is deactivated"),
+        TelegramServerError(400, "Bad Request: message thread not found"),
     ],
     ids=lambda it: it.description,
 )
-async def test_what_will_never_be_delivered_is_given_up(desk: Desk, server: TelegramServer, failed: Failed) -> None:
-    server.gone[1001] = failed
+async def test_what_will_never_be_delivered_is_given_up(
+    desk: PlatformHarness, server: TelegramServer, failed: TelegramServerError
+) -> None:
+    server.chat_errors[1001] = failed
     with pytest.raises(Refused):
-        await desk.platform.send(desk.out("hello"))
+        await desk.platform.send(desk.make_outgoing("hello"))
 
 
-async def test_a_wait_that_the_news_are_given_is_kept(desk: Desk, server: TelegramServer) -> None:
+async def test_a_wait_that_the_news_are_given_is_kept(desk: PlatformHarness, server: TelegramServer) -> None:
     told = {"ok": False, "error_code": 429, "description": "Too Many Requests", "parameters": {"retry_after": 33}}
-    server.fault("getUpdates", "answer", answer=Answer.json(told, status=429))
+    server.plan_fault("getUpdates", "answer", answer=LoopbackResponse.json(told, status=429))
     await heard(desk, server, "hello")
-    assert 33.0 in desk.waits
+    assert 33.0 in desk.sleeps
 
 
 @pytest.mark.parametrize("kind, media", [("photo", "image/jpeg"), ("voice", "audio/ogg"), ("document", "text/plain")])
-async def test_files_of_every_kind_are_kept(desk: Desk, server: TelegramServer, kind: str, media: str) -> None:
+async def test_files_of_every_kind_are_kept(
+    desk: PlatformHarness, server: TelegramServer, kind: str, media: str
+) -> None:
     body = await heard(desk, server, "look", file=("a.txt", b"bytes"), kind=kind)
     (file,) = body.attachments
     assert (file.media, await desk.store.get_blob(file.blob)) == (media, b"bytes")
 
 
-async def test_a_file_that_cannot_be_fetched_costs_the_message_nothing(desk: Desk, server: TelegramServer) -> None:
-    server.fault("getFile", "drop before", times=3)
+async def test_a_file_that_cannot_be_fetched_costs_the_message_nothing(
+    desk: PlatformHarness, server: TelegramServer
+) -> None:
+    server.plan_fault("getFile", "drop before", times=3)
     body = await heard(desk, server, "look", file=("a.txt", b"bytes"))
     assert body.text.startswith("look\n[a.txt was not taken in")
-    server.fault("file", "drop before", times=1)
-    await server.write("again", file=("b.txt", b"more bytes"))
-    await desk.until_heard("again")
-    assert (await desk.heard())[-1].attachments[0].blob, "one failure is tried again"
+    server.plan_fault("file", "drop before", times=1)
+    await server.write_message("again", file=("b.txt", b"more bytes"))
+    await desk.wait_until_heard("again")
+    assert (await desk.read_heard())[-1].attachments[0].blob, "one failure is tried again"
 
 
-async def test_a_path_on_this_machine_is_not_opened(desk: Desk, server: TelegramServer, tmp_path: Path) -> None:
+async def test_a_path_on_this_machine_is_not_opened(
+    desk: PlatformHarness, server: TelegramServer, tmp_path: Path
+) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("not for you")
     told = {"file_id": "x", "file_unique_id": "x", "file_size": 11, "file_path": str(secret)}
-    server.fault("getFile", "answer", answer=Answer.json({"ok": True, "result": told}))
+    server.plan_fault("getFile", "answer", answer=LoopbackResponse.json({"ok": True, "result": told}))
     body = await heard(desk, server, "look", file=("a.txt", b"bytes"))
     assert body.attachments[0].blob == ""
     assert "not for you" not in body.text
 
 
 async def test_what_is_passed_by_is_confirmed_too_and_telegram_alone_keeps_the_offset(
-    desk: Desk, server: TelegramServer
+    desk: PlatformHarness, server: TelegramServer
 ) -> None:
     desk.start()
-    await server.press({"poll_answer": {}})
-    await server.quiet(TOKEN)
+    await server.push_update({"poll_answer": {}})
+    await server.wait_until_confirmed(TOKEN)
     await heard(desk, server, "hello")
-    await server.quiet(TOKEN)
+    await server.wait_until_confirmed(TOKEN)
     assert await desk.store.list_state_records() == []
 
 
-async def test_a_webhook_somebody_left_is_taken_down_and_costs_nothing(desk: Desk, server: TelegramServer) -> None:
+async def test_a_webhook_somebody_left_is_taken_down_and_costs_nothing(
+    desk: PlatformHarness, server: TelegramServer
+) -> None:
     server.bots[TOKEN].webhook = "https://elsewhere.example"
     assert (await heard(desk, server, "hello")).text == "hello"
 
 
 async def test_a_token_nobody_knows_ends_the_listener_and_is_named_nowhere(
-    desk: Desk, server: TelegramServer, caplog: pytest.LogCaptureFixture
+    desk: PlatformHarness, server: TelegramServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="httpx")
     wrong = "110201543:a-wrong-token-that-must-not-be-shown-anywhere"
-    settings = TelegramSettings(token=Secret(wrong), base_url=server.url)
+    settings = TelegramSettings(token=SecretString(wrong), base_url=server.url)
     for listens in (True, False):
-        telegram = Telegram(settings, desk.context())
+        telegram = TelegramPlatform(settings, desk.make_context())
         with pytest.raises((Refused, Transient)) as caught:
-            await (telegram.listen(desk._accept) if listens else telegram.send(desk.out("hello")))
+            await (telegram.listen(desk._accept) if listens else telegram.send(desk.make_outgoing("hello")))
         assert "does not know this token" in caught.value.message
         assert "BotFather" in caught.value.remedy
         assert wrong not in str(caught.value)
@@ -279,13 +298,15 @@ class Calendar:
         return asyncio.get_running_loop().time() + self.ahead
 
 
-async def test_after_a_long_silence_numbers_begin_anew_and_nothing_is_lost(desk: Desk, server: TelegramServer) -> None:
+async def test_after_a_long_silence_numbers_begin_anew_and_nothing_is_lost(
+    desk: PlatformHarness, server: TelegramServer
+) -> None:
     calendar = Calendar()
-    settings = TelegramSettings(token=Secret(TOKEN), base_url=server.url, poll_seconds=0)
-    desk.platform = Telegram(settings, msgspec.structs.replace(desk.context(), clock=calendar))
+    settings = TelegramSettings(token=SecretString(TOKEN), base_url=server.url, poll_seconds=0)
+    desk.platform = TelegramPlatform(settings, msgspec.structs.replace(desk.make_context(), clock=calendar))
     desk.start()
-    await server.write("before the holidays")
-    await desk.until_heard("before the holidays")
+    await server.write_message("before the holidays")
+    await desk.wait_until_heard("before the holidays")
 
     async def confirmed() -> bool:
         return "offset" in server.calls[-1][1]
@@ -293,11 +314,11 @@ async def test_after_a_long_silence_numbers_begin_anew_and_nothing_is_lost(desk:
     async def asked_for_anything() -> bool:
         return "offset" not in server.calls[-1][1]
 
-    await desk.until(confirmed, what="a poll behind what was heard")
+    await desk.wait_until(confirmed, what="a poll behind what was heard")
     calendar.ahead = 6 * 86_400.0
-    await desk.until(asked_for_anything, what="a poll without an offset")
-    server.renumber(5)
+    await desk.wait_until(asked_for_anything, what="a poll without an offset")
+    server.renumber_updates(5)
     for text in ("and now", "for something else"):
-        await server.write(text)
-        await desk.until_heard(text)
-    assert await desk.texts() == ["before the holidays", "and now", "for something else"]
+        await server.write_message(text)
+        await desk.wait_until_heard(text)
+    assert await desk.read_texts() == ["before the holidays", "and now", "for something else"]

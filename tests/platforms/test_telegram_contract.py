@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
-from everhold.testing.contracts.platform import PlatformContract, Stage
-from tests.platforms.telegram_stage import telegram_stage
+from everhold.testing.contracts.platform import PlatformContract, RemotePlatform
+from tests.platforms.remote_telegram import open_remote_telegram
 
 
 class TestTelegram(PlatformContract):
-    def stage(self) -> AbstractAsyncContextManager[Stage]:
-        return telegram_stage()
+    def open_remote(self) -> AbstractAsyncContextManager[RemotePlatform]:
+        return open_remote_telegram()

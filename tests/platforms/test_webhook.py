@@ -13,39 +13,39 @@ import pytest
 from pydantic import ValidationError
 
 from everhold.errors import StoreFull
-from everhold.platforms.hook import Hook
-from everhold.platforms.telegram.adapter import Telegram
-from everhold.platforms.telegram.settings import TelegramSettings, WebhookSettings
-from everhold.ports.plugin import Context
-from everhold.secret import Secret
-from everhold.testing.contracts.platform import Desk
+from everhold.infra.secret import SecretString
+from everhold.platforms.telegram.adapter import TelegramPlatform
+from everhold.platforms.telegram.settings import TelegramSettings, TelegramWebhookSettings
+from everhold.platforms.webhook import WebhookServer
+from everhold.ports.plugin import PluginContext
+from everhold.testing.contracts.platform import PlatformHarness
 from everhold.testing.platforms.telegram import TelegramServer
-from tests.platforms.telegram_stage import TOKEN, TelegramStage
+from tests.platforms.remote_telegram import TOKEN, RemoteTelegram
 
 SECRET = "a-secret-that-only-telegram-knows-0123456789"
 HEADER = "X-Telegram-Bot-Api-Secret-Token"
 
 
-class HookedStage(TelegramStage):
-    def build(self, context: Context) -> Telegram:
-        webhook = WebhookSettings(url="https://proxy.example/hook/main", port=0)
+class RemoteTelegramWebhook(RemoteTelegram):
+    def build_adapter(self, context: PluginContext) -> TelegramPlatform:
+        webhook = TelegramWebhookSettings(url="https://proxy.example/hook/main", port=0)
         settings = TelegramSettings(
-            token=Secret(TOKEN), base_url=self.server.url, webhook=webhook, webhook_secret=Secret(SECRET)
+            token=SecretString(TOKEN), base_url=self.server.url, webhook=webhook, webhook_secret=SecretString(SECRET)
         )
-        return Telegram(settings, context)
+        return TelegramPlatform(settings, context)
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+async def desk(tmp_path: Path) -> AsyncIterator[PlatformHarness]:
     async with TelegramServer() as server:
         server.bot(TOKEN)
-        desk = Desk(HookedStage(server), tmp_path)
+        desk = PlatformHarness(RemoteTelegramWebhook(server), tmp_path)
         desk.start()
 
         async def announced() -> bool:
-            return bool(desk.well)
+            return bool(desk.healthy_reports)
 
-        await desk.until(announced, what="the webhook being announced")
+        await desk.wait_until(announced, what="the webhook being announced")
         assert server.bots[TOKEN].webhook == "https://proxy.example/hook/main"
         yield desk
         await desk.close()
@@ -58,9 +58,13 @@ def update(text: str = "hello", id: int = 1) -> dict[str, Any]:
 
 
 async def call(
-    desk: Desk, body: bytes | None = None, *, path: str = "/hook/main", secret: bytes | None = SECRET.encode()
+    desk: PlatformHarness,
+    body: bytes | None = None,
+    *,
+    path: str = "/hook/main",
+    secret: bytes | None = SECRET.encode(),
 ) -> int:
-    assert isinstance(desk.platform, Telegram)
+    assert isinstance(desk.platform, TelegramPlatform)
     given = {} if secret is None else {HEADER.encode(): secret}
     async with httpx2.AsyncClient() as client:
         url = f"http://127.0.0.1:{desk.platform.port}{path}"
@@ -68,52 +72,52 @@ async def call(
         return (await client.post(url, content=sent, headers=given)).status_code
 
 
-async def test_what_telegram_brings_is_kept_and_then_acknowledged(desk: Desk) -> None:
+async def test_what_telegram_brings_is_kept_and_then_acknowledged(desk: PlatformHarness) -> None:
     assert await call(desk) == 200
-    assert await desk.texts() == ["hello"]
+    assert await desk.read_texts() == ["hello"]
     assert await call(desk) == 200, "brought again, and recognised"
-    assert await desk.texts() == ["hello"]
+    assert await desk.read_texts() == ["hello"]
 
 
 @pytest.mark.parametrize("given", [None, "", SECRET[:-1], SECRET + "x", SECRET.upper(), SECRET[::-1], "ü"])
-async def test_whoever_does_not_know_the_secret_leaves_nothing(desk: Desk, given: str | None) -> None:
+async def test_whoever_does_not_know_the_secret_leaves_nothing(desk: PlatformHarness, given: str | None) -> None:
     assert await call(desk, secret=None if given is None else given.encode()) == 401
-    assert await desk.texts() == []
+    assert await desk.read_texts() == []
 
 
-async def test_it_listens_at_one_path_to_one_method(desk: Desk) -> None:
+async def test_it_listens_at_one_path_to_one_method(desk: PlatformHarness) -> None:
     assert await call(desk, path="/hook/other") == 404
     assert await call(desk, path="/") == 404
-    assert isinstance(desk.platform, Telegram)
+    assert isinstance(desk.platform, TelegramPlatform)
     async with httpx2.AsyncClient() as client:
         found = await client.get(f"http://127.0.0.1:{desk.platform.port}/hook/main", headers={HEADER: SECRET})
     assert found.status_code == 405
 
 
-async def test_what_cannot_be_read_is_kept_and_not_brought_again(desk: Desk) -> None:
+async def test_what_cannot_be_read_is_kept_and_not_brought_again(desk: PlatformHarness) -> None:
     assert await call(desk, b"\xff not json") == 200
     assert await call(desk, b'{"update_id": 5, "message": {"chat": 7}}') == 200
-    assert len(await desk.texts()) == 2
-    assert not any(body.asks for body in await desk.heard())
+    assert len(await desk.read_texts()) == 2
+    assert not any(body.asks for body in await desk.read_heard())
 
 
-async def test_what_is_too_large_is_refused_before_it_is_read(desk: Desk) -> None:
+async def test_what_is_too_large_is_refused_before_it_is_read(desk: PlatformHarness) -> None:
     assert await call(desk, b"x" * (1 << 20) + b"x") == 413
-    assert await desk.texts() == []
+    assert await desk.read_texts() == []
 
 
-async def test_what_could_not_be_kept_is_brought_again(desk: Desk) -> None:
+async def test_what_could_not_be_kept_is_brought_again(desk: PlatformHarness) -> None:
     async def full(body: bytes) -> None:
         raise StoreFull("no room")
 
-    assert await status(Hook(path="/", proof=lambda *_: True, take=full), b"{}") == 503
+    assert await status(WebhookServer(path="/", proof=lambda *_: True, take=full), b"{}") == 503
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async def taken(body: bytes) -> None:
         raise AssertionError("nothing came")
 
-    hook = Hook(path="/", proof=lambda *_: True, take=taken, seconds=0.05)
+    hook = WebhookServer(path="/", proof=lambda *_: True, take=taken, seconds=0.05)
     assert await status(hook, None) == 408
 
 
@@ -121,11 +125,11 @@ async def test_a_body_without_a_length_ends_at_the_limit() -> None:
     async def taken(body: bytes) -> None:
         raise AssertionError("too much came")
 
-    hook = Hook(path="/", proof=lambda *_: True, take=taken, most_bytes=1000)
+    hook = WebhookServer(path="/", proof=lambda *_: True, take=taken, most_bytes=1000)
     assert await status(hook, b"x" * 400, endless=True) == 413
 
 
-async def status(hook: Hook, body: bytes | None, *, endless: bool = False) -> int:
+async def status(hook: WebhookServer, body: bytes | None, *, endless: bool = False) -> int:
     """What a hook answers to a body, one that never comes (None), or one that never ends."""
     seen: list[int] = []
 
@@ -144,19 +148,19 @@ async def status(hook: Hook, body: bytes | None, *, endless: bool = False) -> in
 
 @pytest.mark.parametrize("secret", ["", " ", "short", "x" * 31, "with spaces in it, which telegram does not take"])
 def test_without_a_good_secret_it_does_not_start(secret: str) -> None:
-    webhook = WebhookSettings(url="https://proxy.example/hook")
+    webhook = TelegramWebhookSettings(url="https://proxy.example/hook")
     with pytest.raises(ValidationError):
-        TelegramSettings(token=Secret(TOKEN), webhook=webhook, webhook_secret=Secret(secret))
+        TelegramSettings(token=SecretString(TOKEN), webhook=webhook, webhook_secret=SecretString(secret))
     with pytest.raises(ValidationError):
-        TelegramSettings(token=Secret(TOKEN), webhook=webhook)
+        TelegramSettings(token=SecretString(TOKEN), webhook=webhook)
     with pytest.raises(ValidationError):
-        WebhookSettings(url="http://proxy.example/hook")
+        TelegramWebhookSettings(url="http://proxy.example/hook")
 
 
-async def test_a_port_that_is_taken_is_said(desk: Desk) -> None:
+async def test_a_port_that_is_taken_is_said(desk: PlatformHarness) -> None:
     from everhold.errors import Refused
 
-    assert isinstance(desk.platform, Telegram)
-    hook = Hook(path="/", proof=lambda *_: True, take=lambda _: asyncio.sleep(0))
+    assert isinstance(desk.platform, TelegramPlatform)
+    hook = WebhookServer(path="/", proof=lambda *_: True, take=lambda _: asyncio.sleep(0))
     with pytest.raises(Refused):
         await hook.serve(host="127.0.0.1", port=desk.platform.port)

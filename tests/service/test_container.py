@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from everhold.cli.main import parse
-from tests.cli.house import House, make_plugin
+from everhold.cli.main import parse_arguments
+from tests.cli.command_home import CommandHome, make_plugin
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,7 +88,7 @@ def test_what_it_starts_is_a_command_of_ours() -> None:
     assert program == "everhold"
     service = compose()["services"]["everhold"]
     assert json.loads(last("CMD")) == service["command"]
-    told = parse(service["command"])
+    told = parse_arguments(service["command"])
     assert (told.module, told.port) == ("up", 8765)
     assert f", {told.port}," in health()[-1]
     assert last("STOPSIGNAL") == service["stop_signal"] == "SIGTERM"
@@ -97,12 +97,12 @@ def test_what_it_starts_is_a_command_of_ours() -> None:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Any:
-    made = House(tmp_path / "home", make_plugin(tmp_path / "plugin"))
+    made = CommandHome(tmp_path / "home", make_plugin(tmp_path / "plugin"))
     yield made
     made.close()
 
 
-def test_its_health_is_what_the_gateway_says(house: House) -> None:
+def test_its_health_is_what_the_gateway_says(house: CommandHome) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -113,7 +113,7 @@ def test_its_health_is_what_the_gateway_says(house: House) -> None:
         return subprocess.run(words, env=environ, capture_output=True, check=False).returncode == 0
 
     assert not healthy()
-    gateway = house.up("--port", str(port))
+    gateway = house.start_gateway("--port", str(port))
     assert healthy()
     gateway.kill()
     assert not healthy()

@@ -13,29 +13,31 @@ from xml.etree import ElementTree
 
 import pytest
 
-from everhold.errors import Misuse, Refused
-from everhold.home import Home
-from everhold.service import place, unit
-from everhold.service.manager import Launchd, Systemd, of_this_machine
+from everhold.errors import InvalidRequest, Refused
+from everhold.infra.home import Home
+from everhold.service import installation, unit
+from everhold.service.manager import LaunchdBackend, SystemdBackend, detect_service_backend
 
 USER = Path("/home/ada")
 HOMES = ["/home/ada/.everhold", "/srv/a b", "/srv/50%h", "/srv/$HOME", '/srv/"q"', "/srv/it's", "/srv/bä\\ck"]
 
 
-def wanted(home: str = HOMES[0], program: str = "/opt/everhold/bin/everhold") -> unit.Wanted:
-    return unit.Wanted(home=Path(home), program=(program,), search="/opt/bin:/usr/bin", version="1.2.3")
+def wanted(home: str = HOMES[0], program: str = "/opt/everhold/bin/everhold") -> unit.ServiceSpec:
+    return unit.ServiceSpec(home=Path(home), program=(program,), search_path="/opt/bin:/usr/bin", version="1.2.3")
 
 
 # -- systemd -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("home", HOMES)
-@pytest.mark.parametrize("text, read", [(unit.systemd, unit.read_systemd), (unit.launchd, unit.read_launchd)])
+@pytest.mark.parametrize(
+    "text, read", [(unit.render_systemd, unit.parse_systemd), (unit.render_launchd, unit.parse_launchd)]
+)
 def test_what_is_written_is_read_back(home: str, text: object, read: object) -> None:
     assert callable(text)
     assert callable(read)
     found = read(text(wanted(home, "/opt/my programs/100%/everhold")), user_home=USER)
-    assert found == unit.Written("1.2.3", False, "/opt/my programs/100%/everhold", Path(home))
+    assert found == unit.ServiceDescription("1.2.3", False, "/opt/my programs/100%/everhold", Path(home))
 
 
 @pytest.mark.parametrize("home", HOMES)
@@ -51,20 +53,20 @@ def test_systemd_itself_finds_nothing_wrong_with_it(tmp_path: Path, home: str) -
         words = [program, "--user", "verify", str(path)]
         return subprocess.run(words, env=environ, capture_output=True, text=True, check=False).stderr
 
-    text = unit.systemd(wanted(home, sys.executable))
+    text = unit.render_systemd(wanted(home, sys.executable))
     assert verify(text) == ""
     assert "Unknown key" in verify(text.replace("WatchdogSec=", "WatchDogSeconds=")), "it does look"
 
 
 def test_systemd_puts_no_value_of_its_own_into_a_path() -> None:
     """Between quotes, too, systemd would replace $HOME and %h."""
-    text = unit.systemd(wanted("/srv/$HOME/50%h", "/opt/$x/everhold"))
+    text = unit.render_systemd(wanted("/srv/$HOME/50%h", "/opt/$x/everhold"))
     assert 'ExecStart="/opt/$x/everhold" --home "/srv/$$HOME/50%%h" up' in text
     assert "Description=everhold gateway (/srv/$HOME/50%%h)" in text
 
 
 def test_a_hang_leaves_no_memory_behind() -> None:
-    lines = unit.systemd(wanted()).splitlines()
+    lines = unit.render_systemd(wanted()).splitlines()
     assert "LimitCORE=0" in lines, "what is in memory are other people's words, and keys"
     assert "UMask=0077" in lines
 
@@ -78,19 +80,19 @@ def test_a_hang_leaves_no_memory_behind() -> None:
     ],
 )
 def test_a_unit_by_hand_is_understood_and_is_not_ours(line: str, home: str, program: str) -> None:
-    found = unit.read_systemd(f"[Service]\n{line}\n", user_home=USER)
-    assert found == unit.Written("", True, program, Path(home))
+    found = unit.parse_systemd(f"[Service]\n{line}\n", user_home=USER)
+    assert found == unit.ServiceDescription("", True, program, Path(home))
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", '[Service]\nExecStart="unfinished', "<plist><dict>", "\0"])
 def test_nonsense_is_nobodys(text: str) -> None:
-    for read in (unit.read_systemd, unit.read_launchd):
-        assert read(text, user_home=USER) == unit.Written("", True, "", None)
+    for read in (unit.parse_systemd, unit.parse_launchd):
+        assert read(text, user_home=USER) == unit.ServiceDescription("", True, "", None)
 
 
-@pytest.mark.parametrize("text", [unit.systemd(wanted()), unit.launchd(wanted())])
+@pytest.mark.parametrize("text", [unit.render_systemd(wanted()), unit.render_launchd(wanted())])
 def test_every_change_is_noticed(text: str) -> None:
-    read = unit.read_launchd if text.startswith("<?xml") else unit.read_systemd
+    read = unit.parse_launchd if text.startswith("<?xml") else unit.parse_systemd
     lines = text.splitlines(keepends=True)
     changed = [text + "# mine\n", "# mine\n" + text, text.replace("\n", "\r\n")]
     changed += ["".join(lines[:n] + lines[n + 1 :]) for n in range(len(lines))]
@@ -101,17 +103,17 @@ def test_every_change_is_noticed(text: str) -> None:
 
 @pytest.mark.parametrize("bad", ["a\nExecStartPre=/bin/evil", "a\0b"])
 def test_a_path_cannot_smuggle_lines_in(bad: str) -> None:
-    with pytest.raises(Misuse, match="cannot stand"):
+    with pytest.raises(InvalidRequest, match="cannot stand"):
         wanted(f"/srv/{bad}")
-    with pytest.raises(Misuse, match="cannot name a service"):
-        unit.Wanted(home=Path("/x"), program=("/y",), search="", version="1", name="../../evil")
+    with pytest.raises(InvalidRequest, match="cannot name a service"):
+        unit.ServiceSpec(home=Path("/x"), program=("/y",), search_path="", version="1", name="../../evil")
 
 
 # -- the others --------------------------------------------------------------------------------------------------------
 
 
 def test_launchd_starts_it_again_unless_it_ended_well() -> None:
-    told = plistlib.loads(unit.launchd(wanted("/srv/a & b")).encode())
+    told = plistlib.loads(unit.render_launchd(wanted("/srv/a & b")).encode())
     assert told["ProgramArguments"] == [
         "/opt/everhold/bin/everhold",
         "--home",
@@ -127,14 +129,14 @@ def test_launchd_starts_it_again_unless_it_ended_well() -> None:
 
 
 def test_windows_gets_a_description_for_a_wrapper() -> None:
-    root = ElementTree.fromstring(unit.winsw(wanted('/srv/a & "b"')))
+    root = ElementTree.fromstring(unit.render_winsw(wanted('/srv/a & "b"')))
     arguments = root.findtext("arguments")
     assert arguments is not None
     assert arguments.startswith("--home ")
     assert root.findtext("executable") == "/opt/everhold/bin/everhold"
     assert root.findtext("stoptimeout") == "60 sec"
     with pytest.raises(Refused, match="Windows"):
-        of_this_machine({}, platform="win32")
+        detect_service_backend({}, platform="win32")
 
 
 LAUNCHCTL = """#!/bin/sh
@@ -158,18 +160,18 @@ def test_launchd_is_asked_in_its_own_words(tmp_path: Path) -> None:
         environ["PATH"],
     )  # where a program is found is this process's affair
     try:
-        manager = of_this_machine(environ, platform="darwin")
-        assert isinstance(manager, Launchd)
-        manager.check()
-        found, _ = place.install(manager, Home(tmp_path / "home"), environ, name="", force=False)
+        manager = detect_service_backend(environ, platform="darwin")
+        assert isinstance(manager, LaunchdBackend)
+        manager.check_available()
+        found, _ = installation.install_service(manager, Home(tmp_path / "home"), environ, name="", force=False)
         assert found.path == tmp_path / "Library" / "LaunchAgents" / "everhold.plist"
-        manager.adopt("everhold")
-        assert not manager.state("everhold").running
+        manager.register("everhold")
+        assert not manager.get_state("everhold").running
         manager.start("everhold")
-        state = manager.state("everhold")
+        state = manager.get_state("everhold")
         assert (state.running, state.pid, state.exit) == (True, 4711, None)
-        manager.drop("everhold")
-        place.remove(found, force=False)
+        manager.unregister("everhold")
+        installation.remove_service(found, force=False)
     finally:
         os.environ["PATH"] = before
     me = f"gui/{os.getuid()}"
@@ -187,21 +189,23 @@ def test_launchd_is_asked_in_its_own_words(tmp_path: Path) -> None:
 
 
 def test_units_are_where_systemd_looks() -> None:
-    assert Systemd({}, USER).path("everhold") == USER / ".config/systemd/user/everhold.service"
-    assert Systemd({"XDG_CONFIG_HOME": "/c"}, USER).path("x") == Path("/c/systemd/user/x.service")
-    assert Systemd({"XDG_CONFIG_HOME": "c"}, USER).folder.is_relative_to(USER), "a relative one is not meant"
+    assert SystemdBackend({}, USER).get_path("everhold") == USER / ".config/systemd/user/everhold.service"
+    assert SystemdBackend({"XDG_CONFIG_HOME": "/c"}, USER).get_path("x") == Path("/c/systemd/user/x.service")
+    assert SystemdBackend({"XDG_CONFIG_HOME": "c"}, USER).description_directory.is_relative_to(USER), (
+        "a relative one is not meant"
+    )
 
 
 def test_a_shell_that_does_not_know_where_systemd_is_finds_it(tmp_path: Path) -> None:
-    assert "XDG_RUNTIME_DIR" not in Systemd({}, USER, runtimes=tmp_path).environ
+    assert "XDG_RUNTIME_DIR" not in SystemdBackend({}, USER, runtimes=tmp_path).environ
     (tmp_path / str(os.getuid())).mkdir()
-    assert Systemd({}, USER, runtimes=tmp_path).environ["XDG_RUNTIME_DIR"] == str(tmp_path / str(os.getuid()))
-    assert Systemd({"XDG_RUNTIME_DIR": "/x"}, USER, runtimes=tmp_path).environ["XDG_RUNTIME_DIR"] == "/x"
+    assert SystemdBackend({}, USER, runtimes=tmp_path).environ["XDG_RUNTIME_DIR"] == str(tmp_path / str(os.getuid()))
+    assert SystemdBackend({"XDG_RUNTIME_DIR": "/x"}, USER, runtimes=tmp_path).environ["XDG_RUNTIME_DIR"] == "/x"
 
 
 def test_only_whole_paths_reach_a_service() -> None:
-    told = place.wanted(Home(Path("/srv/x")), {"PATH": f".:/usr/bin::bin:/usr/bin:/bin{os.pathsep}"})
-    assert told.search == "/usr/bin:/bin"
+    told = installation.build_service_spec(Home(Path("/srv/x")), {"PATH": f".:/usr/bin::bin:/usr/bin:/bin{os.pathsep}"})
+    assert told.search_path == "/usr/bin:/bin"
 
 
 @pytest.mark.parametrize(
@@ -214,15 +218,15 @@ def test_only_whole_paths_reach_a_service() -> None:
     ],
 )
 def test_what_is_worth_knowing_is_said(tmp_path: Path, changes: Mapping[str, object], level: str, text: str) -> None:
-    manager = Systemd({}, tmp_path)
+    manager = SystemdBackend({}, tmp_path)
     home = Home(tmp_path / "home")
-    now = place.wanted(home, os.environ)
-    old = unit.Wanted(**{**now.__dict__, **changes})
-    path = manager.path("everhold")
+    now = installation.build_service_spec(home, os.environ)
+    old = unit.ServiceSpec(**{**now.__dict__, **changes})
+    path = manager.get_path("everhold")
     path.parent.mkdir(parents=True)
-    path.write_text(unit.systemd(old))
-    found = place.of_home(manager, home)
+    path.write_text(unit.render_systemd(old))
+    found = installation.find_service_of_home(manager, home)
     assert found is not None
-    complaints = place.complaints(found)
+    complaints = installation.list_complaints(found)
     assert [it[0] for it in complaints] == ([level] if level else [])
     assert all(text in it[1] and it[2] == "everhold service install" for it in complaints)

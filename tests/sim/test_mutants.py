@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everhold.testing.sim import tally
+from everhold.testing.sim import statistics
 from everhold.testing.sim.mutants import MUTANTS
 
 FOUND: dict[str, tuple[int, ...]] = {
@@ -55,12 +55,12 @@ def test_every_planted_bug_has_been_found() -> None:
 
 @pytest.mark.parametrize("bug", MUTANTS)
 def test_a_planted_bug_is_found(bug: str) -> None:
-    found = tally.count([*FOUND[bug], *range(NEARBY)], bug=bug, until_found=True)
-    assert found.failures, f"{MUTANTS[bug].about}: survives {found.schedules} schedules"
+    found = statistics.play_seeds([*FOUND[bug], *range(NEARBY)], bug=bug, until_found=True)
+    assert found.failures, f"{MUTANTS[bug].description}: survives {found.schedules} schedules"
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("bug", MUTANTS)
 def test_a_planted_bug_is_found_from_the_first_seed_on(bug: str) -> None:
-    found = tally.count(range(MOST), bug=bug, until_found=True)
-    assert found.failures, f"{MUTANTS[bug].about}: survives {found.schedules} schedules"
+    found = statistics.play_seeds(range(MOST), bug=bug, until_found=True)
+    assert found.failures, f"{MUTANTS[bug].description}: survives {found.schedules} schedules"

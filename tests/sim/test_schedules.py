@@ -13,14 +13,14 @@ import pytest
 
 from everhold.ports.store import Change, Step, Store
 from everhold.stores.sqlite import SqliteStore
-from everhold.testing.contracts.scene import Dice
-from everhold.testing.kill.gates import DeadlyStore
-from everhold.testing.sim import tally
+from everhold.testing.contracts.store_scenario import SeededRandom
+from everhold.testing.kill.gates import KillableStore
+from everhold.testing.sim import statistics
 from everhold.testing.sim.mutants import MUTANTS
 from everhold.testing.sim.process import GatedStore
-from everhold.testing.sim.profile import AIMS, UNREACHED
-from everhold.testing.sim.run import run
-from tests.stores.home import writing
+from everhold.testing.sim.profile import CRASH_AIMS, UNREACHED_STEPS
+from everhold.testing.sim.run import run_seed
+from tests.stores.home import list_writing_methods
 
 SEEDS = Path(__file__).with_name("seeds.txt")
 SCHEDULES = 300
@@ -37,37 +37,37 @@ RARE = {
 """Which of the schedules that aim at it crashed there first, on Python 3.11; the others follow if it misses."""
 
 
-def parts(count: int, chunks: int) -> list[range]:
+def split_range(count: int, chunks: int) -> list[range]:
     """0..count in so many pieces."""
     return [range(count * number // chunks, count * (number + 1) // chunks) for number in range(chunks)]
 
 
-@pytest.mark.parametrize("seeds", parts(SCHEDULES, CHUNKS), ids=str)
+@pytest.mark.parametrize("seeds", split_range(SCHEDULES, CHUNKS), ids=str)
 def test_no_promise_is_broken(seeds: range) -> None:
-    found = tally.count(seeds)
-    tally.remember(SEEDS, found.failures)
-    assert not found.failures, "\n".join(found.table())
+    found = statistics.play_seeds(seeds)
+    statistics.save_failed_seeds(SEEDS, found.failures)
+    assert not found.failures, "\n".join(found.format_table())
 
 
 def test_what_failed_once_does_not_fail_again() -> None:
-    found = tally.count(tally.remembered(SEEDS))
-    assert not found.failures, "\n".join(found.table())
+    found = statistics.play_seeds(statistics.load_failed_seeds(SEEDS))
+    assert not found.failures, "\n".join(found.format_table())
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("seeds", parts(MANY, 20), ids=str)
+@pytest.mark.parametrize("seeds", split_range(MANY, 20), ids=str)
 def test_no_promise_is_broken_in_many(seeds: range) -> None:
-    found = tally.count(seeds)
-    tally.remember(SEEDS, found.failures)
-    assert not found.failures, "\n".join(found.table())
+    found = statistics.play_seeds(seeds)
+    statistics.save_failed_seeds(SEEDS, found.failures)
+    assert not found.failures, "\n".join(found.format_table())
 
 
 # -- gates -------------------------------------------------------------------------------------------------------------
 
 
 def test_every_step_is_aimed_at_or_named_with_a_reason() -> None:
-    assert {step for step, _ in AIMS} | set(UNREACHED) == set(Step)
-    assert all(reason for reason in UNREACHED.values())
+    assert {step for step, _ in CRASH_AIMS} | set(UNREACHED_STEPS) == set(Step)
+    assert all(reason for reason in UNREACHED_STEPS.values())
 
 
 WRITES: dict[str, tuple[Step, Callable[[Store], Awaitable[object]]]] = {
@@ -82,42 +82,42 @@ WRITES: dict[str, tuple[Step, Callable[[Store], Awaitable[object]]]] = {
 """Every way to write that the port has, and the step it goes by."""
 
 
-class Passing:
+class RecordingProcess:
     """A process and its world, and somebody to die by, that only note what is gone through."""
 
     name = "p"
 
     def __init__(self, disk: SqliteStore) -> None:
         self.disk = disk
-        self.chance = Dice()
+        self.chance = SeededRandom()
         self.world = self.witness = self
         self.passed: list[tuple[str, str]] = []
 
-    async def gate(self, name: str, moment: str) -> None:
+    async def pass_gate(self, name: str, moment: str) -> None:
         self.passed.append((name, moment))
 
-    async def breathe(self) -> None: ...
+    async def wait_until_alive(self) -> None: ...
 
-    def tell(self, who: str, what: str) -> None: ...
+    def record(self, who: str, what: str) -> None: ...
 
     def on_commit(self, change: Change) -> None: ...
 
-    def claimed(self, by: object, claims: object) -> None: ...
+    def record_claims(self, by: object, claims: object) -> None: ...
 
-    def committed(self, by: object, change: object, done: object) -> None: ...
+    def record_commit(self, by: object, change: object, done: object) -> None: ...
 
-    def doom(self, step: Step, moment: str) -> None:
+    def kill_switch(self, step: Step, moment: str) -> None:
         self.passed.append((step, moment))
 
 
-@pytest.mark.parametrize("method", sorted(writing()))
+@pytest.mark.parametrize("method", sorted(list_writing_methods()))
 def test_whatever_writes_goes_through_a_gate_to_fall_at(tmp_path: Path, method: str) -> None:
     async def play() -> None:
-        store = DeadlyStore.open(tmp_path / "log.db", chance=Dice(), inline=True)
+        store = KillableStore.open(tmp_path / "log.db", chance=SeededRandom(), inline=True)
         step, write = WRITES[method]
-        simulated, killed = Passing(store), Passing(store)
+        simulated, killed = RecordingProcess(store), RecordingProcess(store)
         await write(GatedStore(simulated))  # type: ignore[arg-type]  # as much of a process as it asks for
-        store.doom = killed.doom  # type: ignore[assignment]
+        store.kill_switch = killed.kill_switch  # type: ignore[assignment]
         await write(store)
         assert simulated.passed == killed.passed == [(step, "before"), (step, "after")]
         await store.close()
@@ -128,13 +128,13 @@ def test_whatever_writes_goes_through_a_gate_to_fall_at(tmp_path: Path, method: 
 @pytest.mark.parametrize("part", range(4))
 def test_every_commit_is_crashed_at_before_and_after(part: int) -> None:
     """The gates come from the code: a new step is found here before anybody forgets it."""
-    for number, aim in list(enumerate(AIMS))[part::4]:
+    for number, aim in list(enumerate(CRASH_AIMS))[part::4]:
         for turn in [RARE.get(aim, 0), *range(TRIES)]:
-            outcome = run(number + turn * len(AIMS))
+            outcome = run_seed(number + turn * len(CRASH_AIMS))
             assert outcome.profile.aim == aim
             assert not outcome.problems, f"seed {outcome.seed}: {outcome.problems}"
             passed = {step for step, _ in outcome.passed}
-            assert not passed & set(UNREACHED), (
+            assert not passed & set(UNREACHED_STEPS), (
                 "a step that was said to be unreachable was reached: take it off the list"
             )
             if outcome.crashed[aim]:
@@ -147,7 +147,7 @@ def test_every_commit_is_crashed_at_before_and_after(part: int) -> None:
 
 
 def test_a_seed_is_the_same_schedule_every_time() -> None:
-    assert run(17).trace == run(17).trace != run(18).trace
+    assert run_seed(17).trace == run_seed(17).trace != run_seed(18).trace
 
 
 def test_a_seed_is_the_same_schedule_in_every_process() -> None:
@@ -162,16 +162,16 @@ def test_a_seed_is_the_same_schedule_in_every_process() -> None:
         ).stdout
         for hashseed in ("1", "2")
     }
-    assert traces == {" ".join(run(seed).trace for seed in range(6)) + "\n"}
+    assert traces == {" ".join(run_seed(seed).trace for seed in range(6)) + "\n"}
 
 
 def test_a_seed_that_fails_tells_how_it_ended() -> None:
-    found = tally.count(range(3), bug="no-dedup")
-    table = list(found.table())
+    found = statistics.play_seeds(range(3), bug="no-dedup")
+    table = list(found.format_table())
     seed = next(iter(found.failures))
     told = [line for line in table if f"seed {seed} " in line]
     assert "ended" in told[0]
-    assert table[table.index(told[0]) + 1] in run(seed, parts=MUTANTS["no-dedup"].parts).lines
+    assert table[table.index(told[0]) + 1] in run_seed(seed, parts=MUTANTS["no-dedup"].parts).lines
     assert f"WRONG: {found.failures[seed][-1]}" in table
 
 
@@ -181,14 +181,14 @@ def test_a_story_can_be_read() -> None:
     ).stdout
     assert "commits accept" in story
     assert "commits begin for turn" in story
-    assert run(3).trace in story
+    assert run_seed(3).trace in story
 
 
 def test_every_kind_of_fault_happens() -> None:
     """What a service may do to us is on the table, and none of it stays there as a zero."""
-    missing = set(tally.FAULTS)
+    missing = set(statistics.FAULT_NAMES)
     for seed in range(100):
-        missing -= {fault for fault, count in run(seed).stats.items() if count}
+        missing -= {fault for fault, count in run_seed(seed).stats.items() if count}
         if not missing:
             return
     raise AssertionError(f"never in 100 schedules: {sorted(missing)}")

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from everhold.ports.store import Store
 from everhold.stores.sqlite import SqliteStore
-from everhold.testing.contracts.scene import Dice, Scene
+from everhold.testing.contracts.store_scenario import SeededRandom, StoreScenario
 
 T = TypeVar("T")
 
 
-def writing() -> set[str]:
+def list_writing_methods() -> set[str]:
     """The methods of the store's port that write, by what they do: a new one is among them whatever it is called."""
     return {
         name
@@ -26,25 +26,25 @@ def writing() -> set[str]:
     }
 
 
-def run(play: Coroutine[Any, Any, T]) -> T:
+def run_coroutine(play: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(play)
 
 
-def opened(path: Path, **options: Any) -> SqliteStore:
-    options.setdefault("chance", Dice())
+def open_store(path: Path, **options: Any) -> SqliteStore:
+    options.setdefault("chance", SeededRandom())
     return SqliteStore.open(path, **options)
 
 
-async def staged(path: Path, **options: Any) -> tuple[SqliteStore, Scene]:
+async def open_scenario(path: Path, **options: Any) -> tuple[SqliteStore, StoreScenario]:
     """A store with session `s` in it, and the stage around it."""
-    store = opened(path, **options)
-    scene = Scene(store)
+    store = open_store(path, **options)
+    scene = StoreScenario(store)
     if not await store.list_sessions():
-        await scene.open("s")
+        await scene.open_session("s")
     return store, scene
 
 
-def fingerprint(home: Path) -> dict[str, str]:
+def fingerprint_files(home: Path) -> dict[str, str]:
     """Every file below `home` with its contents' hash, but those that hold nothing of their own."""
     return {
         str(path.relative_to(home)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -53,7 +53,7 @@ def fingerprint(home: Path) -> dict[str, str]:
     }
 
 
-def crash_image(path: Path, to: Path) -> Path:
+def copy_crash_image(path: Path, to: Path) -> Path:
     """The files as a power cut would leave them now."""
     to.mkdir(parents=True, exist_ok=True)
     for file in path.parent.glob(path.name + "*"):

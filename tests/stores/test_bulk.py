@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from msgspec import structs
 
-from everhold.core.entries import Draft, Noted, SessionTitled, Thought
+from everhold.core.entries import EntryDraft, Noted, SessionTitled, Thought
 from everhold.errors import Conflict, Refused
 from everhold.ports.store import (
     Change,
@@ -31,9 +31,9 @@ from everhold.ports.store import (
     Step,
     Wakeup,
 )
-from everhold.stores.sqlite import SqliteStore, bulk, commit, mark
-from everhold.testing.contracts.scene import Dice, Scene, heard
-from tests.stores.home import crash_image, run, staged
+from everhold.stores.sqlite import SqliteStore, bulk, commit, watermark
+from everhold.testing.contracts.store_scenario import SeededRandom, StoreScenario, make_heard
+from tests.stores.home import copy_crash_image, open_scenario, run_coroutine
 
 ODD = 'agent:main:x:dm:"\\ \u00fc\n\U0001f600'
 """An address is whatever a platform calls a chat."""
@@ -52,7 +52,7 @@ def message(
     wakes: tuple[Wakeup, ...] = (Wakeup(consumer="turn"),),
     **rest: Any,
 ) -> Change:
-    draft = Draft(body=heard(text, asks=asks), author="person:ada", dedup=dedup)
+    draft = EntryDraft(body=make_heard(text, asks=asks), author="person:ada", dedup=dedup)
     bound = (address or PLACES[session], title)
     return Change(step=Step.ACCEPT, session=session, at=at, bound=bound, entries=(draft,), wakeups=wakes, **rest)
 
@@ -62,20 +62,20 @@ def crowd(store: SqliteStore, changes: Sequence[Change]) -> Any:
     return asyncio.gather(*map(store.commit, changes), return_exceptions=True)
 
 
-async def furnish(store: SqliteStore) -> Scene:
+async def make_sessions(store: SqliteStore) -> StoreScenario:
     """Sessions in all the states that a message may find one in."""
-    scene = Scene(store)
+    scene = StoreScenario(store)
     for session in ("s", "t", "u"):
-        await scene.open(session, address=PLACES[session])
-    await scene.alter(SessionTitled(title="hers"), session="u")
-    secret = await scene.hear("secret")
-    await scene.open("branch", address=PLACES["branch"], parent="s", parent_at=secret)
-    await scene.erase(secret)
-    await scene.hear(session="t", wake="commands")
-    await scene.hear(session="t", at=2.0)
+        await scene.open_session(session, address=PLACES[session])
+    await scene.commit_change(SessionTitled(title="hers"), session="u")
+    secret = await scene.commit_heard("secret")
+    await scene.open_session("branch", address=PLACES["branch"], parent="s", parent_at=secret)
+    await scene.erase_entries(secret)
+    await scene.commit_heard(session="t", wake="commands")
+    await scene.commit_heard(session="t", at=2.0)
     for claim in await store.claim_cursors(owner="me", at=2.0, lease=60.0, limit=9, only=("turn",)):
         waits = RetryDelay(seconds=1.0, mandatory=True, waits_for="another" if claim.cursor.session == "t" else "")
-        await scene.update(claim, session=claim.cursor.session, at=2.0, wait=waits, release=True)
+        await scene.update_cursor(claim, session=claim.cursor.session, at=2.0, wait=waits, release=True)
     await scene.commit(
         session="u", at=2.0, wakeups=(Wakeup(consumer="turn", wait=RetryDelay(seconds=60.0, mandatory=True)),)
     )
@@ -146,7 +146,7 @@ def messages(draw: st.DrawFn) -> Change:
 
 others = st.sampled_from(
     [
-        Change(step=Step.NOTE, session="s", at=10.0, entries=(Draft(body=Noted(text="x"), author="agent:main"),)),
+        Change(step=Step.NOTE, session="s", at=10.0, entries=(EntryDraft(body=Noted(text="x"), author="agent:main"),)),
         Change(step=Step.NOTE, session="t", at=10.0, generation=99),
     ]
 )
@@ -157,11 +157,11 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("furnished") / "log.db"
 
     async def make() -> None:
-        store = SqliteStore.open(path, chance=Dice(), synchronous="OFF")
-        await furnish(store)
+        store = SqliteStore.open(path, chance=SeededRandom(), synchronous="OFF")
+        await make_sessions(store)
         await store.close()
 
-    run(make())
+    run_coroutine(make())
     return path
 
 
@@ -182,17 +182,17 @@ def test_a_crowd_leaves_what_they_would_have_left_one_by_one(
 ) -> None:
     async def play(path: Path, *, at_once: bool) -> list[Any]:
         shutil.copy(furnished, path)
-        store = SqliteStore.open(path, chance=Dice(), synchronous="OFF")
+        store = SqliteStore.open(path, chance=SeededRandom(), synchronous="OFF")
         if not at_once:
-            store.writer.bulk = None
+            store.writer.bulk_writer = None
         outcomes = [told(one) for batch in batches for one in await crowd(store, batch)]
         assert await store.verify() == []
         await store.close()
         return outcomes
 
     home = tmp_path_factory.mktemp("crowd")
-    one_by_one = run(play(home / "one.db", at_once=False))
-    together = run(play(home / "many.db", at_once=True))
+    one_by_one = run_coroutine(play(home / "one.db", at_once=False))
+    together = run_coroutine(play(home / "many.db", at_once=True))
     assert together == one_by_one
     assert tables(home / "many.db") == tables(home / "one.db")
     shutil.rmtree(home)
@@ -200,10 +200,10 @@ def test_a_crowd_leaves_what_they_would_have_left_one_by_one(
 
 def test_what_a_crowd_says_is_written_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
-        store = SqliteStore.open(tmp_path / "log.db", chance=Dice())
-        await furnish(store)
+        store = SqliteStore.open(tmp_path / "log.db", chance=SeededRandom())
+        await make_sessions(store)
         with monkeypatch.context() as patched:
-            patched.setattr(commit, "perform", None)
+            patched.setattr(commit, "apply_change", None)
             done = await crowd(store, [message("s", dedup="1"), message("t", dedup="2"), message("s", dedup="3")])
         assert [(one.session, one.seqs) for one in done] == [("s", (3,)), ("t", (3,)), ("s", (4,))]
         assert [one.pos for one in done] == list(range(done[0].pos, done[0].pos + 3))
@@ -213,13 +213,13 @@ def test_what_a_crowd_says_is_written_as_one(tmp_path: Path, monkeypatch: pytest
         assert salts == 3
         await store.close()
 
-    run(play())
+    run_coroutine(play())
 
 
 def test_one_repeated_message_in_a_crowd_is_recognised(tmp_path: Path) -> None:
     async def play() -> None:
-        store = SqliteStore.open(tmp_path / "log.db", chance=Dice())
-        await furnish(store)
+        store = SqliteStore.open(tmp_path / "log.db", chance=SeededRandom())
+        await make_sessions(store)
         first = await store.commit(message("s", dedup="1"))
         done = await crowd(store, [message("t", dedup="2"), message("s", dedup="1"), message("s", "new", dedup="3")])
         assert [one.duplicate for one in done] == [False, True, False]
@@ -227,13 +227,13 @@ def test_one_repeated_message_in_a_crowd_is_recognised(tmp_path: Path) -> None:
         assert done[2].seqs == (first.seqs[0] + 1,)
         await store.close()
 
-    run(play())
+    run_coroutine(play())
 
 
 def test_one_who_is_refused_costs_the_crowd_nothing(tmp_path: Path) -> None:
     async def play() -> None:
-        store = SqliteStore.open(tmp_path / "log.db", chance=Dice())
-        await furnish(store)
+        store = SqliteStore.open(tmp_path / "log.db", chance=SeededRandom())
+        await make_sessions(store)
         elsewhere, broken = message("s", address="test:nowhere"), message("s", "\ud800")
         done = await crowd(store, [message("s"), elsewhere, message("t"), broken, message("s")])
         assert [type(one) for one in done] == [Committed, Conflict, Committed, Refused, Committed]
@@ -241,50 +241,54 @@ def test_one_who_is_refused_costs_the_crowd_nothing(tmp_path: Path) -> None:
         assert await store.verify() == []
         await store.close()
 
-    run(play())
+    run_coroutine(play())
 
 
 def test_a_crowd_is_said_to_be_acknowledged_up_to_its_last(tmp_path: Path) -> None:
     async def play() -> None:
-        store = SqliteStore.open(tmp_path / "log.db", chance=Dice())
-        await furnish(store)
+        store = SqliteStore.open(tmp_path / "log.db", chance=SeededRandom())
+        await make_sessions(store)
         done = await crowd(store, [message("s"), message("t"), message("s")])
-        assert mark.read(mark.beside(store.path)) == done[-1].pos == await store.last_pos()
+        assert (
+            watermark.read_watermark(watermark.build_watermark_path(store.path))
+            == done[-1].pos
+            == await store.last_pos()
+        )
         await store.close()
 
-    run(play())
+    run_coroutine(play())
 
 
 def test_a_crowd_from_before_the_clock_went_back_is_due(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db")
-        await scene.open("u", address=PLACES["u"])
+        store, scene = await open_scenario(tmp_path / "log.db")
+        await scene.open_session("u", address=PLACES["u"])
         await crowd(store, [message("s", at=1_000.0), message("u", at=1_000.0)])
         assert await store.get_next_due(at=400.0) == 0.0
         assert len(await store.claim_cursors(owner="me", at=400.0, lease=60.0, limit=8)) == 2
         await store.close()
 
-    run(play())
+    run_coroutine(play())
 
 
 def test_after_a_power_cut_a_crowd_gets_no_position_that_somebody_may_have_seen(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db")
-        await scene.hear("kept")
-        found = crash_image(store.path, tmp_path / "after")
+        store, scene = await open_scenario(tmp_path / "log.db")
+        await scene.commit_heard("kept")
+        found = copy_crash_image(store.path, tmp_path / "after")
         for n in range(20):
-            await scene.hear(f"lost {n}", durable=False)
+            await scene.commit_heard(f"lost {n}", durable=False)
         seen = await store.last_pos()
         await store.close()
 
-        store, scene = await staged(found)
+        store, scene = await open_scenario(found)
         done = [one for _ in range(2) for one in await crowd(store, [message("s"), message("s"), message("s")])]
         assert all(one.pos > seen for one in done)
         assert [entry.pos for entry in await store.read_feed(after=seen)] == [one.pos for one in done]
         assert await store.verify() == []
         await store.close()
 
-    run(play())
+    run_coroutine(play())
 
 
 CLAIM = Claim(cursor=ConsumerCursor(consumer="turn", session="s"), agent="main")
@@ -299,14 +303,14 @@ MORE: dict[str, Any] = {
 
 def test_every_condition_and_every_row_of_a_change_is_known_here() -> None:
     """Whoever gives `Change` another field has to say whether a crowd may have it."""
-    assert MORE.keys() | bulk.HANDLED == set(Change.__struct_fields__)
-    assert not MORE.keys() & bulk.HANDLED
+    assert MORE.keys() | bulk.HANDLED_FIELDS == set(Change.__struct_fields__)
+    assert not MORE.keys() & bulk.HANDLED_FIELDS
 
 
 @pytest.mark.parametrize("field", sorted(MORE))
 def test_whatever_does_more_than_bring_a_message_is_not_written_with_a_crowd(field: str) -> None:
-    assert bulk.fits(message())
-    assert not bulk.fits(structs.replace(message(), **{field: MORE[field]}))
+    assert bulk.is_plain_message(message())
+    assert not bulk.is_plain_message(structs.replace(message(), **{field: MORE[field]}))
 
 
 @pytest.mark.parametrize(
@@ -316,9 +320,9 @@ def test_whatever_does_more_than_bring_a_message_is_not_written_with_a_crowd(fie
         structs.replace(message(), bound=None),
         structs.replace(message(), entries=message().entries * 2),
         structs.replace(message(), entries=()),
-        structs.replace(message(), entries=(Draft(body=heard(), author="person:ada", op=1),)),
-        structs.replace(message(), entries=(Draft(body=Thought(text="x"), author="agent:main"),)),
+        structs.replace(message(), entries=(EntryDraft(body=make_heard(), author="person:ada", op=1),)),
+        structs.replace(message(), entries=(EntryDraft(body=Thought(text="x"), author="agent:main"),)),
     ],
 )
 def test_nor_what_brings_something_else(change: Change) -> None:
-    assert not bulk.fits(change)
+    assert not bulk.is_plain_message(change)

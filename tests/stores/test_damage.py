@@ -10,35 +10,35 @@ from pathlib import Path
 import apsw
 import pytest
 
-from everhold.core.entries import VERSION, Kind
+from everhold.core.entries import BODY_VERSION, EntryKind
 from everhold.errors import Poisoned, StoreDamaged, StoreError, StoreNewer
 from everhold.stores.sqlite import migrate
-from tests.stores.home import crash_image, fingerprint, opened, run, staged
+from tests.stores.home import copy_crash_image, fingerprint_files, open_scenario, open_store, run_coroutine
 
 
 def written(home: Path, *, messages: int = 50, crash: bool = False) -> Path:
     """A database with some messages in it; with `crash`, as it is while its process still runs."""
 
     async def play() -> Path:
-        store, scene = await staged(home / "live" / "log.db")
+        store, scene = await open_scenario(home / "live" / "log.db")
         for n in range(messages):
-            await scene.hear(f"message {n} " + "m" * 500)
-        image = crash_image(home / "live" / "log.db", home / "crashed")
+            await scene.commit_heard(f"message {n} " + "m" * 500)
+        image = copy_crash_image(home / "live" / "log.db", home / "crashed")
         await store.close()
         return image
 
-    image = run(play())
+    image = run_coroutine(play())
     return image if crash else home / "live" / "log.db"
 
 
 def refused(path: Path, why: str) -> None:
-    before = fingerprint(path.parent)
+    before = fingerprint_files(path.parent)
     size = path.stat().st_size if path.exists() else None
     with pytest.raises(StoreDamaged, match=why) as damage:
-        opened(path)
+        open_store(path)
     assert str(path) in str(damage.value)
     assert "restore" in damage.value.remedy
-    assert fingerprint(path.parent) == before
+    assert fingerprint_files(path.parent) == before
     assert (path.stat().st_size if path.exists() else None) == size
 
 
@@ -55,15 +55,15 @@ def test_noise_in_a_page_names_whose_it_was_and_how_many_are_sound(tmp_path: Pat
     """SQLite gives up in the middle of its own check; what it said until then stands."""
 
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db")
-        await scene.open("other")
+        store, scene = await open_scenario(tmp_path / "log.db")
+        await scene.open_session("other")
         for n in range(20):
-            await scene.hear(f"message {n} " + "m" * 500)
-            await scene.hear(f"elsewhere {n} " + "m" * 500, session="other")
-        await scene.hear("the last of all " + "m" * 3000)
+            await scene.commit_heard(f"message {n} " + "m" * 500)
+            await scene.commit_heard(f"elsewhere {n} " + "m" * 500, session="other")
+        await scene.commit_heard("the last of all " + "m" * 3000)
         await store.close()
 
-    run(play())
+    run_coroutine(play())
     path = tmp_path / "log.db"
     data = bytearray(path.read_bytes())
     at = data.index(b"the last of all") // 4096 * 4096
@@ -78,38 +78,38 @@ def test_a_large_file_is_served_as_far_as_it_is_sound(tmp_path: Path, monkeypatc
     path = tmp_path / "log.db"
 
     async def play() -> None:
-        store, scene = await staged(path)
-        await scene.open("other")
+        store, scene = await open_scenario(path)
+        await scene.open_session("other")
         for n in range(20):
-            await scene.hear(f"elsewhere {n} " + "m" * 500, session="other")
+            await scene.commit_heard(f"elsewhere {n} " + "m" * 500, session="other")
         for n in range(20):
-            await scene.hear(f"message {n} " + "m" * 500)
+            await scene.commit_heard(f"message {n} " + "m" * 500)
         await store.close()
         data = bytearray(path.read_bytes())
         at = data.index(b"message 12 ") // 4096 * 4096
         data[at : at + 4096] = bytes(byte ^ 0x5A for byte in data[at : at + 4096])
         path.write_bytes(data)
-        store, scene = await staged(path)
+        store, scene = await open_scenario(path)
         assert len(await store.list_entries("other")) == 20
         with pytest.raises(StoreDamaged, match="session s cannot be read whole") as caught:
             await store.list_entries("s")
         assert "everhold restore" in caught.value.remedy
         await store.close()
 
-    run(play())
+    run_coroutine(play())
 
 
 def test_noise_below_a_log_that_is_still_needed_leaves_that_log_alone(tmp_path: Path) -> None:
     path = written(tmp_path)
 
     async def play() -> Path:
-        store, scene = await staged(path)
-        await scene.hear("in the log only")
-        image = crash_image(path, tmp_path / "crashed")
+        store, scene = await open_scenario(path)
+        await scene.commit_heard("in the log only")
+        image = copy_crash_image(path, tmp_path / "crashed")
         await store.close()
         return image
 
-    image = run(play())
+    image = run_coroutine(play())
     data = bytearray(image.read_bytes())
     for at in range(4096 * 8, 4096 * 9):
         data[at] ^= 0x5A
@@ -125,12 +125,12 @@ def test_a_flipped_bit_in_a_message_is_found_and_named(tmp_path: Path) -> None:
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
 
     async def play() -> None:
-        store = opened(path)  # no page is wrong: SQLite cannot see it
+        store = open_store(path)  # no page is wrong: SQLite cannot see it
         assert await store.verify() == ["s: entry 8 (heard) is not what was written: its digest does not match"]
         assert await store.verify("s") == await store.verify()
         await store.close()
 
-    run(play())
+    run_coroutine(play())
 
 
 def test_a_body_that_no_longer_parses_stops_who_reads_it(tmp_path: Path) -> None:
@@ -140,14 +140,14 @@ def test_a_body_that_no_longer_parses_stops_who_reads_it(tmp_path: Path) -> None
     db.close()
 
     async def play() -> None:
-        store = opened(path)
+        store = open_store(path)
         with pytest.raises(StoreDamaged, match="session s: entry 3"):
             await store.list_entries("s")
         assert len(await store.list_entries("s", after=3)) == 47
         assert any("entry 3" in line for line in await store.verify())
         await store.close()
 
-    run(play())
+    run_coroutine(play())
 
 
 def test_an_empty_file_is_not_taken_for_a_new_database(tmp_path: Path) -> None:
@@ -181,31 +181,31 @@ def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
     db = apsw.Connection(str(path))
     db.execute("create table aunts(name)")
     db.close()
-    before = fingerprint(tmp_path)
+    before = fingerprint_files(tmp_path)
     with pytest.raises(StoreDamaged, match="not a database of everhold"):
-        opened(path)
-    assert fingerprint(tmp_path) == before
+        open_store(path)
+    assert fingerprint_files(tmp_path) == before
 
 
 def test_a_crashed_store_opens_with_all_it_acknowledged(tmp_path: Path) -> None:
     path = written(tmp_path, crash=True)
 
     async def play() -> None:
-        store, scene = await staged(path)
-        assert len(await scene.texts()) == 50
+        store, scene = await open_scenario(path)
+        assert len(await scene.read_texts()) == 50
         assert await store.verify() == []
         await store.close()
 
-    run(play())
+    run_coroutine(play())
 
 
 def test_a_database_that_vanished_is_not_replaced_by_an_empty_one(tmp_path: Path) -> None:
     path = written(tmp_path)
     path.unlink()
-    before = fingerprint(path.parent)
+    before = fingerprint_files(path.parent)
     with pytest.raises(StoreDamaged, match="everything up to 50 was acknowledged"):
-        opened(path)
-    assert fingerprint(path.parent) == before
+        open_store(path)
+    assert fingerprint_files(path.parent) == before
     assert not path.exists()
 
 
@@ -216,12 +216,12 @@ def test_a_log_that_lost_its_tail_is_refused(tmp_path: Path, left: float) -> Non
     wal.write_bytes(wal.read_bytes()[: int(wal.stat().st_size * left)])
     if not left:
         wal.unlink()
-    before = fingerprint(path.parent)
+    before = fingerprint_files(path.parent)
     with pytest.raises(StoreDamaged, match="everything up to 50 was acknowledged") as damage:
-        opened(path)
+        open_store(path)
     assert "log.db.mark" in damage.value.remedy
     assert "everhold restore" in damage.value.remedy
-    assert fingerprint(path.parent) == before
+    assert fingerprint_files(path.parent) == before
 
 
 def test_without_its_mark_a_shortened_log_cannot_be_told_from_a_short_one(tmp_path: Path) -> None:
@@ -232,33 +232,33 @@ def test_without_its_mark_a_shortened_log_cannot_be_told_from_a_short_one(tmp_pa
     path.with_name("log.db.mark").unlink()
 
     async def play() -> None:
-        store, scene = await staged(path)
-        texts = await scene.texts()
+        store, scene = await open_scenario(path)
+        texts = await scene.read_texts()
         assert 0 < len(texts) < 50
         assert [text.split()[1] for text in texts] == [str(n) for n in range(len(texts))]
         assert await store.verify() == []
         await store.close()
 
-    run(play())
+    run_coroutine(play())
 
 
 def test_going_back_to_a_backup_on_purpose_needs_the_mark_removed(tmp_path: Path) -> None:
     async def play() -> None:
         path = tmp_path / "log.db"
-        store, scene = await staged(path)
-        await scene.hear("kept")
-        copy = await store.backup(tmp_path / "backup.db")
-        await scene.hear("later")
+        store, scene = await open_scenario(path)
+        await scene.commit_heard("kept")
+        copy = await store.make_backup(tmp_path / "backup.db")
+        await scene.commit_heard("later")
         await store.close()
         shutil.copy(copy, path)
         with pytest.raises(StoreDamaged):
-            opened(path)
+            open_store(path)
         (tmp_path / "log.db.mark").unlink()
-        store, scene = await staged(path)
-        assert await scene.texts() == ["kept"]
+        store, scene = await open_scenario(path)
+        assert await scene.read_texts() == ["kept"]
         await store.close()
 
-    run(play())
+    run_coroutine(play())
 
 
 # -- anything, anywhere
@@ -268,7 +268,7 @@ def told(path: Path) -> object:
     """What a file says when it is opened, read whole and checked: its entries, or what is wrong with it."""
 
     async def play() -> object:
-        store = opened(path)
+        store = open_store(path)
         try:
             if found := await store.verify():
                 return found
@@ -279,7 +279,7 @@ def told(path: Path) -> object:
             await store.close()
 
     try:
-        return run(play())
+        return run_coroutine(play())
     except (StoreError, apsw.Error) as error:
         return str(error)
 
@@ -334,7 +334,7 @@ def newer_in_log_only(path: Path) -> None:
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     db.pragma("user_version", 99)
     db.close()
-    assert int.from_bytes(path.read_bytes()[60:64]) == migrate.known()[-1].number
+    assert int.from_bytes(path.read_bytes()[60:64]) == migrate.list_migrations()[-1].number
 
 
 @pytest.mark.parametrize("upgrade", [newer_in_file, newer_in_log_only])
@@ -342,14 +342,14 @@ def test_a_newer_schema_is_refused_without_touching_a_byte(tmp_path: Path, upgra
     path = written(tmp_path)
     assert callable(upgrade)
     upgrade(path)
-    before = fingerprint(path.parent)
+    before = fingerprint_files(path.parent)
     with pytest.raises(StoreNewer, match="schema 99") as newer:
-        opened(path)
+        open_store(path)
     assert "newer everhold" in newer.value.remedy
-    assert fingerprint(path.parent) == before
+    assert fingerprint_files(path.parent) == before
 
 
-@pytest.mark.parametrize("change", ["kind = 'dreamed'", f"version = {VERSION + 1}"])
+@pytest.mark.parametrize("change", ["kind = 'dreamed'", f"version = {BODY_VERSION + 1}"])
 def test_an_entry_of_a_later_build_stops_whoever_would_walk_past_it(tmp_path: Path, change: str) -> None:
     path = written(tmp_path)
     db = apsw.Connection(str(path))
@@ -357,11 +357,11 @@ def test_an_entry_of_a_later_build_stops_whoever_would_walk_past_it(tmp_path: Pa
     db.close()
 
     async def play() -> None:
-        store = opened(path)
+        store = open_store(path)
         with pytest.raises(Poisoned, match="entry 10"):
             await store.list_entries("s")
         with pytest.raises(Poisoned):
-            await store.list_entries("s", kinds=(Kind.SAID,))
+            await store.list_entries("s", kinds=(EntryKind.SAID,))
         with pytest.raises(Poisoned):
             await store.get_entry("s", 10)
         with pytest.raises(Poisoned):
@@ -369,8 +369,8 @@ def test_an_entry_of_a_later_build_stops_whoever_would_walk_past_it(tmp_path: Pa
         with pytest.raises(Poisoned):
             await store.list_pending("s")
         assert len(await store.list_entries("s", upto=9)) == 9
-        assert await store.list_entries("s", after=10, kinds=(Kind.SAID,)) == []
+        assert await store.list_entries("s", after=10, kinds=(EntryKind.SAID,)) == []
         assert any("newer everhold" in line for line in await store.verify())
         await store.close()
 
-    run(play())
+    run_coroutine(play())

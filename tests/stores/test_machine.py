@@ -25,8 +25,8 @@ from everhold.core.entries import (
     Changed,
     Compressed,
     ContextReset,
-    Draft,
     Ended,
+    EntryDraft,
     Erased,
     Noted,
     OperationsUndone,
@@ -47,8 +47,8 @@ from everhold.ports.store import (
     Wakeup,
 )
 from everhold.stores.sqlite import SqliteStore
-from everhold.testing.contracts.scene import Dice, heard
-from tests.stores.model import Model, Op
+from everhold.testing.contracts.store_scenario import SeededRandom, make_heard
+from tests.stores.store_model import ModelOperation, StoreModel
 
 T = TypeVar("T")
 SESSIONS = ["s", "t"]
@@ -77,8 +77,8 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.home = Path(tempfile.mkdtemp(prefix="everhold-machine-"))
         shutil.copy(self.template, self.home / "log.db")
-        self.store = SqliteStore.open(self.home / "log.db", chance=Dice(), inline=True, synchronous="OFF")
-        self.model = Model(SESSIONS)
+        self.store = SqliteStore.open(self.home / "log.db", chance=SeededRandom(), inline=True, synchronous="OFF")
+        self.model = StoreModel(SESSIONS)
         self.clock = 1000.0
         self.claims: list[Claim] = []
 
@@ -108,7 +108,7 @@ class StoreMachine(RuleBasedStateMachine):
         now(self.store.commit(change))
         return wanted
 
-    def change(self, session: str, *drafts: Draft, **rest: Any) -> Change:
+    def change(self, session: str, *drafts: EntryDraft, **rest: Any) -> Change:
         return Change(step=Step.NOTE, session=session, at=self.clock, entries=drafts, **rest)
 
     def pick(self, data: st.DataObject, claims: bool = True) -> Claim | None:
@@ -131,7 +131,7 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def hear(self, session: str, text: str, key: str | None, wake: tuple[str, float, bool] | None) -> None:
         wakes = () if wake is None else (Wakeup(consumer=wake[0], wait=RetryDelay(seconds=wake[1], mandatory=wake[2])),)
-        draft = Draft(body=heard(text), author="person:ada", dedup=key)
+        draft = EntryDraft(body=make_heard(text), author="person:ada", dedup=key)
         done = now(self.store.commit(self.change(session, draft, wakeups=wakes)))
         wanted = self.model.hear(session, text, key, at=self.clock, wake=wake)
         assert (done.session, done.seqs[0], done.duplicate, done.differs) == wanted
@@ -148,7 +148,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Write or delete under the version there is, or under another one; `by` None: it must not exist."""
         version = 0 if by is None else max(0, self.model.get_state_version(key) + by)
         write = StateWrite(namespace=StateNamespace.SCHEDULE, key=key, value=value, version=version)
-        draft = () if not session else (Draft(body=Noted(text="with it"), author="person:ada"),)
+        draft = () if not session else (EntryDraft(body=Noted(text="with it"), author="person:ada"),)
 
         def expected() -> None:
             self.model.write_state(key, value, version)
@@ -164,7 +164,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not hearable:
             return
         seq = data.draw(st.sampled_from(hearable))
-        draft = Draft(body=Erased(seqs=(seq,)), author="person:ada")
+        draft = EntryDraft(body=Erased(seqs=(seq,)), author="person:ada")
         self.both(self.change(session, draft, erase=(seq,)), lambda: self.model.erase(session, seq))
 
     # -- operations
@@ -184,7 +184,7 @@ class StoreMachine(RuleBasedStateMachine):
             fence = 0 if claim is None else claim.fence
             return self.model.begin(session, what, takes, consumer=reader, fence=fence, blocking=blocking)
 
-        self.both(self.change(session, Draft(body=body, author="agent:main"), claim=claim), expected)
+        self.both(self.change(session, EntryDraft(body=body, author="agent:main"), claim=claim), expected)
 
     def running(self, data: st.DataObject, what: str = "") -> tuple[str, int] | None:
         ops = [
@@ -208,7 +208,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         session, op = chosen
         claim = self.pick(data)
-        draft = Draft(body=Ended(outcome=outcome), author="agent:main", op=op)
+        draft = EntryDraft(body=Ended(outcome=outcome), author="agent:main", op=op)
         self.both(
             self.change(session, draft, op=op, claim=claim),
             lambda: self.model.end(session, op, outcome, self.checked(claim)),
@@ -222,7 +222,7 @@ class StoreMachine(RuleBasedStateMachine):
         pending = sorted(self.model.logs[session].pending) or [1]
         takes = data.draw(st.lists(st.sampled_from(pending), min_size=1, max_size=2, unique=True), "takes")
         claim = self.pick(data)
-        draft = Draft(body=Took(takes=tuple(takes)), author="agent:main", op=op)
+        draft = EntryDraft(body=Took(takes=tuple(takes)), author="agent:main", op=op)
         self.both(
             self.change(session, draft, op=op, claim=claim),
             lambda: self.model.take(session, op, takes, self.checked(claim)),
@@ -239,7 +239,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.model.guard(session, op, self.checked(claim))
             self.model.append(session, "thought")
 
-        draft = Draft(body=Thought(text="hm"), author="agent:main", op=op)
+        draft = EntryDraft(body=Thought(text="hm"), author="agent:main", op=op)
         self.both(self.change(session, draft, op=op, claim=claim), expected)
 
     @rule(data=st.data())
@@ -254,7 +254,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.both(self.change(session, op=op, pause=True), expected)
 
     @rule(data=st.data(), stale=st.integers(0, 1))
-    def finish_fold(self, data: st.DataObject, stale: int) -> None:
+    def finish_compression(self, data: st.DataObject, stale: int) -> None:
         if (chosen := self.running(data, "compression")) is None:
             return
         session, op = chosen
@@ -263,12 +263,12 @@ class StoreMachine(RuleBasedStateMachine):
         covers = data.draw(st.sampled_from(turns or [0]), "covers")
         generation = log.generation - stale
         drafts = (
-            Draft(body=Compressed(summary="so far", covers=covers), author="system", op=op),
-            Draft(body=Ended(), author="system", op=op),
+            EntryDraft(body=Compressed(summary="so far", covers=covers), author="system", op=op),
+            EntryDraft(body=Ended(), author="system", op=op),
         )
         self.both(
             self.change(session, *drafts, op=op, generation=generation),
-            lambda: self.model.fold(session, op, covers, generation, None),
+            lambda: self.model.compress(session, op, covers, generation, None),
         )
 
     @rule(session=sessions, again=st.booleans(), data=st.data())
@@ -277,14 +277,14 @@ class StoreMachine(RuleBasedStateMachine):
         chosen = data.draw(st.lists(st.sampled_from([*over, 999]), min_size=1, max_size=2, unique=True), "ops")
         body = Changed(change=OperationsUndone(ops=tuple(chosen), again=again))
         self.both(
-            self.change(session, Draft(body=body, author="person:ada")),
+            self.change(session, EntryDraft(body=body, author="person:ada")),
             lambda: self.model.undo(session, chosen, again=again),
         )
 
     @rule(session=sessions)
-    def start_afresh(self, session: str) -> None:
-        draft = Draft(body=Changed(change=ContextReset()), author="person:ada")
-        self.both(self.change(session, draft), lambda: self.model.fresh(session))
+    def reset_context(self, session: str) -> None:
+        draft = EntryDraft(body=Changed(change=ContextReset()), author="person:ada")
+        self.both(self.change(session, draft), lambda: self.model.reset_context(session))
 
     @rule(
         session=sessions, address=st.sampled_from(["test:s", "test:t", "x"]), previous=st.sampled_from(["s", "t", ""])
@@ -292,7 +292,7 @@ class StoreMachine(RuleBasedStateMachine):
     def bind(self, session: str, address: str, previous: str) -> None:
         body = Changed(change=AddressBound(address=address, previous=previous))
         self.both(
-            self.change(session, Draft(body=body, author="person:ada")),
+            self.change(session, EntryDraft(body=body, author="person:ada")),
             lambda: self.model.bind(session, address, previous),
         )
 
@@ -341,17 +341,17 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(owner=st.sampled_from(["me", "you"]))
     def renew(self, owner: str) -> None:
-        held = [lane for log in self.model.logs.values() for lane in log.lanes.values() if lane.owner == owner]
+        held = [lane for log in self.model.logs.values() for lane in log.cursors.values() if lane.owner == owner]
         for lane in held:
             lane.lease_since, lane.lease = self.clock, 60.0
         assert now(self.store.renew_leases(self.claims, owner=owner, at=self.clock, lease=60.0)) == len(held)
 
     @rule(owner=st.sampled_from(["me", "you"]))
-    def seize(self, owner: str) -> None:
+    def revoke_leases(self, owner: str) -> None:
         held = [
             lane
             for log in self.model.logs.values()
-            for lane in log.lanes.values()
+            for lane in log.cursors.values()
             if lane.owner and lane.owner != owner
         ]
         for lane in held:
@@ -386,7 +386,7 @@ class StoreMachine(RuleBasedStateMachine):
             }
             assert lanes == {
                 reader: (one.processed_seq, one.since, one.wait, one.mandatory, one.attempts, one.owner, one.fence)
-                for reader, one in log.lanes.items()
+                for reader, one in log.cursors.items()
             }
         records = now(self.store.list_state_records(StateNamespace.SCHEDULE))
         assert {it.key: (it.value, it.version) for it in records} == self.model.state
@@ -395,7 +395,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert now(self.store.resolve_address(address)) == session
 
 
-def _row(op: Op | Operation) -> tuple[object, ...]:
+def _row(op: ModelOperation | Operation) -> tuple[object, ...]:
     return (
         op.type,
         op.state,
@@ -412,7 +412,7 @@ def _row(op: Op | Operation) -> tuple[object, ...]:
 
 
 def run(home: Path, *, examples: int, steps: int, derandomize: bool) -> None:
-    store = SqliteStore.open(home / "empty.db", chance=Dice(), inline=True)
+    store = SqliteStore.open(home / "empty.db", chance=SeededRandom(), inline=True)
     now(store.close())
     StoreMachine.template = home / "empty.db"
     run_state_machine_as_test(

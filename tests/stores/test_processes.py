@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from everhold.errors import HomeBusy
-from everhold.stores.sqlite import HomeLock, lock
-from tests.stores.home import run, staged
+from everhold.infra import home_lock
+from everhold.stores.sqlite import HomeLock
+from tests.stores.home import open_scenario, run_coroutine
 
 VICTIM = Path(__file__).with_name("victim.py")
 
@@ -37,44 +38,44 @@ def kill(process: subprocess.Popen[bytes]) -> bytes:
 
 def test_a_second_process_hears_at_once_who_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
-    really = lock._try
+    really = home_lock._try
 
     def counted(handle: int) -> bool:
         tries.append(handle)
         return really(handle)
 
-    monkeypatch.setattr(lock, "_try", counted)
+    monkeypatch.setattr(home_lock, "_try", counted)
     first = start("hold", str(tmp_path))
     assert first.stdout is not None
     assert first.stdout.readline() == b"held\n"
     try:
         with pytest.raises(HomeBusy, match=str(first.pid)) as busy:
-            HomeLock(tmp_path / "lock").take()
+            HomeLock(tmp_path / "lock").acquire()
         assert len(tries) == 1, "it waited for the other process"
         assert str(first.pid) in busy.value.remedy
         assert first.poll() is None
     finally:
         kill(first)
     with HomeLock(tmp_path / "lock") as held:
-        assert held.held
+        assert held.is_held
         assert (tmp_path / "lock").read_text().strip() == str(os.getpid())
 
 
 def test_a_lock_is_taken_once_and_free_after_release(tmp_path: Path) -> None:
-    lock = HomeLock(tmp_path / "lock").take()
+    lock = HomeLock(tmp_path / "lock").acquire()
     with pytest.raises(HomeBusy):
-        HomeLock(tmp_path / "lock").take()
+        HomeLock(tmp_path / "lock").acquire()
     lock.release()
     lock.release()
-    HomeLock(tmp_path / "lock").take().release()
+    HomeLock(tmp_path / "lock").acquire().release()
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_lock_file_that_was_replaced_meanwhile_is_not_trusted(tmp_path: Path) -> None:
-    held = HomeLock(tmp_path / "lock").take()
+    held = HomeLock(tmp_path / "lock").acquire()
     (tmp_path / "lock").unlink()
-    second = HomeLock(tmp_path / "lock").take()
-    assert second.held
+    second = HomeLock(tmp_path / "lock").acquire()
+    assert second.is_held
     assert (tmp_path / "lock").read_text().strip() == str(os.getpid())
     held.release()
     second.release()
@@ -84,7 +85,7 @@ def test_a_lock_file_removed_between_opening_and_locking_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No other way leads into that moment."""
-    really = lock._try
+    really = home_lock._try
     calls = 0
 
     def late(handle: int) -> bool:
@@ -94,10 +95,10 @@ def test_a_lock_file_removed_between_opening_and_locking_is_made_anew(
             (tmp_path / "lock").unlink()
         return really(handle)
 
-    monkeypatch.setattr(lock, "_try", late)
+    monkeypatch.setattr(home_lock, "_try", late)
     with HomeLock(tmp_path / "lock"):
         with pytest.raises(HomeBusy):
-            HomeLock(tmp_path / "lock").take()
+            HomeLock(tmp_path / "lock").acquire()
 
 
 def killed_again_and_again(home: Path, *, kills: int, seed: int) -> None:
@@ -114,19 +115,19 @@ def killed_again_and_again(home: Path, *, kills: int, seed: int) -> None:
         acked += [line.strip() for line in lines if line.endswith("\n")]
 
     async def look() -> None:
-        store, scene = await staged(home / "log.db")
-        texts = await scene.texts("s") + await scene.texts("t")
+        store, scene = await open_scenario(home / "log.db")
+        texts = await scene.read_texts("s") + await scene.read_texts("t")
         assert set(acked) <= set(texts)
         assert len(texts) == len(set(texts))
         for session in "st":
             for voice in range(20):
                 for life in range(kills):
-                    mine = [text for text in await scene.texts(session) if text.startswith(f"{life}-{voice}-")]
+                    mine = [text for text in await scene.read_texts(session) if text.startswith(f"{life}-{voice}-")]
                     assert [int(text.split("-")[2]) for text in mine] == list(range(1, len(mine) + 1))
         assert await store.verify() == []
         await store.close()
 
-    run(look())
+    run_coroutine(look())
 
 
 def test_what_was_acknowledged_outlives_kill_9(tmp_path: Path) -> None:

@@ -18,40 +18,40 @@ import pytest
 
 from everhold.app import SystemClock
 from everhold.config import AgentSettings, McpSettings
-from everhold.core.entries import INVALID, Call, Stamp
-from everhold.core.turn import Ran, Run
+from everhold.core.entries import INVALID_ARGUMENTS_KEY, Stamp, ToolCall
+from everhold.core.turn import RunTool, ToolFinished
+from everhold.engine import effects as engine_effects
+from everhold.engine.gates import Gates
 from everhold.errors import EverholdError
-from everhold.flow import perform
-from everhold.flow.gates import Gates
 from everhold.infra.extras import describe_install
-from everhold.ports.tool import Effect, File, Result, ToolContext
-from everhold.secret import Secret
-from everhold.testing.house import Diary
+from everhold.infra.secret import SecretString
+from everhold.ports.tool import ToolContext, ToolEffect, ToolFile, ToolResult
+from everhold.testing.gateway import RecordingLogger
 from everhold.tools import mcp
-from everhold.tools.mcp import Servers
+from everhold.tools.mcp import McpServers
 from tests.waiting import LIMIT_SECONDS, wait_until
 
 CROOKED = (sys.executable, str(Path(__file__).with_name("crooked.py")))
 CONTEXT = ToolContext(session="s", agent="main", op=7, key="s:7:1:c1", stamp=Stamp())
 
 
-class Office:
+class ServerHarness:
     """Servers, with somebody who starts them again at once and counts how often."""
 
     def __init__(self, directory: Path, **servers: dict[str, Any]) -> None:
         self.settings = {name: McpSettings.model_validate({**given, "=name": name}) for name, given in servers.items()}
-        self.diary = Diary()
-        self.news: list[str] = []
+        self.logger = RecordingLogger()
+        self.changes: list[str] = []
         self.falls: list[str] = []
-        self.servers = Servers(
+        self.servers = McpServers(
             environ={"PATH": os.environ["PATH"], "SOMEBODY_ELSES": "canary-of-somebody-else"},
             directory=directory,
-            log=self.diary,
+            log=self.logger,
             keep=self._keep,
-            changed=self.news.append,
+            changed=self.changes.append,
         )
         self.agent = AgentSettings(tools=tuple(f"mcp:{name}" for name in servers))
-        self.gates = Gates(store=None, clock=SystemClock(), chance=None, log=self.diary, owner="")  # type: ignore[arg-type]
+        self.gates = Gates(store=None, clock=SystemClock(), chance=None, log=self.logger, owner="")  # type: ignore[arg-type]
 
     async def _keep(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -62,27 +62,29 @@ class Office:
             await asyncio.sleep(0.05)
 
     def open(self, *agents: AgentSettings) -> None:
-        self.servers.adopt(self.settings, agents or (self.agent,))
+        self.servers.apply_settings(self.settings, agents or (self.agent,))
 
     async def ready(self) -> None:
         self.open()
-        if (coming := self.servers.coming(self.agent)) is not None:
+        if (coming := self.servers.get_startup_wait(self.agent)) is not None:
             await coming()
 
-    async def run(self, tool: str, **arguments: Any) -> Result:
+    async def run(self, tool: str, **arguments: Any) -> ToolResult:
         """As a turn would."""
-        task = Run(call=Call(id="c1", tool=tool, arguments=arguments), key=CONTEXT.key)
-        event, result = await perform.run(self.gates, self.servers.tools(self.agent).get(tool), task, CONTEXT)
-        assert isinstance(event, Ran)
+        task = RunTool(call=ToolCall(id="c1", tool=tool, arguments=arguments), key=CONTEXT.key)
+        event, result = await engine_effects.run_tool(
+            self.gates, self.servers.get_tools(self.agent).get(tool), task, CONTEXT
+        )
+        assert isinstance(event, ToolFinished)
         return result
 
     def complaints(self) -> list[str]:
-        return [str(problem) for problem in self.servers.problems()]
+        return [str(problem) for problem in self.servers.list_problems()]
 
 
 @contextlib.asynccontextmanager
-async def office(directory: Path, **servers: dict[str, Any]) -> AsyncIterator[Office]:
-    made = Office(directory, **servers)
+async def run_servers(directory: Path, **servers: dict[str, Any]) -> AsyncIterator[ServerHarness]:
+    made = ServerHarness(directory, **servers)
     try:
         yield made
     finally:
@@ -90,8 +92,8 @@ async def office(directory: Path, **servers: dict[str, Any]) -> AsyncIterator[Of
 
 
 @pytest.fixture
-async def crooked(tmp_path: Path) -> AsyncIterator[Office]:
-    async with office(tmp_path, odd={"command": CROOKED, "deadline_seconds": 60}) as made:
+async def crooked(tmp_path: Path) -> AsyncIterator[ServerHarness]:
+    async with run_servers(tmp_path, odd={"command": CROOKED, "deadline_seconds": 60}) as made:
         await made.ready()
         yield made
 
@@ -100,13 +102,10 @@ async def crooked(tmp_path: Path) -> AsyncIterator[Office]:
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is, a server that starts is waited for."""
     monkeypatch.setattr(mcp, "START_SECONDS", LIMIT_SECONDS)
-    monkeypatch.setattr(mcp, "COMING_SECONDS", LIMIT_SECONDS)
+    monkeypatch.setattr(mcp, "STARTUP_WAIT_SECONDS", LIMIT_SECONDS)
 
 
-until = wait_until
-
-
-def gone(pid: int) -> bool:
+def is_gone(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -119,12 +118,12 @@ def gone(pid: int) -> bool:
 
 async def test_the_time_server_from_pypi_tells_the_time(tmp_path: Path) -> None:
     effects = {"get_current_time": "pure"}
-    async with office(tmp_path, time={"command": ("mcp-server-time",), "effects": effects}) as made:
+    async with run_servers(tmp_path, time={"command": ("mcp-server-time",), "effects": effects}) as made:
         await made.ready()
-        tools = made.servers.tools(made.agent)
+        tools = made.servers.get_tools(made.agent)
         assert list(tools) == ["time_get_current_time", "time_convert_time"]
-        assert tools["time_get_current_time"].effect is Effect.PURE
-        assert tools["time_convert_time"].effect is Effect.ONCE
+        assert tools["time_get_current_time"].effect is ToolEffect.PURE
+        assert tools["time_convert_time"].effect is ToolEffect.ONCE
         assert tools["time_get_current_time"].spec.parameters["required"] == ["timezone"]
         told = await made.run("time_get_current_time", timezone="UTC")
         assert json.loads(told.text)["timezone"] == "UTC"
@@ -154,10 +153,10 @@ async def test_the_filesystem_server_from_npm_reads_a_file(tmp_path: Path) -> No
         if done.returncode:
             pytest.skip(f"npm cannot install the filesystem server: {done.stderr.strip().splitlines()[-1:]}")
     (tmp_path / "note.txt").write_text("the dentist is on tuesday")
-    async with office(tmp_path, files={"command": ("node", str(script), str(tmp_path))}) as made:
+    async with run_servers(tmp_path, files={"command": ("node", str(script), str(tmp_path))}) as made:
         await made.ready()
         assert not made.complaints()
-        assert "files_read_text_file" in made.servers.tools(made.agent)
+        assert "files_read_text_file" in made.servers.get_tools(made.agent)
         told = await made.run("files_read_text_file", path=str(tmp_path / "note.txt"))
         assert told.text == "the dentist is on tuesday"
         refused = await made.run("files_read_text_file", path="/etc/passwd")
@@ -193,127 +192,127 @@ async def test_a_server_over_http_gets_its_token(tmp_path: Path) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
-        token = {"=token": Secret("canary-token"), "token_env": "SUMS_TOKEN"}
-        async with office(tmp_path, sums={"url": url, **token}, locked={"url": url}) as made:
+        token = {"=token": SecretString("canary-token"), "token_env": "SUMS_TOKEN"}
+        async with run_servers(tmp_path, sums={"url": url, **token}, locked={"url": url}) as made:
             await made.ready()
             assert (await made.run("sums_double", number=21)).text == "42"
-            assert [p.key for p in made.servers.problems()] == ["mcp.locked"]
+            assert [p.key for p in made.servers.list_problems()] == ["mcp.locked"]
     finally:
         server.should_exit = True
         await serving
 
 
 async def test_one_process_serves_every_agent_and_ends_with_us(tmp_path: Path) -> None:
-    async with office(tmp_path, odd={"command": CROOKED}) as made:
+    async with run_servers(tmp_path, odd={"command": CROOKED}) as made:
         made.open(made.agent, AgentSettings(tools=("mcp:odd",)), AgentSettings())
         await made.ready()
         pids = {(await made.run("odd_pid")).text for _ in range(3)}
         assert len(pids) == 1
-        assert not gone(int(pids.copy().pop()))
-    assert gone(int(pids.pop()))
+        assert not is_gone(int(pids.copy().pop()))
+    assert is_gone(int(pids.pop()))
 
 
 async def test_a_server_nobody_uses_is_not_started(tmp_path: Path) -> None:
-    async with office(tmp_path, odd={"command": CROOKED}) as made:
+    async with run_servers(tmp_path, odd={"command": CROOKED}) as made:
         made.open(AgentSettings(tools=("send",)))
         await asyncio.sleep(0.05)
-        assert made.servers.coming(made.agent) is None
-        assert not made.servers.tools(made.agent)
+        assert made.servers.get_startup_wait(made.agent) is None
+        assert not made.servers.get_tools(made.agent)
 
 
-async def test_news_of_more_tools_reaches_the_agents(crooked: Office) -> None:
-    crooked.news.clear()
+async def test_news_of_more_tools_reaches_the_agents(crooked: ServerHarness) -> None:
+    crooked.changes.clear()
     await crooked.run("odd_news")
-    await until(lambda: crooked.news)
-    assert "odd_late" in crooked.servers.tools(crooked.agent)
+    await wait_until(lambda: crooked.changes)
+    assert "odd_late" in crooked.servers.get_tools(crooked.agent)
 
 
-async def test_what_is_structured_is_shown(crooked: Office) -> None:
+async def test_what_is_structured_is_shown(crooked: ServerHarness) -> None:
     assert json.loads((await crooked.run("odd_structured")).text) == {"answer": 42}
 
 
-async def test_files_are_kept_to_be_attached_and_their_names_are_no_paths(crooked: Office) -> None:
+async def test_files_are_kept_to_be_attached_and_their_names_are_no_paths(crooked: ServerHarness) -> None:
     picture = await crooked.run("odd_picture")
     assert picture.text == "[image.png (image/png, 5 bytes, id 2cf24dba5fb0): `attach` sends it]"
-    assert picture.files == (File(data=b"hello", name="image.png", media="image/png"),)
+    assert picture.files == (ToolFile(data=b"hello", name="image.png", media="image/png"),)
     document = await crooked.run("odd_files", blob="aGVsbG8=")
-    assert document.files == (File(data=b"hello", name="report.pdf", media="application/pdf"),)
+    assert document.files == (ToolFile(data=b"hello", name="report.pdf", media="application/pdf"),)
 
 
 async def test_a_file_that_is_too_large_or_none_at_all_is_named(
-    crooked: Office, monkeypatch: pytest.MonkeyPatch
+    crooked: ServerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp, "LARGEST_FILE", 3)
+    monkeypatch.setattr(mcp, "MAX_FILE_BYTES", 3)
     for blob in ("aGVsbG8gdGhlcmU=", "*** no base64 ***", ""):
         document = await crooked.run("odd_files", blob=blob)
         assert document.files == ()
         assert document.text == "[application/pdf, which is too large to keep or cannot be read]"
 
 
-async def test_a_call_whose_arguments_cannot_be_read_is_not_made(crooked: Office) -> None:
+async def test_a_call_whose_arguments_cannot_be_read_is_not_made(crooked: ServerHarness) -> None:
     assert (await crooked.run("odd_pid")).text.isdigit()
-    told = await crooked.run("odd_pid", **{INVALID: '{"dry_run": true, "path": "/no'})
+    told = await crooked.run("odd_pid", **{INVALID_ARGUMENTS_KEY: '{"dry_run": true, "path": "/no'})
     assert told.error
     assert told.text.startswith("odd_pid was not run")
     assert '{"dry_run": true' in told.text
 
 
-async def test_the_key_of_a_call_goes_with_it(crooked: Office) -> None:
+async def test_the_key_of_a_call_goes_with_it(crooked: ServerHarness) -> None:
     assert (await crooked.run("odd_key")).text == CONTEXT.key
 
 
 async def test_a_probe_nobody_can_make_is_once(tmp_path: Path) -> None:
     effects = {"echo": "probe", "key": "keyed"}
-    async with office(tmp_path, odd={"command": CROOKED, "effects": effects}) as made:
+    async with run_servers(tmp_path, odd={"command": CROOKED, "effects": effects}) as made:
         await made.ready()
-        tools = made.servers.tools(made.agent)
-        assert (tools["odd_echo"].effect, tools["odd_key"].effect) == (Effect.ONCE, Effect.KEYED)
+        tools = made.servers.get_tools(made.agent)
+        assert (tools["odd_echo"].effect, tools["odd_key"].effect) == (ToolEffect.ONCE, ToolEffect.KEYED)
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-async def test_a_result_that_is_too_long_says_how_much_is_missing(crooked: Office) -> None:
-    told = await crooked.run("odd_big", size=mcp.LONGEST_RESULT + 5_000)
-    assert told.text.startswith("x" * mcp.LONGEST_RESULT)
+async def test_a_result_that_is_too_long_says_how_much_is_missing(crooked: ServerHarness) -> None:
+    told = await crooked.run("odd_big", size=mcp.MAX_RESULT_CHARS + 5_000)
+    assert told.text.startswith("x" * mcp.MAX_RESULT_CHARS)
     assert "5,000 of 105,000 characters are missing" in told.text
-    assert len(told.text) < mcp.LONGEST_RESULT + 200
+    assert len(told.text) < mcp.MAX_RESULT_CHARS + 200
     assert (await crooked.run("odd_big", size=1_000)).text == "x" * 1_000
 
 
-async def test_a_tools_refusal_is_its_result(crooked: Office) -> None:
+async def test_a_tools_refusal_is_its_result(crooked: ServerHarness) -> None:
     refused = await crooked.run("odd_refuse")
     assert (refused.text, refused.error) == ("that is not possible", True)
 
 
-async def test_a_line_that_is_no_message_is_passed_over(crooked: Office) -> None:
+async def test_a_line_that_is_no_message_is_passed_over(crooked: ServerHarness) -> None:
     assert (await crooked.run("odd_nonsense")).text == "done"
-    assert crooked.diary.of("mcp.strange")
+    assert crooked.logger.find_events("mcp.strange")
 
 
-async def test_a_server_that_dies_is_started_again_and_the_call_is_in_doubt(crooked: Office) -> None:
+async def test_a_server_that_dies_is_started_again_and_the_call_is_in_doubt(crooked: ServerHarness) -> None:
     fell = await crooked.run("odd_die")
     assert fell.error
     assert "may have been done" in fell.text
-    await until(lambda: crooked.falls)
+    await wait_until(lambda: crooked.falls)
     assert "it ended with status 3" in crooked.falls[0]
-    assert "odd_echo" in crooked.servers.tools(crooked.agent), "a prompt must not change because a server fell"
-    await until(lambda: not crooked.complaints())
+    assert "odd_echo" in crooked.servers.get_tools(crooked.agent), "a prompt must not change because a server fell"
+    await wait_until(lambda: not crooked.complaints())
     assert (await crooked.run("odd_echo", size=1)).text == '{"size": 1}'
 
 
 async def test_a_server_that_hangs_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp, "ANSWER_SECONDS", 2.0)
-    async with office(tmp_path, odd={"command": CROOKED, "deadline_seconds": 2.0}) as made:
+    monkeypatch.setattr(mcp, "LIVENESS_SECONDS", 2.0)
+    async with run_servers(tmp_path, odd={"command": CROOKED, "deadline_seconds": 2.0}) as made:
         await made.ready()
         pid = int((await made.run("odd_pid")).text)
         hung = await made.run("odd_hang")
         assert hung.error
         assert "gave no answer within" in hung.text
-        await until(lambda: made.falls)
+        await wait_until(lambda: made.falls)
         assert "does not answer any more" in made.falls[0]
-        assert gone(pid)
-        await until(lambda: not made.complaints())
+        assert is_gone(pid)
+        await wait_until(lambda: not made.complaints())
         assert int((await made.run("odd_pid")).text) != pid
 
 
@@ -329,46 +328,46 @@ async def test_a_server_that_hangs_is_started_again(tmp_path: Path, monkeypatch:
 async def test_a_server_that_does_not_start_costs_its_own_tools_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], reason: str
 ) -> None:
-    async with office(tmp_path, odd={"command": CROOKED}, bad={"command": command}) as made:
+    async with run_servers(tmp_path, odd={"command": CROOKED}, bad={"command": command}) as made:
         made.open(AgentSettings(tools=("mcp:odd",)))
-        await until(lambda: made.servers.tools(made.agent))
+        await wait_until(lambda: made.servers.get_tools(made.agent))
         if command[-1] == "silent":
             monkeypatch.setattr(mcp, "START_SECONDS", 0.5)
         await made.ready()
-        await until(made.complaints)
+        await wait_until(made.complaints)
         assert f"mcp.bad: is not working: {reason}" in made.complaints()[0]
-        assert [p.disables for p in made.servers.problems()] == ["mcp.bad"]
+        assert [p.disables for p in made.servers.list_problems()] == ["mcp.bad"]
         assert (await made.run("odd_echo")).text == "{}"
-        assert not any(name.startswith("bad_") for name in made.servers.tools(made.agent))
+        assert not any(name.startswith("bad_") for name in made.servers.get_tools(made.agent))
 
 
 async def test_a_call_to_a_server_that_is_down_says_that_nothing_was_done(tmp_path: Path) -> None:
     file = tmp_path / "wanted"
     file.touch()
-    async with office(tmp_path, odd={"command": (*CROOKED, "grumpy", str(file))}) as made:
+    async with run_servers(tmp_path, odd={"command": (*CROOKED, "grumpy", str(file))}) as made:
         await made.ready()
         assert not made.complaints()
         file.unlink()
         await made.run("odd_die")
-        await until(lambda: "status 7" in " ".join(made.complaints()))
+        await wait_until(lambda: "status 7" in " ".join(made.complaints()))
         down = await made.run("odd_echo")
         assert down.error
         assert "nothing was done" in down.text
         file.touch()
-        await until(lambda: not made.complaints())
+        await wait_until(lambda: not made.complaints())
         assert (await made.run("odd_echo")).text == "{}"
 
 
-async def test_a_changed_server_is_replaced_and_a_removed_one_ends(crooked: Office) -> None:
+async def test_a_changed_server_is_replaced_and_a_removed_one_ends(crooked: ServerHarness) -> None:
     before = int((await crooked.run("odd_pid")).text)
-    tools = crooked.servers.tools(crooked.agent)
+    tools = crooked.servers.get_tools(crooked.agent)
     crooked.settings["odd"] = crooked.settings["odd"].model_copy(update={"deadline_seconds": 9.0})
     await crooked.ready()
     after = await tools["odd_pid"].run({}, CONTEXT)  # a turn that began before goes on with the new one
     assert int(after.text) != before
     crooked.settings.clear()
     crooked.open()
-    await until(lambda: gone(before) and gone(int(after.text)))
+    await wait_until(lambda: is_gone(before) and is_gone(int(after.text)))
     assert "not configured any more" in (await _failure(tools["odd_pid"].run({}, CONTEXT)))
 
 
@@ -379,8 +378,8 @@ async def _failure(work: Awaitable[object]) -> str:
 
 
 async def test_a_server_gets_its_own_secrets_and_nobody_sees_them(tmp_path: Path) -> None:
-    secret = {"env": ("CANARY",), "=variables": {"CANARY": Secret("canary-of-this-server")}}
-    async with office(tmp_path, odd={"command": CROOKED, **secret}) as made:
+    secret = {"env": ("CANARY",), "=variables": {"CANARY": SecretString("canary-of-this-server")}}
+    async with run_servers(tmp_path, odd={"command": CROOKED, **secret}) as made:
         await made.ready()
         told = await made.run("odd_secret")
         assert told.text.startswith("*** ")
@@ -391,11 +390,11 @@ async def test_a_server_gets_its_own_secrets_and_nobody_sees_them(tmp_path: Path
 
 async def test_without_the_extra_everything_else_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
-    async with office(tmp_path, odd={"command": CROOKED}) as made:
+    async with run_servers(tmp_path, odd={"command": CROOKED}) as made:
         await made.ready()
-        (problem,) = made.servers.problems()
+        (problem,) = made.servers.list_problems()
         assert problem.remedy == describe_install("mcp")
-        assert not made.servers.tools(made.agent)
+        assert not made.servers.get_tools(made.agent)
 
 
 def test_importing_the_app_does_not_import_the_sdk() -> None:
@@ -434,7 +433,7 @@ def test_time_is_not_lost_closing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("mcp.client.stdio.PROCESS_TERMINATION_TIMEOUT", LIMIT_SECONDS)
 
     async def main() -> float:
-        async with office(tmp_path, odd={"command": CROOKED}) as made:
+        async with run_servers(tmp_path, odd={"command": CROOKED}) as made:
             await made.ready()
             began = time.monotonic()
         return time.monotonic() - began

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from everhold import Answer, Call, Message, Model, Overloaded, Request, TooLong, Usage
+from everhold import Model, ModelMessage, ModelRequest, ModelResponse, ModelUsage, Overloaded, ToolCall, TooLong
 
 
 class Parrot:
@@ -13,16 +13,18 @@ class Parrot:
     name = "parrot"
     context_tokens = 1_000
 
-    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
         if not request.messages:
             raise Overloaded("nobody spoke yet", retry_after=1.0)
         if len(request.messages) > self.context_tokens:
             raise TooLong("too much to repeat")
-        last: Message = request.messages[-1]
+        last: ModelMessage = request.messages[-1]
         if on_text is not None:
             on_text(last.text)
-        wanted = tuple(Call(id="1", tool=tool.name, arguments={}) for tool in request.tools if last.text == tool.name)
-        return Answer(text=last.text, calls=wanted, model=self.name, usage=Usage(input=1, output=1))
+        wanted = tuple(
+            ToolCall(id="1", tool=tool.name, arguments={}) for tool in request.tools if last.text == tool.name
+        )
+        return ModelResponse(text=last.text, calls=wanted, model=self.name, usage=ModelUsage(input=1, output=1))
 
 
 class Mute:
@@ -30,16 +32,16 @@ class Mute:
 
     name = "mute"
 
-    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
-        return Answer()
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
+        return ModelResponse()
 
 
 class Blocking:
     name = "blocking"
     context_tokens = 1_000
 
-    def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
-        return Answer()
+    def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
+        return ModelResponse()
 
 
 class Positional:
@@ -48,8 +50,8 @@ class Positional:
     name = "positional"
     context_tokens = 1_000
 
-    async def answer(self, request: Request) -> Answer:
-        return Answer()
+    async def answer(self, request: ModelRequest) -> ModelResponse:
+        return ModelResponse()
 
 
 good: Model = Parrot()
@@ -58,5 +60,5 @@ not_async: Model = Blocking()  # type: ignore[assignment]
 no_text: Model = Positional()  # type: ignore[assignment]
 
 
-def frozen(answer: Answer) -> None:
+def frozen(answer: ModelResponse) -> None:
     answer.text = "another"  # type: ignore[misc]  # an answer is never changed after it was given

@@ -2,46 +2,57 @@
 
 from __future__ import annotations
 
-from everhold import Accept, Delivery, Drafting, Incoming, InDoubt, Outgoing, Place, Platform, Refused, Verdict
+from everhold import (
+    AcceptMessage,
+    AcceptResult,
+    ChatLocation,
+    DeliveryGuarantee,
+    IncomingMessage,
+    InDoubt,
+    OutgoingMessage,
+    Platform,
+    Refused,
+    SupportsDrafts,
+)
 
 
-class Postbox:
+class ListPlatform:
     """Letters come in from a list and go out to one."""
 
     name = "post"
     account = "main"
-    delivery = Delivery.KEYED
+    delivery = DeliveryGuarantee.KEYED
     text_limit = 1_000
     visible_after = 0.0
 
     def __init__(self, letters: list[str]) -> None:
         self.letters = letters
         self.sent: dict[str, str] = {}
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[AcceptResult] = []
 
-    async def listen(self, accept: Accept) -> None:
+    async def listen(self, accept: AcceptMessage) -> None:
         for number, text in enumerate(self.letters):
-            origin = Place(platform=self.name, account=self.account, chat="ada", message=str(number))
-            self.verdicts.append(await accept(Incoming(origin=origin, text=text, sender="ada")))
+            origin = ChatLocation(platform=self.name, account=self.account, chat="ada", message=str(number))
+            self.verdicts.append(await accept(IncomingMessage(origin=origin, text=text, sender="ada")))
 
-    async def send(self, out: Outgoing) -> str:
+    async def send(self, out: OutgoingMessage) -> str:
         if not out.to.chat:
             raise Refused("a letter without an address")
         if out.text == "lost":
             raise InDoubt("nobody saw the postman come back")
         return self.sent.setdefault(out.key, out.text)
 
-    async def probe(self, out: Outgoing) -> str | None:
+    async def probe(self, out: OutgoingMessage) -> str | None:
         return self.sent.get(out.key)
 
 
-class Blackboard(Postbox):
+class DraftingPlatform(ListPlatform):
     """Shows what is being written."""
 
-    async def draft(self, out: Outgoing) -> str:
+    async def draft(self, out: OutgoingMessage) -> str:
         return out.key
 
-    async def revise(self, remote: str, out: Outgoing) -> None:
+    async def revise(self, remote: str, out: OutgoingMessage) -> None:
         self.sent[remote] = out.text
 
 
@@ -52,22 +63,22 @@ class Boastful:
     account = "main"
     text_limit = 1_000
 
-    async def listen(self, accept: Accept) -> None: ...
+    async def listen(self, accept: AcceptMessage) -> None: ...
 
-    async def send(self, out: Outgoing) -> str:
+    async def send(self, out: OutgoingMessage) -> str:
         return ""
 
-    async def probe(self, out: Outgoing) -> str | None:
+    async def probe(self, out: OutgoingMessage) -> str | None:
         return None
 
 
-class Silent(Postbox):
-    async def send(self, out: Outgoing) -> None:  # type: ignore[override]  # the remote id is what edits need
+class Silent(ListPlatform):
+    async def send(self, out: OutgoingMessage) -> None:  # type: ignore[override]  # the remote id is what edits need
         return None
 
 
-good: Platform = Postbox([])
-drafting: Drafting = Blackboard([])
-also: Platform = Blackboard([])
+good: Platform = ListPlatform([])
+drafting: SupportsDrafts = DraftingPlatform([])
+also: Platform = DraftingPlatform([])
 boastful: Platform = Boastful()  # type: ignore[assignment]
-plain: Drafting = Postbox([])  # type: ignore[assignment]
+plain: SupportsDrafts = ListPlatform([])  # type: ignore[assignment]

@@ -6,8 +6,8 @@ from pathlib import PurePosixPath
 
 from pydantic import BaseModel
 
-from everhold import Chance, Clock, Context, Log, MemoryProvider
-from everhold.plugins import Factory
+from everhold import Clock, EventLogger, MemoryProvider, PluginContext, RandomSource
+from everhold.infra.plugins import PluginFactory
 from tests.typing.memory import Notebook
 
 
@@ -20,7 +20,7 @@ class NotebookSettings(BaseModel):
 class NotebookFactory:
     Settings = NotebookSettings
 
-    def __call__(self, settings: NotebookSettings, context: Context) -> Notebook:
+    def __call__(self, settings: NotebookSettings, context: PluginContext) -> Notebook:
         context.log.info("notebook.opened", pages=settings.pages, agent=context.agent)
         return Notebook()
 
@@ -60,11 +60,11 @@ class Quiet:
         return self
 
 
-factory: Factory[MemoryProvider] = NotebookFactory()
+factory: PluginFactory[MemoryProvider] = NotebookFactory()
 clock: Clock = Stopped()
-chance: Chance = Loaded()
-log: Log = Quiet()
-context = Context(agent="main", instance="notes", directory=PurePosixPath("/tmp/notes"), log=log, clock=clock)
+chance: RandomSource = Loaded()
+log: EventLogger = Quiet()
+context = PluginContext(agent="main", instance="notes", directory=PurePosixPath("/tmp/notes"), log=log, clock=clock)
 provider: MemoryProvider = factory(NotebookSettings(), context)
 
 not_a_clock: Clock = Loaded()  # type: ignore[assignment]

@@ -13,13 +13,26 @@ from pathlib import Path
 
 import pytest
 
-from everhold import Batch, Call, Delivery, Effect, Message, Note, Outgoing, Place, Query, Request, Stamp, ToolContext
+from everhold import (
+    ChatLocation,
+    DeliveryGuarantee,
+    MemoryBatch,
+    MemoryNote,
+    MemoryQuery,
+    ModelMessage,
+    ModelRequest,
+    OutgoingMessage,
+    Stamp,
+    ToolCall,
+    ToolContext,
+    ToolEffect,
+)
 from everhold.core.entries import Returned
-from everhold.testing.fakes import ScriptedModel
-from everhold.testing.house import House
+from everhold.testing.fakes import FakeModel
+from everhold.testing.gateway import InProcessGateway
 from tests.typing.memory import Notebook
 from tests.typing.model import Parrot
-from tests.typing.platform import Postbox
+from tests.typing.platform import ListPlatform
 from tests.typing.tool import Doorbell
 
 HERE = Path(__file__).parent
@@ -63,27 +76,27 @@ def test_everhold_says_that_it_is_typed() -> None:
 
 def test_what_checks_also_runs(tmp_path: Path) -> None:
     """A house with a stranger's model, tool, platform and provider in it."""
-    house = House(tmp_path)
-    bell, notebook, postbox = Doorbell(), Notebook(), Postbox(["ring"])
-    house.furniture.tools = {"ring": bell}
-    house.furniture.memories = {"notes": notebook}
-    house.furniture.platforms[("post", "main")] = postbox
-    house.furniture.model = _as_scripted(Parrot())
-    with house.awake():
+    house = InProcessGateway(tmp_path)
+    bell, notebook, postbox = Doorbell(), Notebook(), ListPlatform(["ring"])
+    house.runtimes.tools = {"ring": bell}
+    house.runtimes.memories = {"notes": notebook}
+    house.runtimes.platforms[("post", "main")] = postbox
+    house.runtimes.model = _as_scripted(Parrot())
+    with house.run_started():
         assert house.process is not None
         house.run(postbox.listen(house.process.accept))
-        house.rest()
+        house.run_until_idle()
         session = postbox.verdicts[0].session
-        assert [body.text for body in house.bodies(session, Returned)] == ["it rang"]
+        assert [body.text for body in house.read_bodies(session, Returned)] == ["it rang"]
         assert list(postbox.sent.values()) == ["it rang"]
         assert [text for _, text in notebook.pages.values()] != []
-        house.sound()
+        house.assert_sound()
 
 
-def _as_scripted(parrot: Parrot) -> ScriptedModel:
+def _as_scripted(parrot: Parrot) -> FakeModel:
     """The house's furniture is typed for its own model, which has a script; a stranger's is asked through one."""
 
-    class Asked(ScriptedModel):
+    class Asked(FakeModel):
         answer = parrot.answer
 
     return Asked(name=parrot.name, context_tokens=parrot.context_tokens)
@@ -96,26 +109,26 @@ def test_each_stranger_keeps_its_word() -> None:
         assert await bell.probe(context) is None
         ran = await bell.run({}, context)
         assert await bell.probe(context) == ran
-        assert bell.effect is Effect.PROBE
-        note = Note(
+        assert bell.effect is ToolEffect.PROBE
+        note = MemoryNote(
             key="n", session="s", agent="main", seq=1, text="tea", author="a", at=0.0, stamp=Stamp(audience=("p",))
         )
         notebook = Notebook()
-        assert await notebook.store(Batch(name="s", items=(note,))) == {"n": "page-n"}
-        assert await notebook.probe(Batch(name="s", items=(note,))) == ["n"]
+        assert await notebook.store(MemoryBatch(name="s", items=(note,))) == {"n": "page-n"}
+        assert await notebook.probe(MemoryBatch(name="s", items=(note,))) == ["n"]
         for audience, expected in ((("p",), ["tea"]), (("p", "q"), [])):
-            query = Query(text="tea", agent="main", session="s", name="s", audience=audience, person="ada")
+            query = MemoryQuery(text="tea", agent="main", session="s", name="s", audience=audience, person="ada")
             assert [found.text for found in await notebook.find(query)] == expected
-        postbox = Postbox([])
-        out = Outgoing(to=Place(platform="post", chat="ada"), text="hi", key="k")
+        postbox = ListPlatform([])
+        out = OutgoingMessage(to=ChatLocation(platform="post", chat="ada"), text="hi", key="k")
         assert await postbox.probe(out) is None
         assert await postbox.send(out) == await postbox.send(out) == await postbox.probe(out)
-        assert postbox.delivery is Delivery.KEYED
-        assert Call(id="1", tool="t") == Call(id="1", tool="t")
-        assert (await Parrot().answer(Request(system="", messages=_said("hi")))).text == "hi"
+        assert postbox.delivery is DeliveryGuarantee.KEYED
+        assert ToolCall(id="1", tool="t") == ToolCall(id="1", tool="t")
+        assert (await Parrot().answer(ModelRequest(system="", messages=_said("hi")))).text == "hi"
 
     asyncio.run(look())
 
 
-def _said(text: str) -> tuple[Message, ...]:
-    return (Message(role="user", text=text),)
+def _said(text: str) -> tuple[ModelMessage, ...]:
+    return (ModelMessage(role="user", text=text),)

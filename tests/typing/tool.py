@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from everhold import Effect, Place, Result, Saying, Tool, ToolContext, ToolSpec
+from everhold import ChatLocation, SendRequest, Tool, ToolContext, ToolEffect, ToolResult, ToolSpec
 
 
 class Doorbell:
     """Rings, and can be asked whether it rang."""
 
     spec = ToolSpec(name="ring", description="Rings at the door.", parameters={"type": "object", "properties": {}})
-    effect = Effect.PROBE
+    effect = ToolEffect.PROBE
     deadline = 5.0
 
     def __init__(self) -> None:
-        self.rung: dict[str, Result] = {}
+        self.rung: dict[str, ToolResult] = {}
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
-        hall = Place(platform="fake", account="main", chat="hall")
-        said = Saying(text=f"{context.stamp.person} is at the door", to=hall, hops=context.hops + 1)
-        self.rung[context.key] = Result(text="it rang", sayings=(said,))
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+        hall = ChatLocation(platform="fake", account="main", chat="hall")
+        said = SendRequest(text=f"{context.stamp.person} is at the door", to=hall, hops=context.hops + 1)
+        self.rung[context.key] = ToolResult(text="it rang", send_requests=(said,))
         return self.rung[context.key]
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         return self.rung.get(context.key)
 
 
@@ -33,10 +33,10 @@ class Careless:
     spec = Doorbell.spec
     deadline = 5.0
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
-        return Result(text="")
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+        return ToolResult(text="")
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         return None
 
 

@@ -9,6 +9,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit code. What a command does not need is not imported."""
     import sys
 
-    from everhold.cli.main import run
+    from everhold.cli.main import run_command
 
-    return run(sys.argv[1:] if argv is None else argv)
+    return run_command(sys.argv[1:] if argv is None else argv)

@@ -6,22 +6,24 @@ import os
 import time
 from typing import Any
 
-from everhold.cli.render import Screen, one_line
-from everhold.doctor.finding import finding_json
-from everhold.doctor.own import Look
-from everhold.home import Home
+from everhold.cli.render import CommandScreen, format_one_line
+from everhold.doctor.finding import convert_finding_to_json
+from everhold.doctor.home import HomeCheckup
+from everhold.infra.home import Home
 
 
-def checkup(home: Home, screen: Screen, *keys: str) -> list[dict[str, Any]]:
+def run_checkup(home: Home, screen: CommandScreen, *keys: str) -> list[dict[str, Any]]:
     """Say what is wrong with the files, and with what stands under `keys`; for programs, give it back."""
-    look = Look(home, os.environ, time.time(), alone=False, status={})  # whether it runs is not what was set up
-    findings = [cure.finding for cure in look.concerning(keys)]
+    look = HomeCheckup(
+        home, os.environ, time.time(), holds_home=False, status={}
+    )  # whether it runs is not what was set up
+    findings = [cure.finding for cure in look.check_keys(keys)]
     if screen.json:
-        return [finding_json(finding) for finding in findings]
+        return [convert_finding_to_json(finding) for finding in findings]
     for finding in findings:
         mark = screen.paint("!", "red", "bold") if finding.level == "wrong" else screen.paint("·", "yellow")
-        screen.say(f"{mark} {screen.paint(finding.check, 'bold')}: {one_line(finding.text)}")
-        screen.say(f"    → {one_line(finding.remedy)}")
+        screen.print_line(f"{mark} {screen.paint(finding.check, 'bold')}: {format_one_line(finding.text)}")
+        screen.print_line(f"    → {format_one_line(finding.remedy)}")
     if not findings:
-        screen.say(f"{screen.paint('✓', 'green')} the doctor finds nothing wrong with it")
+        screen.print_line(f"{screen.paint('✓', 'green')} the doctor finds nothing wrong with it")
     return []

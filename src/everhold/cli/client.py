@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 from everhold.cli.errors import read_error
 from everhold.cli.transport import ApiResponse, ApiTransport, GatewayGone
-from everhold.errors import Conflict, Misuse, NotFound, Refused, Transient
+from everhold.errors import Conflict, InvalidRequest, NotFound, Refused, Transient
 
 ENTRIES_PER_PAGE: Final = 200
 SESSIONS_PER_PAGE: Final = 500
@@ -97,7 +97,7 @@ class ApiClient:
         try:
             return await self._post("/api/messages", **message)
         except Conflict:
-            raise Misuse(
+            raise InvalidRequest(
                 f"another text was sent under the id {message.get('id')!r}", remedy="choose another --id"
             ) from None
         except Refused as error:
@@ -320,4 +320,6 @@ def _require_text(name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise Misuse(f"{name!r} holds code points that are no characters", remedy="write names in UTF-8") from None
+        raise InvalidRequest(
+            f"{name!r} holds code points that are no characters", remedy="write names in UTF-8"
+        ) from None

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from everhold.cli.render import Screen, moment, one_line, safe, width
+from everhold.cli.render import CommandScreen, escape_control, format_one_line, format_time, measure_width
 
 STYLES: Final = {
     "heard": ("cyan",), "said": ("green",), "notified": ("yellow",), "noted": ("blue",), "compressed": ("blue",),
@@ -15,7 +15,7 @@ STYLES: Final = {
 }  # fmt: skip
 
 
-def summary(entry: dict[str, Any]) -> str:
+def summarize_entry(entry: dict[str, Any]) -> str:
     """What an entry says, on one line."""
     body = entry["body"]
     if body is None:
@@ -27,61 +27,67 @@ def summary(entry: dict[str, Any]) -> str:
         case "said" | "notified" | "noted":
             return str(body["text"])
         case "began":
-            return _joined(
-                body["type"], _list("takes", body.get("takes")), _named("under compression", body.get("compression"))
+            return _join_words(
+                body["type"],
+                _format_list("takes", body.get("takes")),
+                _format_named("under compression", body.get("compression")),
             )
         case "took":
-            return _joined(_list("takes", body.get("takes")), _named("under compression", body.get("compression")))
+            return _join_words(
+                _format_list("takes", body.get("takes")), _format_named("under compression", body.get("compression"))
+            )
         case "thought":
             calls = ", ".join(call["tool"] for call in body.get("calls", ()))
             cut = "cut off" if body.get("finish") == "length" else ""
-            return _joined(body.get("model", ""), f"calls {calls}" if calls else "", cut, body.get("text", ""))
+            return _join_words(body.get("model", ""), f"calls {calls}" if calls else "", cut, body.get("text", ""))
         case "called":
             return f"{body['tool']} ({body['effect']})"
         case "returned":
             mark = "unknown outcome" if body.get("unknown") else "error" if body.get("error") else ""
-            return _joined(mark, body.get("text", ""))
+            return _join_words(mark, body.get("text", ""))
         case "ended":
             usage = body.get("usage", {})
             tokens = usage.get("input", 0) + usage.get("output", 0)
-            return _joined(body.get("outcome", "done"), body.get("reason", ""), f"{tokens:,} tokens" if tokens else "")
+            return _join_words(
+                body.get("outcome", "done"), body.get("reason", ""), f"{tokens:,} tokens" if tokens else ""
+            )
         case "compressed":
-            return _joined(f"covers all up to {body['covers']}", body["summary"])
+            return _join_words(f"covers all up to {body['covers']}", body["summary"])
         case "changed":
             change = dict(body["change"])
             what = change.pop("type")
-            return _joined(what, ", ".join(f"{key} {value}" for key, value in change.items()))
+            return _join_words(what, ", ".join(f"{key} {value}" for key, value in change.items()))
         case "erased":
-            return _joined(_list("entries", body["seqs"]), body.get("why", ""))
+            return _join_words(_format_list("entries", body["seqs"]), body.get("why", ""))
         case _:
             return str(body)
 
 
-def _joined(*parts: str) -> str:
+def _join_words(*parts: str) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _list(word: str, items: Any) -> str:
+def _format_list(word: str, items: Any) -> str:
     return f"{word} {', '.join(map(str, items))}" if items else ""
 
 
-def _named(word: str, item: Any) -> str:
+def _format_named(word: str, item: Any) -> str:
     return f"{word} {item}" if item else ""
 
 
-def line(screen: Screen, entry: dict[str, Any]) -> str:
+def format_entry(screen: CommandScreen, entry: dict[str, Any]) -> str:
     """One entry on one line: its place, when, its operation, what kind, who, and what."""
     op = f"op {entry['op']}" if entry["op"] is not None else ""
-    author = one_line(entry["author"].removeprefix("person:"), most=16)
-    head = f"{entry['seq']:>5}  {moment(entry['at'])}  {op:<7} {entry['kind']:<8} {author:<16} "
-    room = max(20, screen.columns - width(head)) if screen.columns else 0
-    text = one_line(summary(entry), most=room)
+    author = format_one_line(entry["author"].removeprefix("person:"), most=16)
+    head = f"{entry['seq']:>5}  {format_time(entry['at'])}  {op:<7} {entry['kind']:<8} {author:<16} "
+    room = max(20, screen.columns - measure_width(head)) if screen.columns else 0
+    text = format_one_line(summarize_entry(entry), most=room)
     return screen.paint(head, "dim") + screen.paint(text, *STYLES.get(entry["kind"], ("dim",)))
 
 
-def markdown(session: dict[str, Any], entries: Iterable[dict[str, Any]]) -> Iterable[str]:
+def render_markdown(session: dict[str, Any], entries: Iterable[dict[str, Any]]) -> Iterable[str]:
     """The conversation as text to read: who said what, what was remembered and what was summarised."""
-    yield f"# {safe(session['title'] or session['id'])}\n"
+    yield f"# {escape_control(session['title'] or session['id'])}\n"
     yield f"Session `{session['id']}` of agent {session['agent']}, {session['address']}.\n"
     for entry in entries:
         body, kind = entry["body"], entry["kind"]
@@ -90,11 +96,11 @@ def markdown(session: dict[str, Any], entries: Iterable[dict[str, Any]]) -> Iter
             word = {"notified": " (notice)", "noted": " (remembered)", "compressed": " (summary)"}.get(kind, "")
             text = "*(erased)*" if body is None else body["summary" if kind == "compressed" else "text"]
             if kind == "heard" and body is not None and body.get("command"):
-                text = f"`{summary(entry)}`"
-            yield f"**{safe(who)}**{word} · {moment(entry['at'])} · {entry['seq']}\n\n{safe(text)}\n"
+                text = f"`{summarize_entry(entry)}`"
+            yield f"**{escape_control(who)}**{word} · {format_time(entry['at'])} · {entry['seq']}\n\n{escape_control(text)}\n"
 
 
-def messages(entries: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+def render_messages(entries: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
     """The conversation in the message format that OpenAI's API has made common, in the order a model saw it.
 
     What was undone, erased or never part of the conversation is left out; what was summed up is there word for word.
@@ -116,19 +122,19 @@ def messages(entries: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
             case "began" | "took":
                 for seq in body.get("takes", ()):
                     if seq in heard:
-                        yield _user(heard[seq])
+                        yield _make_user_message(heard[seq])
             case "thought":
-                yield _assistant(body)
+                yield _make_assistant_message(body)
             case "returned":
                 yield {"role": "tool", "tool_call_id": body["call"], "content": body.get("text", "")}
 
 
-def _user(entry: dict[str, Any]) -> dict[str, Any]:
+def _make_user_message(entry: dict[str, Any]) -> dict[str, Any]:
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", entry["author"].removeprefix("person:"))[:64]
     return {"role": "user", "content": entry["body"]["text"], **({"name": name} if name else {})}
 
 
-def _assistant(body: dict[str, Any]) -> dict[str, Any]:
+def _make_assistant_message(body: dict[str, Any]) -> dict[str, Any]:
     calls = [
         {
             "id": call["id"],

@@ -17,7 +17,7 @@ _EXIT_CODES: Final[Mapping[type[EverholdError], int]] = {
     errors.Conflict: AGAIN,
     errors.StoreBusy: AGAIN,
     errors.StoreFull: AGAIN,
-    errors.Misuse: USAGE,
+    errors.InvalidRequest: USAGE,
 }
 _RETRY_STATUSES: Final = frozenset({408, 409, 429, 503, 504, 507})
 _USAGE_STATUSES: Final = frozenset({400, 405, 413, 415})
@@ -34,7 +34,7 @@ class ReportedError(EverholdError):
 
 def get_exit_code(error: EverholdError) -> int:
     """The exit code for a command that ended with `error`."""
-    from everhold.config.problems import ConfigError  # only a command that has failed needs it
+    from everhold.config.errors import ConfigError  # only a command that has failed needs it
 
     if isinstance(error, ReportedError):
         return error.exit_code
@@ -56,7 +56,7 @@ _TYPES: Final[Mapping[str, type[EverholdError]]] = {
     for kind in (
         errors.Transient, errors.Overloaded, errors.Refused, errors.TooLong, errors.Poisoned, errors.InDoubt,
         errors.LeaseLost, errors.Conflict, errors.StoreError, errors.StoreFull, errors.StoreBusy, errors.StoreDamaged,
-        errors.StoreNewer, errors.HomeBusy, errors.NotFound, errors.Misuse,
+        errors.StoreNewer, errors.HomeBusy, errors.NotFound, errors.InvalidRequest,
     )
 } | {"denied": errors.Refused}  # fmt: skip
 

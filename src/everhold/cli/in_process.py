@@ -10,8 +10,8 @@ from urllib.parse import unquote_to_bytes
 
 from starlette.types import ASGIApp, Message
 
+from everhold.api.scope_keys import OPERATOR_CONNECTION
 from everhold.cli.transport import ApiResponse, ApiTransport
-from everhold.web.scope_keys import OPERATOR_CONNECTION
 
 
 class InProcessTransport(ApiTransport):

@@ -11,19 +11,19 @@ from typing import Any
 
 def make_message(location: dict[str, Any], text: str, *, id: str = "") -> dict[str, Any]:
     """What `ApiClient.send_message` takes, for the location that `ApiClient.find_chat_location` found."""
-    directory = _directory()
+    directory = _get_working_directory()
     return {
         "location": {"origin": location["origin"], "kind": location["kind"]},
         "text": text,
         "id": id or uuid.uuid4().hex,
-        "person": who(),
+        "person": get_local_user(),
         "agent": location["agent"],
         "directory": directory,
-        "repo": repo_of(directory),
+        "repo": find_repository(directory),
     }
 
 
-def who() -> str:
+def get_local_user() -> str:
     """The user of this machine; configuration may know them by another name."""
     try:
         return getpass.getuser()
@@ -31,14 +31,14 @@ def who() -> str:
         return "me"
 
 
-def _directory() -> str:
+def _get_working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:  # removed under our feet
         return ""
 
 
-def repo_of(directory: str) -> str:
+def find_repository(directory: str) -> str:
     """Where the repository around `directory` is, if there is one: its name alone may be another's as well."""
     if not directory:
         return ""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from everhold.cli.parser import _Group
+    from everhold.cli.parser import _CommandGroup
 
 
-def setting_up_memory(setup: _Group) -> None:
-    memory = setup.add(
+def add_memory_setup(setup: _CommandGroup) -> None:
+    memory = setup.add_command(
         "memory",
         "attach a memory service, or a plug-in of hermes-agent",
         ("everhold setup memory honcho", "asks for everything"),

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from everhold.cli.parser import _Group
+    from everhold.cli.parser import _CommandGroup
 
 
-def plugins(commands: _Group) -> None:
-    plugin = commands.group(
+def add_plugin_commands(commands: _CommandGroup) -> None:
+    plugin = commands.add_group(
         "plugin", "what is installed; write a memory provider of your own, and test it", module="plugin"
     )
-    plugin.add("list", "the plug-ins that are installed, without importing any")
-    new = plugin.add(
+    plugin.add_command("list", "the plug-ins that are installed, without importing any")
+    new = plugin.add_command(
         "new",
         "write the skeleton of a memory provider that works",
         ("everhold plugin new notebook", "in ./everhold-notebook"),
@@ -21,7 +21,7 @@ def plugins(commands: _Group) -> None:
     )
     new.add_argument("name", metavar="NAME", help="what it is called in config.yaml: letters, digits, -")
     new.add_argument("--in", dest="directory", default="", metavar="DIR", help="where (default: ./everhold-NAME)")
-    test = plugin.add(
+    test = plugin.add_command(
         "test",
         "what everhold asks of every memory provider, a line per check",
         ("everhold plugin test notebook", "one that is installed"),

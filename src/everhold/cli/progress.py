@@ -9,18 +9,18 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
-from everhold.cli.render import Screen
+from everhold.cli.render import CommandScreen
 
 SILENT_SECONDS: Final = 1.0
 
 
 @contextlib.asynccontextmanager
-async def waiting(screen: Screen, what: str) -> AsyncIterator[None]:
+async def show_waiting(screen: CommandScreen, what: str) -> AsyncIterator[None]:
     """While the block runs, say `what` is being done and for how long."""
     if not screen.err.isatty():
         yield
         return
-    task = asyncio.ensure_future(_tick(screen, what))
+    task = asyncio.ensure_future(_show_elapsed(screen, what))
     try:
         yield
     finally:
@@ -29,7 +29,7 @@ async def waiting(screen: Screen, what: str) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def working(screen: Screen, what: str) -> Iterator[None]:
+def show_working(screen: CommandScreen, what: str) -> Iterator[None]:
     """The same for work that has no event loop, from a thread of its own: Ctrl-C ends the work, not only the line."""
     if not screen.err.isatty():
         yield
@@ -55,7 +55,7 @@ def working(screen: Screen, what: str) -> Iterator[None]:
         thread.join()
 
 
-async def _tick(screen: Screen, what: str) -> None:
+async def _show_elapsed(screen: CommandScreen, what: str) -> None:
     began = time.monotonic()
     await asyncio.sleep(SILENT_SECONDS)
     try:

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-from everhold.cli.parser import build, leaves, options, positionals
+from everhold.cli.parser import build_parser, list_commands, list_options, list_positionals
 
-_INTRODUCTION: Final = """\
+_INTRODUCTION_TEXT: Final = """\
 # Commands
 
 <!-- Written by `python -m everhold.cli.reference`; change src/everhold/cli/parser.py instead. -->
@@ -41,18 +41,20 @@ error. An error is one line that names the thing and one with the remedy; `EVERH
 ID is an id, the unique beginning of one, a title, an address, or `last`. Who wants to talk (`chat`, `send`) gives the
 name of a chat or an ID; a name that means nothing yet begins a new session.
 """
-_GENERAL: Final = ("--help", "--home", "--log", "--json")
+_GENERAL_OPTIONS: Final = ("--help", "--home", "--log", "--json")
 
 
-def render() -> str:
+def render_reference() -> str:
     """The page."""
-    return _INTRODUCTION + "".join(_command(words, parser) for words, parser in leaves(build()))
+    return _INTRODUCTION_TEXT + "".join(
+        _render_command(words, parser) for words, parser in list_commands(build_parser())
+    )
 
 
-def _command(words: tuple[str, ...], parser: argparse.ArgumentParser) -> str:
+def _render_command(words: tuple[str, ...], parser: argparse.ArgumentParser) -> str:
     lines = [f"\n## everhold {' '.join(words)}\n", " ".join((parser.description or "").split()), ""]
-    lines += ["```", f"everhold {' '.join((*words, *_usage(parser)))}", "```"]
-    rows = [*_rows(parser)]
+    lines += ["```", f"everhold {' '.join((*words, *_render_usage(parser)))}", "```"]
+    rows = [*_render_option_rows(parser)]
     if rows:
         lines += ["", "| argument | meaning |", "|---|---|", *rows]
     examples = [line.strip() for line in (parser.epilog or "").splitlines()[1:] if line.strip()]
@@ -61,32 +63,32 @@ def _command(words: tuple[str, ...], parser: argparse.ArgumentParser) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _usage(parser: argparse.ArgumentParser) -> Iterator[str]:
-    for action in positionals(parser):
-        name = _name(action)
+def _render_usage(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in list_positionals(parser):
+        name = _format_action_name(action)
         yield {"?": f"[{name}]", "*": f"[{name} …]"}.get(str(action.nargs), name)
-    for action in _own(parser):
-        yield f"[{action.option_strings[-1]}{f' {_name(action)}' if action.nargs != 0 else ''}]"
+    for action in _list_own_options(parser):
+        yield f"[{action.option_strings[-1]}{f' {_format_action_name(action)}' if action.nargs != 0 else ''}]"
 
 
-def _rows(parser: argparse.ArgumentParser) -> Iterator[str]:
-    for action in (*positionals(parser), *_own(parser)):
-        names = ", ".join(action.option_strings) or _name(action)
+def _render_option_rows(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in (*list_positionals(parser), *_list_own_options(parser)):
+        names = ", ".join(action.option_strings) or _format_action_name(action)
         if action.option_strings and action.nargs != 0:
-            names += f" {_name(action)}"
+            names += f" {_format_action_name(action)}"
         cells = (f"`{names}`", action.help or "")
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _own(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    return [action for action in options(parser) if action.option_strings[-1] not in _GENERAL]
+def _list_own_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in list_options(parser) if action.option_strings[-1] not in _GENERAL_OPTIONS]
 
 
-def _name(action: argparse.Action) -> str:
+def _format_action_name(action: argparse.Action) -> str:
     if action.choices is not None:
         return "|".join(map(str, action.choices))
     return str(action.metavar or action.dest)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render())
+    sys.stdout.write(render_reference())

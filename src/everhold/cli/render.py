@@ -12,25 +12,25 @@ from typing import Any, Final, TextIO
 
 from everhold.core.wording import describe_count
 
-_CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
-_UNSAFE: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"} | {
-    code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
-}
+_COLOUR_CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+_UNSAFE_PATTERN: Final = {
+    code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
+} | {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 """Characters that move the cursor, change colours or turn the direction of writing: shown by their number."""
 
 
-def safe(text: str) -> str:
+def escape_control(text: str) -> str:
     """`text` with nothing in it that a terminal would obey. Character by character: a beginning stays a beginning."""
-    return text.translate(_UNSAFE)
+    return text.translate(_UNSAFE_PATTERN)
 
 
-def one_line(text: str, *, most: int = 0) -> str:
+def format_one_line(text: str, *, most: int = 0) -> str:
     """`text` on one line, cut to `most` columns if given."""
-    text = " ".join(safe(text).split())
-    return cut(text, most) if most else text
+    text = " ".join(escape_control(text).split())
+    return truncate_to_columns(text, most) if most else text
 
 
-def width(text: str) -> int:
+def measure_width(text: str) -> int:
     """Columns a terminal needs for `text`."""
     if text.isascii():
         return len(text)
@@ -38,20 +38,20 @@ def width(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(char) != 0 for char in text)
 
 
-def cut(text: str, columns: int) -> str:
-    if width(text) <= columns:
+def truncate_to_columns(text: str, columns: int) -> str:
+    if measure_width(text) <= columns:
         return text
-    while text and width(text) > columns - 1:
+    while text and measure_width(text) > columns - 1:
         text = text[:-1]
     return text + "…"
 
 
-def moment(at: float) -> str:
+def format_time(at: float) -> str:
     """A time of the log, where the reader is."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def ago(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A span, in the unit one would say it in."""
     seconds = max(0.0, seconds)
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
@@ -60,35 +60,35 @@ def ago(seconds: float) -> str:
     return f"{int(seconds)} s"
 
 
-count = describe_count
+format_count = describe_count
 
 
 @dataclass(frozen=True)
-class Paint:
+class TextPainter:
     """Colours, or none."""
 
-    on: bool
+    enabled: bool
 
     def __call__(self, text: str, *styles: str) -> str:
-        if not self.on or not styles or not text:
+        if not self.enabled or not styles or not text:
             return text
-        return f"\x1b[{';'.join(_CODES[style] for style in styles)}m{text}\x1b[0m"
+        return f"\x1b[{';'.join(_COLOUR_CODES[style] for style in styles)}m{text}\x1b[0m"
 
 
 @dataclass(frozen=True)
-class Screen:
+class CommandScreen:
     """Where a command prints: results to `out`, remarks to `err`."""
 
     out: TextIO
     err: TextIO
     json: bool
-    paint: Paint
-    paint_err: Paint
+    paint: TextPainter
+    paint_err: TextPainter
     dumb: bool = False
     """The terminal shows whatever is meant to steer it."""
 
     @classmethod
-    def of(cls, out: TextIO, err: TextIO, *, environ: Mapping[str, str], json: bool) -> Screen:
+    def from_streams(cls, out: TextIO, err: TextIO, *, environ: Mapping[str, str], json: bool) -> CommandScreen:
         dumb = environ.get("TERM") == "dumb"
         plain = bool(environ.get("NO_COLOR")) or dumb
         for stream in (out, err):
@@ -99,8 +99,8 @@ class Screen:
             out=out,
             err=err,
             json=json,
-            paint=Paint(not plain and out.isatty()),
-            paint_err=Paint(not plain and err.isatty()),
+            paint=TextPainter(not plain and out.isatty()),
+            paint_err=TextPainter(not plain and err.isatty()),
             dumb=dumb,
         )
 
@@ -114,37 +114,37 @@ class Screen:
         except OSError:
             return 80
 
-    def say(self, text: str = "") -> None:
+    def print_line(self, text: str = "") -> None:
         print(text, file=self.out)
 
-    def note(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         print(text, file=self.err)
 
-    def show(self, value: Any) -> None:
+    def print_json(self, value: Any) -> None:
         """A result for programs."""
         print(json_.dumps(value, ensure_ascii=False, indent=2), file=self.out)
 
-    def fail(self, what: str, remedy: str) -> None:
+    def print_failure(self, what: str, remedy: str) -> None:
         """What went wrong, and what to do about it."""
         self.out.flush()
-        print(f"{self.paint_err('everhold:', 'red', 'bold')} {safe(what)}", file=self.err)
+        print(f"{self.paint_err('everhold:', 'red', 'bold')} {escape_control(what)}", file=self.err)
         if remedy:
-            print(f"  → {safe(remedy)}", file=self.err)
+            print(f"  → {escape_control(remedy)}", file=self.err)
 
-    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, styles: Sequence[str] = ()) -> None:
+    def print_table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, styles: Sequence[str] = ()) -> None:
         """Columns below their headers; the last one is cut at the terminal's edge."""
-        widths = [max(width(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
+        widths = [max(measure_width(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
         room = self.columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
-        self._row([header.upper() for header in headers], widths, room, ["dim"] * len(headers))
+        self._print_row([header.upper() for header in headers], widths, room, ["dim"] * len(headers))
         for row in rows:
-            self._row(row, widths, room, styles)
+            self._print_row(row, widths, room, styles)
 
-    def _row(self, row: Sequence[str], widths: Sequence[int], room: int, styles: Sequence[str]) -> None:
+    def _print_row(self, row: Sequence[str], widths: Sequence[int], room: int, styles: Sequence[str]) -> None:
         cells = []
         for place, (cell, wide) in enumerate(zip(row, widths, strict=True)):
             style = [styles[place]] if place < len(styles) and styles[place] else []
             if place == len(row) - 1:
-                cells.append(self.paint(cut(cell, max(room, 20)) if self.columns else cell, *style))
+                cells.append(self.paint(truncate_to_columns(cell, max(room, 20)) if self.columns else cell, *style))
             else:
-                cells.append(self.paint(cell, *style) + " " * (wide - width(cell)))
-        self.say("  ".join(cells).rstrip())
+                cells.append(self.paint(cell, *style) + " " * (wide - measure_width(cell)))
+        self.print_line("  ".join(cells).rstrip())

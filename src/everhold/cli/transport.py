@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from everhold.api import loopback, unix_socket
+from everhold.api.loopback import LoopbackEndpoint
 from everhold.errors import Transient
-from everhold.web import loopback, unix_socket
-from everhold.web.loopback import LoopbackEndpoint
 
 RETRY_SECONDS: Final = 0.05
 MAX_CONNECTS: Final = 100

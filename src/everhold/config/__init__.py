@@ -12,15 +12,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from everhold.config.display import show as show, to_yaml as to_yaml
+    from everhold.config.display import show_settings as show_settings, to_yaml as to_yaml
     from everhold.config.edit import get_key as get_key, set_key as set_key, set_secret as set_secret
-    from everhold.config.fit import (
-        plugin_problems as plugin_problems,
-        plugin_settings as plugin_settings,
-        plugin_validator as plugin_validator,
+    from everhold.config.errors import ConfigError as ConfigError, ConfigProblem as ConfigProblem
+    from everhold.config.loader import (
+        load_settings as load_settings,
+        parse_settings as parse_settings,
+        store_last_good as store_last_good,
     )
-    from everhold.config.loader import keep_last_good as keep_last_good, load as load, parse as parse
-    from everhold.config.problems import ConfigError as ConfigError, Problem as Problem
+    from everhold.config.plugin_sections import (
+        build_plugin_settings as build_plugin_settings,
+        find_plugin_problems as find_plugin_problems,
+        make_plugin_validator as make_plugin_validator,
+    )
     from everhold.config.settings import (
         AccountSettings as AccountSettings,
         AgentSettings as AgentSettings,
@@ -29,9 +33,9 @@ if TYPE_CHECKING:
         ModelSettings as ModelSettings,
         Settings as Settings,
     )
-    from everhold.config.watch import Watcher as Watcher
+    from everhold.config.watch import ConfigWatcher as ConfigWatcher
 
-_HOMES: Final = {
+_NAMES_BY_MODULE: Final = {
     "edit": ("get_key", "set_key", "set_secret"),
     "fit": ("plugin_problems", "plugin_settings", "plugin_validator"),
     "loader": ("keep_last_good", "load", "parse"),
@@ -42,12 +46,12 @@ _HOMES: Final = {
     "display": ("show", "to_yaml"),
     "watch": ("Watcher",),
 }  # fmt: skip
-_MODULE_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
+_MODULE_BY_NAME: Final = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605  # the table above is the list
+__all__ = sorted(_MODULE_BY_NAME)  # noqa: PLE0605  # the table above is the list
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
+    if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_BY_NAME[name]}"), name)

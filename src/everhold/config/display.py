@@ -8,22 +8,22 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from everhold.config.problems import dotted
-from everhold.config.settings import AgentSettings, PluginPart, Settings, given_fields
-from everhold.config.values import Part, thaw
-from everhold.secret import Secret
+from everhold.config.errors import format_key_path
+from everhold.config.settings import AgentSettings, PluginConfigSection, Settings, list_given_fields
+from everhold.config.values import ConfigSection, thaw_value
+from everhold.infra.secret import SecretString
 
 
-def show(settings: Settings) -> dict[str, Any]:
+def show_settings(settings: Settings) -> dict[str, Any]:
     """Everything in force under the keys of config.yaml, as plain values. `defaults` are gone: every agent has its own.
 
     It is a configuration again, with the same effect.
     """
-    models = {name: _part(model) for name, model in settings.models.items()}
-    shown = _part(settings)
+    models = {name: _show_section(model) for name, model in settings.models.items()}
+    shown = _show_section(settings)
     del shown["defaults"]
     shown["models"] = {name: model for name, model in models.items() if "." not in name}
-    shown["agents"] = {name: _agent(agent, models) for name, agent in settings.agents.items()}
+    shown["agents"] = {name: _show_agent(agent, models) for name, agent in settings.agents.items()}
     return shown
 
 
@@ -35,55 +35,55 @@ def to_yaml(value: Any) -> str:
     yaml.width = 120
     yaml.representer.sort_base_mapping_type_on_output = False
     stream = io.StringIO()
-    yaml.dump(thaw(value), stream)
+    yaml.dump(thaw_value(value), stream)
     return stream.getvalue()
 
 
-def _agent(agent: AgentSettings, models: Mapping[str, Any]) -> dict[str, Any]:
+def _show_agent(agent: AgentSettings, models: Mapping[str, Any]) -> dict[str, Any]:
     def model(name: str) -> Any:
         """A model that was written where it is used goes back there."""
         return models[name] if "." in name else name
 
-    shown = _part(agent)
+    shown = _show_section(agent)
     if agent.persona_file:
         shown["persona"] = {"file": agent.persona_file}
     shown["model"] = model(agent.model)
     shown["fallback"] = [model(name) for name in agent.fallback]
     if agent.compression.model is not None:
         shown["compression"]["model"] = model(agent.compression.model)
-    shown["memories"] = [{"name": memory.name, **_part(memory)} for memory in agent.memories]
+    shown["memories"] = [{"name": memory.name, **_show_section(memory)} for memory in agent.memories]
     return shown
 
 
-def _part(part: Part) -> dict[str, Any]:
-    shown = {name: _value(getattr(part, name)) for name in given_fields(type(part))}
+def _show_section(part: ConfigSection) -> dict[str, Any]:
+    shown = {name: _show_value(getattr(part, name)) for name in list_given_fields(type(part))}
     shown = {name: value for name, value in shown.items() if value is not None and value != ""}
-    return shown | _extra(part.extra, part.env) if isinstance(part, PluginPart) else shown
+    return shown | _show_plugin_keys(part.extra, part.env) if isinstance(part, PluginConfigSection) else shown
 
 
-def _value(value: Any) -> Any:
-    if isinstance(value, Part):
-        return _part(value)
+def _show_value(value: Any) -> Any:
+    if isinstance(value, ConfigSection):
+        return _show_section(value)
     if isinstance(value, Mapping):
-        return {key: _value(item) for key, item in value.items()}
+        return {key: _show_value(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_value(item) for item in value]
-    return str(value) if isinstance(value, Secret) else value
+        return [_show_value(item) for item in value]
+    return str(value) if isinstance(value, SecretString) else value
 
 
-def _extra(extra: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
+def _show_plugin_keys(extra: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
     """A plug-in's own keys as they were written: a secret by the name of its variable, set or not."""
     shown: dict[str, Any] = {}
 
     def walk(value: Any, into: dict[str, Any], path: tuple[str | int, ...]) -> None:
         for key, item in value.items():
             place = (*path, key)
-            if isinstance(item, Secret):
-                into[f"{key}_env"] = env.get(dotted(place), str(item))
+            if isinstance(item, SecretString):
+                into[f"{key}_env"] = env.get(format_key_path(place), str(item))
             elif isinstance(item, Mapping):
                 walk(item, into.setdefault(key, {}), place)
             else:
-                into[key] = _value(item)
+                into[key] = _show_value(item)
 
     walk(extra, shown, ())
     for key, name in env.items():

@@ -17,21 +17,21 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from everhold.config.display import show
-from everhold.config.literals import is_env_name, mask
-from everhold.config.loader import load
-from everhold.config.problems import ConfigError, KeyPath, Problem, did_you_mean, dotted
-from everhold.config.secrets import env_line, parse_env
+from everhold.config.display import show_settings
+from everhold.config.errors import ConfigError, ConfigProblem, KeyPath, format_key_path, suggest_name
+from everhold.config.literals import is_env_name, mask_secrets
+from everhold.config.loader import load_settings
+from everhold.config.secrets import format_env_line, parse_env
 from everhold.config.settings import Settings, ValidatePlugin
-from everhold.config.source import read
-from everhold.config.values import thaw
-from everhold.errors import Conflict, Misuse, NotFound
-from everhold.home import Home, read_file, write_file
-from everhold.secret import Secret
+from everhold.config.source import read_document
+from everhold.config.values import thaw_value
+from everhold.errors import Conflict, InvalidRequest, NotFound
+from everhold.infra.home import Home, read_file, write_file
+from everhold.infra.secret import SecretString
 
-_PART: Final = re.compile(r"""\[(\d+)\]|\.?"((?:[^"\\]|\\.)*)"|\.?'([^']*)'|\.?([^.\[\]"'\s]+)""")
-_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./@-]*")
-_NOT_TEXT: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+_KEY_PART_PATTERN: Final = re.compile(r"""\[(\d+)\]|\.?"((?:[^"\\]|\\.)*)"|\.?'([^']*)'|\.?([^.\[\]"'\s]+)""")
+_PLAIN_PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./@-]*")
+_AMBIGUOUS_WORDS: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -42,9 +42,11 @@ def split_key(key: str) -> KeyPath:
     path: list[str | int] = []
     place = 0
     while place < len(key):
-        found = _PART.match(key, place)
+        found = _KEY_PART_PATTERN.match(key, place)
         if found is None:
-            raise Misuse("this is not a key", remedy='for example agents.main.model, people[0].name or chats."-100"')
+            raise InvalidRequest(
+                "this is not a key", remedy='for example agents.main.model, people[0].name or chats."-100"'
+            )
         index, double, single, plain = found.groups()
         if index is not None:
             path.append(int(index))
@@ -52,7 +54,7 @@ def split_key(key: str) -> KeyPath:
             path.append(re.sub(r"\\(.)", r"\1", double) if double is not None else single or plain or "")
         place = found.end()
     if not path:
-        raise Misuse("which key?", remedy="for example agents.main.model")
+        raise InvalidRequest("which key?", remedy="for example agents.main.model")
     return tuple(path)
 
 
@@ -60,15 +62,15 @@ def get_key(settings: Settings, key: str) -> Any:
     """What is in force at a dotted key; for `defaults` and whatever else is merged away, what was written there."""
     path = split_key(key)
     try:
-        return _look(show(settings), path)
+        return _look_up_value(show_settings(settings), path)
     except NotFound as error:
         try:
-            return _look(thaw(settings.document), path)
+            return _look_up_value(thaw_value(settings.document), path)
         except NotFound:
             raise error from None
 
 
-def _look(value: Any, path: KeyPath) -> Any:
+def _look_up_value(value: Any, path: KeyPath) -> Any:
     for length, part in enumerate(path, start=1):
         if isinstance(value, Mapping) and str(part) in value:
             value = value[str(part)]
@@ -76,13 +78,13 @@ def _look(value: Any, path: KeyPath) -> Any:
             value = value[int(part)]
         else:
             known = value if isinstance(value, Mapping) else ()
-            raise NotFound(f"{dotted(path[:length])} is not set", remedy=did_you_mean(str(part), known))
+            raise NotFound(f"{format_key_path(path[:length])} is not set", remedy=suggest_name(str(part), known))
     return value
 
 
 def parse_value(text: str) -> Any:
     """A value as it is typed on the command line: `8080`, `true`, `[a, b]`, `{a: 1}`, or just text."""
-    found = read(f"value: {text}\n", file="the value")
+    found = read_document(f"value: {text}\n", file="the value")
     if found.problems or set(found.data) != {"value"}:
         return text
     return found.data["value"]
@@ -101,104 +103,104 @@ def set_key(
     Raises ConfigError (nothing was written) or Conflict (somebody else is writing).
     """
     old = read_file(home.config)
-    bom, text = _text(old or b"")
-    new = bom + edited(text, split_key(key), value).encode()
-    settings = load(home, environ=environ, validate_plugin=validate_plugin, text=new)
+    bom, text = _decode_text(old or b"")
+    new = bom + edit_text(text, split_key(key), value).encode()
+    settings = load_settings(home, environ=environ, validate_plugin=validate_plugin, text=new)
     if read_file(home.config) != old:
         raise Conflict("config.yaml was changed meanwhile", remedy="try again")
     write_file(home.config.resolve(), new, mode=None)
     return settings
 
 
-def _text(data: bytes) -> tuple[bytes, str]:
+def _decode_text(data: bytes) -> tuple[bytes, str]:
     bom = b"\xef\xbb\xbf"
     head = bom if data.startswith(bom) else b""
     try:
         return head, data[len(head) :].decode()
     except UnicodeDecodeError:
-        raise ConfigError([Problem("is not UTF-8 text", "save the file as UTF-8", file="config.yaml")]) from None
+        raise ConfigError([ConfigProblem("is not UTF-8 text", "save the file as UTF-8", file="config.yaml")]) from None
 
 
 # -- one change to a text ----------------------------------------------------------------------------------------------
 
 
-def edited(text: str, path: KeyPath, value: Any) -> str:
+def edit_text(text: str, path: KeyPath, value: Any) -> str:
     """`text` with `value` at `path`, and nothing else changed. Raises ConfigError when that cannot be done."""
-    document = read(text)
+    document = read_document(text)
     if document.problems:
         raise ConfigError(document.problems)
-    wanted = _with(document.data, path, value)
-    for attempt in (_spliced, _round_tripped):
+    wanted = _set_in_data(document.data, path, value)
+    for attempt in (_splice_text, _edit_round_trip):
         candidate = attempt(text, document.root, path, value)
         if candidate is not None:
-            found = read(candidate)
-            if not found.problems and _same(found.data, wanted):
+            found = read_document(candidate)
+            if not found.problems and _is_equal_typed(found.data, wanted):
                 return candidate
-    raise ConfigError([Problem("cannot be changed here", "edit the file by hand", path=path, file="config.yaml")])
+    raise ConfigError([ConfigProblem("cannot be changed here", "edit the file by hand", path=path, file="config.yaml")])
 
 
-def _with(data: Any, path: KeyPath, value: Any) -> Any:
+def _set_in_data(data: Any, path: KeyPath, value: Any) -> Any:
     """`data` with `value` at `path`, mappings made as needed."""
     if not path:
-        return _tupled(value)
+        return _to_tuples(value)
     part, rest = path[0], path[1:]
     if isinstance(data, tuple):
         if not str(part).isdecimal() or int(part) > len(data):
-            raise ConfigError([Problem(f"has {len(data)} items", "name one of them, or the next", path=path)])
+            raise ConfigError([ConfigProblem(f"has {len(data)} items", "name one of them, or the next", path=path)])
         items = [*data, None] if int(part) == len(data) else [*data]
-        items[int(part)] = _with(items[int(part)], rest, value)
+        items[int(part)] = _set_in_data(items[int(part)], rest, value)
         return tuple(items)
     if data is not None and not isinstance(data, dict):
-        raise ConfigError([Problem("is inside something that is no mapping", "set that one instead", path=path)])
-    return {**(data or {}), str(part): _with((data or {}).get(str(part)), rest, value)}
+        raise ConfigError([ConfigProblem("is inside something that is no mapping", "set that one instead", path=path)])
+    return {**(data or {}), str(part): _set_in_data((data or {}).get(str(part)), rest, value)}
 
 
-def _tupled(value: Any) -> Any:
+def _to_tuples(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _tupled(item) for key, item in value.items()}
-    return tuple(_tupled(item) for item in value) if isinstance(value, list | tuple) else value
+        return {str(key): _to_tuples(item) for key, item in value.items()}
+    return tuple(_to_tuples(item) for item in value) if isinstance(value, list | tuple) else value
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_equal_typed(one: Any, other: Any) -> bool:
     """Equal, and of the same types: 1 is not true."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+        return list(one) == list(other) and all(_is_equal_typed(one[key], other[key]) for key in one)
     if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(_is_equal_typed, one, other))
     return type(one) is type(other) and bool(one == other)
 
 
-def _spliced(text: str, root: Node | None, path: KeyPath, value: Any) -> str | None:
+def _splice_text(text: str, root: Node | None, path: KeyPath, value: Any) -> str | None:
     """The change made in the text itself, None where that is not obvious."""
     newline = "\r\n" if "\r\n" in text else "\n"
     if root is None or not isinstance(root, MappingNode):
         before = text if not text or text.endswith("\n") else text + newline
-        return before + _block(path, value, 0, newline) + newline
-    key_node, node, depth = _find(root, path)
+        return before + _format_block(path, value, 0, newline) + newline
+    key_node, node, depth = _find_node(root, path)
     if depth == len(path):
-        return _replaced(text, key_node, node, in_line(value))
+        return _replace_node(text, key_node, node, format_inline(value))
     rest = path[depth:]
     if isinstance(node, MappingNode) and node.value:
         last_key, last = node.value[-1]
-        end = _end(text, last)
+        end = _find_node_end(text, last)
         if node.flow_style:
-            return f"{text[:end]}, {in_line(rest[0])}: {in_line(_nested(rest[1:], value))}{text[end:]}"
+            return f"{text[:end]}, {format_inline(rest[0])}: {format_inline(_nest_value(rest[1:], value))}{text[end:]}"
         column = int(node.value[0][0].start_mark.column)
         line_end = text.find("\n", max(end, int(last_key.end_mark.index)))
         if line_end < 0:
-            return text + newline + _block(rest, value, column, newline) + newline
+            return text + newline + _format_block(rest, value, column, newline) + newline
         stop = line_end - 1 if text[line_end - 1 : line_end] == "\r" else line_end
-        return text[:stop] + newline + _block(rest, value, column, newline) + text[stop:]
+        return text[:stop] + newline + _format_block(rest, value, column, newline) + text[stop:]
     if isinstance(node, SequenceNode) and node.flow_style and node.value:
-        end = _end(text, node.value[-1])
-        return f"{text[:end]}, {in_line(_nested(rest[1:], value))}{text[end:]}"
+        end = _find_node_end(text, node.value[-1])
+        return f"{text[:end]}, {format_inline(_nest_value(rest[1:], value))}{text[end:]}"
     if isinstance(node, SequenceNode):
-        new = in_line([_nested(rest[1:], value)])
-        return _replaced(text, key_node, node, new) if node.flow_style else None
-    return _replaced(text, key_node, node, in_line(_nested(rest, value)))
+        new = format_inline([_nest_value(rest[1:], value)])
+        return _replace_node(text, key_node, node, new) if node.flow_style else None
+    return _replace_node(text, key_node, node, format_inline(_nest_value(rest, value)))
 
 
-def _find(root: Node, path: KeyPath) -> tuple[Node | None, Node, int]:
+def _find_node(root: Node, path: KeyPath) -> tuple[Node | None, Node, int]:
     """The deepest node on the way to `path`, its key, and how far that is."""
     key_node: Node | None = None
     node = root
@@ -215,8 +217,8 @@ def _find(root: Node, path: KeyPath) -> tuple[Node | None, Node, int]:
     return key_node, node, len(path)
 
 
-def _replaced(text: str, key_node: Node | None, node: Node, new: str) -> str:
-    start, end = int(node.start_mark.index), _end(text, node)
+def _replace_node(text: str, key_node: Node | None, node: Node, new: str) -> str:
+    start, end = int(node.start_mark.index), _find_node_end(text, node)
     if key_node is None:
         return text[:start] + new + text[end:]
     between = text[int(key_node.end_mark.index) : start]
@@ -228,41 +230,41 @@ def _replaced(text: str, key_node: Node | None, node: Node, new: str) -> str:
     return text[:start] + new + text[end:]
 
 
-def _end(text: str, node: Node) -> int:
+def _find_node_end(text: str, node: Node) -> int:
     """Where a node's text ends. Block values claim the comments and empty lines behind them; those stay."""
     if isinstance(node, MappingNode | SequenceNode) and not node.flow_style and node.value:
         last = node.value[-1]
-        return _end(text, last[1] if isinstance(last, tuple) else last)
+        return _find_node_end(text, last[1] if isinstance(last, tuple) else last)
     end = int(node.end_mark.index)
     if isinstance(node, ScalarNode) and node.style in ("|", ">"):
         return len(text[:end].rstrip())
     return end
 
 
-def _nested(path: KeyPath, value: Any) -> Any:
+def _nest_value(path: KeyPath, value: Any) -> Any:
     for part in reversed(path):
         value = {str(part): value}
     return value
 
 
-def _block(path: KeyPath, value: Any, column: int, newline: str) -> str:
+def _format_block(path: KeyPath, value: Any, column: int, newline: str) -> str:
     """Indented lines that put `value` at `path`."""
-    lines = [f"{' ' * (column + 2 * depth)}{in_line(str(part))}:" for depth, part in enumerate(path)]
-    return newline.join(lines) + f" {in_line(value)}"
+    lines = [f"{' ' * (column + 2 * depth)}{format_inline(str(part))}:" for depth, part in enumerate(path)]
+    return newline.join(lines) + f" {format_inline(value)}"
 
 
-def in_line(value: Any) -> str:
+def format_inline(value: Any) -> str:
     """A value on one line."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{in_line(str(key))}: {in_line(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{format_inline(str(key))}: {format_inline(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(in_line, value)) + "]"
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
+        return "[" + ", ".join(map(format_inline, value)) + "]"
+    if isinstance(value, str) and _PLAIN_PATTERN.fullmatch(value) and value.lower() not in _AMBIGUOUS_WORDS:
         return value
     return json.dumps(value, ensure_ascii=False)
 
 
-def _round_tripped(text: str, root: Node | None, path: KeyPath, value: Any) -> str | None:
+def _edit_round_trip(text: str, root: Node | None, path: KeyPath, value: Any) -> str | None:
     """The change made by a library that keeps comments as well as it can."""
     yaml = YAML()
     yaml.preserve_quotes = True
@@ -273,26 +275,26 @@ def _round_tripped(text: str, root: Node | None, path: KeyPath, value: Any) -> s
         data = yaml.load(text) or {}
         here: Any = data
         for part, following in pairwise(path):
-            key = _key_in(here, part)
+            key = _find_container_key(here, part)
             inside = isinstance(here, list) and isinstance(key, int) and key < len(here)
             if not inside and (isinstance(here, list) or here.get(key) is None):
-                _put(here, key, [] if isinstance(following, int) else {})
+                _put_value(here, key, [] if isinstance(following, int) else {})
             here = here[key]
-        _put(here, _key_in(here, path[-1]), thaw(value))
+        _put_value(here, _find_container_key(here, path[-1]), thaw_value(value))
         yaml.dump(data, stream)
     except (YAMLError, KeyError, IndexError, TypeError, AttributeError, ValueError):
         return None
     return stream.getvalue()
 
 
-def _key_in(container: Any, part: str | int) -> Any:
+def _find_container_key(container: Any, part: str | int) -> Any:
     """The key as the container has it: a YAML key may be a number where we say text."""
     if isinstance(container, list):
         return int(part)
     return next((key for key in container if str(key) == str(part)), str(part))
 
 
-def _put(container: Any, key: Any, value: Any) -> None:
+def _put_value(container: Any, key: Any, value: Any) -> None:
     if isinstance(container, list) and key == len(container):
         container.append(value)
     else:
@@ -302,19 +304,21 @@ def _put(container: Any, key: Any, value: Any) -> None:
 # -- .env --------------------------------------------------------------------------------------------------------------
 
 
-def set_secret(home: Home, name: str, value: Secret) -> None:
+def set_secret(home: Home, name: str, value: SecretString) -> None:
     """Write `NAME=value` to `.env`, in place of the line that sets it now, keeping all others."""
     if not is_env_name(name):
-        raise Misuse(f"{mask(name)} is not the name of a variable", remedy="letters, digits and _, first a letter")
+        raise InvalidRequest(
+            f"{mask_secrets(name)} is not the name of a variable", remedy="letters, digits and _, first a letter"
+        )
     if "\0" in value.reveal():
-        raise Misuse(f"the value for {name} holds a NUL character", remedy="copy it again")
-    home.check()
+        raise InvalidRequest(f"the value for {name} holds a NUL character", remedy="copy it again")
+    home.check_private()
     data = read_file(home.env, private=True) or b""
     lines, problems = parse_env(data, file=str(home.env))
     if problems:
         raise ConfigError(problems)
     texts = data.decode("utf-8-sig").split("\n")
-    new = env_line(name, value)
+    new = format_env_line(name, value)
     at = [line.line for line in lines if line.name == name]
     if at:
         texts[at[-1] - 1] = new

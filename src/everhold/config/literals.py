@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-_KEY: Final = re.compile(
+_SECRET_KEY_PATTERN: Final = re.compile(
     r"(?:.*_)?(?:token|api_?key|password|passwd|passphrase|secret|credentials?|(?:access|secret|private|signing)_?key)"
 )
-_SHAPES: Final = re.compile(
+_SECRET_SHAPE_PATTERN: Final = re.compile(
     r"""
       \bsk-[A-Za-z0-9_-]{16,}                             # OpenAI, Anthropic and many who imitate them
     | \bxox[a-z]-[A-Za-z0-9-]{10,} | \bxapp-[A-Za-z0-9-]{10,}   # Slack
@@ -31,12 +31,12 @@ _WORD_BREAK: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 def is_secret_key(key: str) -> bool:
     """Does a key of this name hold a secret, whatever its value looks like?"""
-    return _KEY.fullmatch(_WORD_BREAK.sub("_", key).replace("-", "_").lower()) is not None
+    return _SECRET_KEY_PATTERN.fullmatch(_WORD_BREAK.sub("_", key).replace("-", "_").lower()) is not None
 
 
-def looks_secret(text: str) -> bool:
+def is_secret_like(text: str) -> bool:
     """Does this text have the shape of a known token, or a password inside a URL?"""
-    return _SHAPES.search(text) is not None or has_url_password(text)
+    return _SECRET_SHAPE_PATTERN.search(text) is not None or has_url_password(text)
 
 
 def has_url_password(text: str) -> bool:
@@ -45,24 +45,24 @@ def has_url_password(text: str) -> bool:
 
 def is_env_name(text: Any) -> bool:
     """Can this be the name of an environment variable, and is it not itself the secret?"""
-    return isinstance(text, str) and _ENV_NAME.fullmatch(text) is not None and not looks_secret(text)
+    return isinstance(text, str) and _ENV_NAME.fullmatch(text) is not None and not is_secret_like(text)
 
 
-def env_reference(text: str) -> str | None:
+def parse_env_reference(text: str) -> str | None:
     """The variable somebody means who writes `$NAME`, `${NAME}`, `env:NAME` or NAME where a secret is expected."""
-    found = None if looks_secret(text) else _ENV_REFERENCE.fullmatch(text)
+    found = None if is_secret_like(text) else _ENV_REFERENCE.fullmatch(text)
     return (found[1] or found[2]) if found else None
 
 
-def env_name_for(path: tuple[str | int, ...]) -> str:
+def suggest_env_name(path: tuple[str | int, ...]) -> str:
     """The name suggested for the secret at `path`: platforms.telegram.coder.token is TELEGRAM_CODER_TOKEN."""
     if path[:2] == ("http", "tokens"):
         return "EVERHOLD_TOKEN"
-    words = [_WORD_BREAK.sub("_", str(part)) for part in (path[1:] or path) if not looks_secret(str(part))]
+    words = [_WORD_BREAK.sub("_", str(part)) for part in (path[1:] or path) if not is_secret_like(str(part))]
     name = re.sub(r"[^A-Za-z0-9]+", "_", "_".join(words)).strip("_").upper()
     return name if name and not name[0].isdigit() else f"EVERHOLD_{name or 'SECRET'}"
 
 
-def mask(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """`text` with whatever looks like a secret replaced."""
-    return _URL_PASSWORD.sub("***@", _SHAPES.sub("***", text))
+    return _URL_PASSWORD.sub("***@", _SECRET_SHAPE_PATTERN.sub("***", text))

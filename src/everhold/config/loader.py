@@ -10,26 +10,26 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from everhold.config.checks import check
+from everhold.config.checks import check_consistency
 from everhold.config.display import to_yaml
-from everhold.config.expand import expand, written
-from everhold.config.explain import UNKNOWN_KEY, problems_of
-from everhold.config.fill import Effective, ReadPersona
-from everhold.config.problems import ConfigError, KeyPath, Problem
-from everhold.config.revision import model_signature_of, revision_of, signature_of
-from everhold.config.secrets import Environment, EnvLine, parse_env
+from everhold.config.errors import ConfigError, ConfigProblem, KeyPath
+from everhold.config.file_stamp import FileMark, SeenFile, compute_file_digest, read_file_mark
+from everhold.config.resolve import build_last_good_document, resolve_document
+from everhold.config.revision import compute_agent_signature, compute_model_signature, compute_revision
+from everhold.config.secret_resolution import ReadPersona, ResolvedConfig
+from everhold.config.secrets import EnvLine, SecretEnvironment, parse_env
 from everhold.config.settings import Settings, ValidatePlugin
-from everhold.config.sight import Mark, Seen, digest_of, mark_of
-from everhold.config.source import read
-from everhold.config.values import freeze
+from everhold.config.source import read_document
+from everhold.config.validation_messages import UNKNOWN_KEY, explain_validation_error
+from everhold.config.values import freeze_value
 from everhold.core.builtin_tools import SELECTABLE_TOOLS
-from everhold.home import READ_LIMIT, Home, read_file, write_file
+from everhold.infra.home import MAX_READ_BYTES, Home, read_file, write_file
 
 SALT_BYTES: Final = 32
-PERSONA_LIMIT: Final = 256 << 10
+MAX_PERSONA_BYTES: Final = 256 << 10
 
 
-def load(
+def load_settings(
     home: Home,
     *,
     environ: Mapping[str, str],
@@ -37,7 +37,7 @@ def load(
     last_good: bool = False,
     text: bytes | None = None,
     random_bytes: Callable[[int], bytes] = os.urandom,
-    mark: Callable[[Path], Mark | None] = mark_of,
+    mark: Callable[[Path], FileMark | None] = read_file_mark,
 ) -> Settings:
     """What the files in `home` say. Raises ConfigError with everything that is wrong.
 
@@ -45,13 +45,13 @@ def load(
     before writing). The environment wins over `.env`.
     """
     file = home.last_good if last_good else home.config
-    reader = _Reader(mark)
-    problems: list[Problem] = []
+    reader = _ConfigFileReader(mark)
+    problems: list[ConfigProblem] = []
     lines: list[EnvLine] = []
     data: bytes | None = None
-    reader.glance(home.path)
+    reader.record_mark(home.path)
     try:
-        home.check()
+        home.check_private()
     except ConfigError as error:
         problems += error.problems
     try:
@@ -66,43 +66,45 @@ def load(
         lines, found = parse_env(secrets or b"", file=str(home.env))
         problems += found
     if last_good and data is None and not problems:
-        problems.append(Problem("there is none yet", "start without --last-good", file=str(file)))
+        problems.append(ConfigProblem("there is none yet", "start without --last-good", file=str(file)))
     try:
-        return parse(
+        return parse_settings(
             data or b"",
-            environment=Environment(environ, lines),
+            environment=SecretEnvironment(environ, lines),
             validate_plugin=validate_plugin,
-            read_persona=lambda name: reader.text(home.path / os.path.expanduser(name)),
+            read_persona=lambda name: reader.read_text(home.path / os.path.expanduser(name)),
             file=str(file),
             env_file=str(home.env),
-            salt=_salt(home, random_bytes),
+            salt=_load_salt(home, random_bytes),
             problems=problems,
-        ).model_copy(update={"seen": freeze(reader.seen)})
+        ).model_copy(update={"seen": freeze_value(reader.seen_files)})
     except ConfigError as error:
-        raise ConfigError(error.problems, seen=reader.seen) from None
+        raise ConfigError(error.problems, seen=reader.seen_files) from None
 
 
-def parse(
+def parse_settings(
     text: str | bytes,
     *,
-    environment: Environment | None = None,
+    environment: SecretEnvironment | None = None,
     validate_plugin: ValidatePlugin | None = None,
     read_persona: ReadPersona | None = None,
     file: str = "config.yaml",
     env_file: str = ".env",
     salt: bytes = b"",
-    problems: list[Problem] | None = None,
+    problems: list[ConfigProblem] | None = None,
 ) -> Settings:
     """What `text` says, touching nothing else. `problems` are those already known; they are told with the rest."""
-    document = read(text, file=file)
+    document = read_document(text, file=file)
     found = [*(problems or ()), *document.problems]
     if document.root is None and document.problems:
         raise ConfigError(found)
-    it = expand(document, environment or Environment({}), read_persona or _no_files, env_file=env_file)
-    check(it)
-    settings = _validated(it)
+    it = resolve_document(
+        document, environment or SecretEnvironment({}), read_persona or _refuse_persona_file, env_file=env_file
+    )
+    check_consistency(it)
+    settings = _validate_settings(it)
     if validate_plugin is not None:
-        _ask_plugins(it, validate_plugin)
+        _validate_plugins(it, validate_plugin)
     found += it.problems
     fatal = [problem for problem in found if problem.fatal]
     if fatal or settings is None:
@@ -111,19 +113,19 @@ def parse(
     return settings.model_copy(
         update={
             "problems": told,
-            "document": written(it),
-            "revision": revision_of(settings, salt=salt),
-            "signatures": freeze(
-                {name: signature_of(settings, agent, salt=salt) for name, agent in settings.agents.items()}
+            "document": build_last_good_document(it),
+            "revision": compute_revision(settings, salt=salt),
+            "signatures": freeze_value(
+                {name: compute_agent_signature(settings, agent, salt=salt) for name, agent in settings.agents.items()}
             ),
-            "model_signatures": freeze(
-                {name: model_signature_of(model, salt=salt) for name, model in settings.models.items()}
+            "model_signatures": freeze_value(
+                {name: compute_model_signature(model, salt=salt) for name, model in settings.models.items()}
             ),
         }
     )
 
 
-def keep_last_good(home: Home, settings: Settings) -> bool:
+def store_last_good(home: Home, settings: Settings) -> bool:
     """Store what is in force for `up --last-good`; whether there was anything to write. Raises OSError."""
     text = f"# What was in force last, revision {settings.revision}. Written by everhold for `up --last-good`.\n"
     data = (text + to_yaml(settings.document)).encode()
@@ -136,40 +138,40 @@ def keep_last_good(home: Home, settings: Settings) -> bool:
     return True
 
 
-def _validated(it: Effective) -> Settings | None:
+def _validate_settings(it: ResolvedConfig) -> Settings | None:
     try:
         return Settings.model_validate(it.data)
     except ValidationError as error:
         known = {(problem.path, problem.message) for problem in it.problems}
-        for problem in problems_of(error, Settings):
-            if (it.origin(problem.path), problem.message) not in known:
-                it.add(problem)
+        for problem in explain_validation_error(error, Settings):
+            if (it.get_origin(problem.path), problem.message) not in known:
+                it.add_problem(problem)
         return None
 
 
-def _ask_plugins(it: Effective, validate: ValidatePlugin) -> None:
+def _validate_plugins(it: ResolvedConfig, validate: ValidatePlugin) -> None:
     refused: set[tuple[str, str]] = set()
     for section in it.sections:
         for problem in validate(section.group, section.plugin, section.raw):
-            if section.silent(problem.path) and problem.message != UNKNOWN_KEY:
+            if section.is_missing_secret(problem.path) and problem.message != UNKNOWN_KEY:
                 continue
             if not problem.path and not problem.fatal:  # about the plug-in as such: said once, where it is chosen
                 if (section.group, section.plugin) in refused:
                     continue
                 refused.add((section.group, section.plugin))
                 provider = (*section.path, "provider")
-                path = provider if it.origin(provider) in it.document.lines else section.path
-                it.add(replace(problem, path=path))
+                path = provider if it.get_origin(provider) in it.document.lines else section.path
+                it.add_problem(replace(problem, path=path))
                 continue
-            it.add(replace(problem, path=(*section.path, *problem.path)))
-    for tool, path in _plain_tools(it).items():
+            it.add_problem(replace(problem, path=(*section.path, *problem.path)))
+    for tool, path in _list_plain_tools(it).items():
         for problem in validate("tools", tool, {}):
             if " " in tool and not problem.fatal:
                 problem = replace(problem, remedy="separate names with commas: [memory, attach]")
-            it.add(replace(problem, path=("tools", tool, *problem.path) if problem.path else path))
+            it.add_problem(replace(problem, path=("tools", tool, *problem.path) if problem.path else path))
 
 
-def _plain_tools(it: Effective) -> dict[str, KeyPath]:
+def _list_plain_tools(it: ResolvedConfig) -> dict[str, KeyPath]:
     """The plug-ins that agents name as tools and that have no section of their own, and where they are named."""
     tools: dict[str, KeyPath] = {}
     agents, sections = it.data.get("agents"), it.data.get("tools")
@@ -182,42 +184,42 @@ def _plain_tools(it: Effective) -> dict[str, KeyPath]:
     return tools
 
 
-def _no_files(name: str) -> str:
-    raise ConfigError([Problem("there is no home to read it from", "write {text: …}")])
+def _refuse_persona_file(name: str) -> str:
+    raise ConfigError([ConfigProblem("there is no home to read it from", "write {text: …}")])
 
 
-class _Reader:
+class _ConfigFileReader:
     """Reads files and remembers how they looked before."""
 
-    def __init__(self, mark: Callable[[Path], Mark | None]) -> None:
-        self.seen: dict[Path, Seen] = {}
+    def __init__(self, mark: Callable[[Path], FileMark | None]) -> None:
+        self.seen_files: dict[Path, SeenFile] = {}
         self._mark = mark
 
-    def glance(self, path: Path) -> None:
+    def record_mark(self, path: Path) -> None:
         """Remember how something looks that is not read."""
-        self.seen[path] = Seen(self._mark(path), b"")
+        self.seen_files[path] = SeenFile(self._mark(path), b"")
 
-    def read(self, path: Path, *, private: bool = False, limit: int = READ_LIMIT) -> bytes | None:
+    def read(self, path: Path, *, private: bool = False, limit: int = MAX_READ_BYTES) -> bytes | None:
         mark = self._mark(path)
-        self.seen[path] = Seen(mark, b"")
+        self.seen_files[path] = SeenFile(mark, b"")
         data = read_file(path, private=private, limit=limit)
-        self.seen[path] = Seen(mark if data is not None else None, digest_of(data))
+        self.seen_files[path] = SeenFile(mark if data is not None else None, compute_file_digest(data))
         return data
 
-    def text(self, path: Path) -> str:
+    def read_text(self, path: Path) -> str:
         try:
-            data = self.read(path, limit=PERSONA_LIMIT)
+            data = self.read(path, limit=MAX_PERSONA_BYTES)
         except ValueError as error:
-            raise ConfigError([Problem(f"is not a path ({error})")]) from None
+            raise ConfigError([ConfigProblem(f"is not a path ({error})")]) from None
         if data is None:
-            raise ConfigError([Problem("there is no such file")])
+            raise ConfigError([ConfigProblem("there is no such file")])
         try:
             return data.decode("utf-8-sig").strip()
         except UnicodeDecodeError:
-            raise ConfigError([Problem("is not UTF-8 text", "save the file as UTF-8")]) from None
+            raise ConfigError([ConfigProblem("is not UTF-8 text", "save the file as UTF-8")]) from None
 
 
-def _salt(home: Home, random_bytes: Callable[[int], bytes]) -> bytes:
+def _load_salt(home: Home, random_bytes: Callable[[int], bytes]) -> bytes:
     """What a home's revisions are keyed with. A home that does not exist, or cannot be written, does without."""
     try:
         data = read_file(home.salt, private=True)

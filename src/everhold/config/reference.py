@@ -13,17 +13,17 @@ from pydantic import AfterValidator, BeforeValidator, PlainValidator
 from pydantic.fields import FieldInfo
 
 from everhold.config import settings as source, values
-from everhold.config.edit import in_line
+from everhold.config.edit import format_inline
 from everhold.config.settings import (
     AccountSettings,
     AgentSettings,
     MemorySettings,
-    PluginPart,
+    PluginConfigSection,
     Settings,
     ToolSettings,
-    given_fields,
+    list_given_fields,
 )
-from everhold.config.values import Part, thaw
+from everhold.config.values import ConfigSection, thaw_value
 
 _INTRODUCTION: Final = """\
 # Configuration
@@ -45,7 +45,7 @@ http://127.0.0.1:8765.
 - Models, memories, platform accounts and further tools are plug-ins: besides the keys below they take the plug-in's
   own, which it checks itself.
 """
-_KINDS: Final[Mapping[str, str]] = {
+_VALIDATOR_KINDS: Final[Mapping[str, str]] = {
     "_name": "name",
     "_model_name": "name of a model",
     "_env_name": "name of a variable",
@@ -54,90 +54,92 @@ _KINDS: Final[Mapping[str, str]] = {
     "_identity": "platform:id",
     "_url": "URL",
 }
-_PLAIN: Final[Mapping[Any, str]] = {str: "text", int: "whole number", float: "number", bool: "`true` or `false`"}
+_TYPE_KINDS: Final[Mapping[Any, str]] = {str: "text", int: "whole number", float: "number", bool: "`true` or `false`"}
 _PLURALS: Final[Mapping[str, str]] = {
     "text": "texts",
     "name": "names",
     "name of a model": "names of models",
     "name of a variable": "names of variables",
 }
-_FILLED_IN: Final[Mapping[tuple[type[Part], str], str]] = {
+_LOADER_DEFAULTS: Final[Mapping[tuple[type[ConfigSection], str], str]] = {
     (AgentSettings, "memories"): "`[builtin]`",
     (MemorySettings, "provider"): "the key",
     (ToolSettings, "provider"): "the key",
     (AccountSettings, "agent"): "see there",
 }
 """Where the loader knows better than the model."""
-_PLACES: Final[Mapping[str, str]] = {"platforms": "PLATFORM.ACCOUNT.", "people": "[]."}
+_SECTION_PREFIXES: Final[Mapping[str, str]] = {"platforms": "PLATFORM.ACCOUNT.", "people": "[]."}
 
 
-def render() -> str:
+def render_reference() -> str:
     """The page."""
-    docs = _docstrings()
+    docs = _collect_docstrings()
     parts = [_INTRODUCTION]
     for name, info in Settings.model_fields.items():
-        if name not in given_fields(Settings):
+        if name not in list_given_fields(Settings):
             continue
         parts.append(f"\n## {name}\n\n{docs['Settings', name]}\n")
-        model = _part_in(info.annotation)
+        model = _find_section(info.annotation)
         if name == "defaults":
             parts.append("\nThe keys are those of an agent.\n")
         elif name == "store":
-            parts.append(f"\n`{_default(info)}` if not given. A database server (`store: {{url: …}}`) is refused.\n")
+            parts.append(
+                f"\n`{_format_default(info)}` if not given. A database server (`store: {{url: …}}`) is refused.\n"
+            )
         elif model is None:
-            parts.append(f"\nA {_kind(_hints(Settings)[name])}; `{_default(info)}` if not given.\n")
+            parts.append(f"\nA {_describe_kind(_get_hints(Settings)[name])}; `{_format_default(info)}` if not given.\n")
         else:
-            rows = "".join(_rows(model, _prefix(name, info.annotation), docs))
+            rows = "".join(_render_rows(model, _build_prefix(name, info.annotation), docs))
             parts.append(f"\n| key | value | if not given | meaning |\n|---|---|---|---|\n{rows}")
-            if issubclass(model, PluginPart):
+            if issubclass(model, PluginConfigSection):
                 parts.append("\nFurther keys are the plug-in's own.\n")
     return "".join(parts)
 
 
-def _rows(model: type[Part], prefix: str, docs: Mapping[tuple[str, str], str]) -> Iterator[str]:
-    hints = _hints(model)
-    for name in given_fields(model):
+def _render_rows(model: type[ConfigSection], prefix: str, docs: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    hints = _get_hints(model)
+    for name in list_given_fields(model):
         info = model.model_fields[name]
-        inner = None if (model, name) == (AgentSettings, "memories") else _part_in(info.annotation)
+        inner = None if (model, name) == (AgentSettings, "memories") else _find_section(info.annotation)
         doc = docs[next(owner.__name__ for owner in model.__mro__ if (owner.__name__, name) in docs), name]
         if inner is None:
-            kind = _kind(hints[name]) if (model, name) != (AgentSettings, "memories") else "list"
-            default = _FILLED_IN.get((model, name)) or _default_cell(info)
-            yield f"| `{prefix}{name}` | {_cell(kind)} | {_cell(default)} | {_cell(doc)} |\n"
+            kind = _describe_kind(hints[name]) if (model, name) != (AgentSettings, "memories") else "list"
+            default = _LOADER_DEFAULTS.get((model, name)) or _format_default_cell(info)
+            yield f"| `{prefix}{name}` | {_escape_cell(kind)} | {_escape_cell(default)} | {_escape_cell(doc)} |\n"
         else:
-            yield f"| `{prefix}{name}` | {_shape(info.annotation)} | | {_cell(doc)} |\n"
-            yield from _rows(inner, prefix + _prefix(name, info.annotation, nested=True), docs)
+            yield f"| `{prefix}{name}` | {_describe_shape(info.annotation)} | | {_escape_cell(doc)} |\n"
+            yield from _render_rows(inner, prefix + _build_prefix(name, info.annotation, nested=True), docs)
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _prefix(name: str, annotation: Any, *, nested: bool = False) -> str:
+def _build_prefix(name: str, annotation: Any, *, nested: bool = False) -> str:
     if not nested:
-        if name in _PLACES:
-            return _PLACES[name]
-        return "NAME." if _shape(annotation) == "mapping by name" else ""
-    return name + {"list": "[].", "mapping by name": ".ID."}.get(_shape(annotation), ".")
+        if name in _SECTION_PREFIXES:
+            return _SECTION_PREFIXES[name]
+        return "NAME." if _describe_shape(annotation) == "mapping by name" else ""
+    return name + {"list": "[].", "mapping by name": ".ID."}.get(_describe_shape(annotation), ".")
 
 
-def _shape(annotation: Any) -> str:
-    annotation = _bare(annotation)
+def _describe_shape(annotation: Any) -> str:
+    annotation = _strip_annotation(annotation)
     if get_origin(annotation) is tuple:
         return "list"
     return "mapping" if isinstance(annotation, type) else "mapping by name"
 
 
-def _part_in(annotation: Any) -> type[Part] | None:
+def _find_section(annotation: Any) -> type[ConfigSection] | None:
     """The section an annotation is about, directly or as the items of a list or mapping."""
-    annotation = _bare(annotation)
+    annotation = _strip_annotation(annotation)
     if isinstance(annotation, type):
-        return annotation if issubclass(annotation, Part) else None
+        return annotation if issubclass(annotation, ConfigSection) else None
     arguments = [item for item in get_args(annotation) if item is not Ellipsis]
-    return _part_in(arguments[-1]) if arguments else None
+    return _find_section(arguments[-1]) if arguments else None
 
 
-def _bare(annotation: Any) -> Any:
+def _strip_annotation(annotation: Any) -> Any:
     while True:
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]
@@ -150,45 +152,45 @@ def _bare(annotation: Any) -> Any:
             return annotation
 
 
-def _hints(model: type[Part]) -> dict[str, Any]:
+def _get_hints(model: type[ConfigSection]) -> dict[str, Any]:
     return get_type_hints(model, globalns=vars(source) | vars(values), include_extras=True)
 
 
-def _kind(annotation: Any) -> str:
+def _describe_kind(annotation: Any) -> str:
     """What a value is, in words."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         for extra in arguments[1:]:
             if isinstance(extra, AfterValidator | BeforeValidator | PlainValidator):
                 name = getattr(extra.func, "__name__", "")
-                if name in _KINDS:
-                    return _KINDS[name]
-        return _kind(arguments[0])
+                if name in _VALIDATOR_KINDS:
+                    return _VALIDATOR_KINDS[name]
+        return _describe_kind(arguments[0])
     if origin in (Union, UnionType):
-        return _kind(next(option for option in arguments if option is not NoneType))
+        return _describe_kind(next(option for option in arguments if option is not NoneType))
     if origin is Literal:
         return ", ".join(f"`{option}`" for option in arguments[:-1]) + f" or `{arguments[-1]}`"
     if origin is tuple:
-        kind = _kind(arguments[0])
+        kind = _describe_kind(arguments[0])
         return f"list of {_PLURALS.get(kind, kind)}"
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return "mapping"
-    return _PLAIN.get(annotation, "mapping")
+    return _TYPE_KINDS.get(annotation, "mapping")
 
 
-def _default_cell(info: FieldInfo) -> str:
+def _format_default_cell(info: FieldInfo) -> str:
     if info.is_required():
         return "required"
-    text = _default(info)
+    text = _format_default(info)
     return f"`{text}`" if text else ""
 
 
-def _default(info: FieldInfo) -> str:
-    value = thaw(info.get_default(call_default_factory=True, validated_data={}))
-    return "" if value in (None, "", {}) else in_line(value)
+def _format_default(info: FieldInfo) -> str:
+    value = thaw_value(info.get_default(call_default_factory=True, validated_data={}))
+    return "" if value in (None, "", {}) else format_inline(value)
 
 
-def _docstrings() -> dict[tuple[str, str], str]:
+def _collect_docstrings() -> dict[tuple[str, str], str]:
     """(class, field) -> the docstring below the field."""
     found: dict[tuple[str, str], str] = {}
     for node in ast.parse(inspect.getsource(source)).body:
@@ -202,4 +204,4 @@ def _docstrings() -> dict[tuple[str, str], str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render())
+    sys.stdout.write(render_reference())

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from everhold.config.settings import AgentSettings, ModelSettings, Settings
-from everhold.config.values import Part
-from everhold.secret import Secret
+from everhold.config.values import ConfigSection
+from everhold.infra.secret import SecretString
 
-LENGTH: Final = 12
-_NOT_IN_FORCE: Final = frozenset(
+REVISION_CHARS: Final = 12
+_IGNORED_FIELDS: Final = frozenset(
     {
         "revision",
         "signatures",
@@ -28,49 +28,49 @@ _NOT_IN_FORCE: Final = frozenset(
 """Fields of Settings and AgentSettings that say where something came from, or what it would be for others."""
 
 
-def revision_of(settings: Settings, *, salt: bytes) -> str:
+def compute_revision(settings: Settings, *, salt: bytes) -> str:
     """Of everything in force. `defaults` count through the agents, `memories` through the agents that use them."""
-    return _digest(_canonical(settings, salt), salt)
+    return _compute_digest(_to_canonical(settings, salt), salt)
 
 
-def signature_of(settings: Settings, agent: AgentSettings, *, salt: bytes) -> str:
+def compute_agent_signature(settings: Settings, agent: AgentSettings, *, salt: bytes) -> str:
     """Of what one agent depends on: its own settings, its models, its tools and their servers."""
     servers = (tool.removeprefix("mcp:") for tool in agent.tools if tool.startswith("mcp:"))
     parts: list[Any] = [agent]
-    parts += [settings.models[name] for name in sorted(set(agent.models()))]
+    parts += [settings.models[name] for name in sorted(set(agent.list_models()))]
     parts += [settings.tools[name] for name in sorted(set(agent.tools) & set(settings.tools))]
     parts += [settings.mcp[name] for name in sorted(set(servers))]
-    return _digest([settings.timezone, *(_canonical(part, salt) for part in parts)], salt)
+    return _compute_digest([settings.timezone, *(_to_canonical(part, salt) for part in parts)], salt)
 
 
-def model_signature_of(model: ModelSettings, *, salt: bytes) -> str:
+def compute_model_signature(model: ModelSettings, *, salt: bytes) -> str:
     """Of who is asked under a model's name: at which provider, where, for which model, with which account."""
     asked = (model.provider, model.name, str(model.base_url or ""), model.api_key, model.extra)
-    return _digest(_canonical(asked, salt), salt)
+    return _compute_digest(_to_canonical(asked, salt), salt)
 
 
-def _digest(value: Any, salt: bytes) -> str:
+def _compute_digest(value: Any, salt: bytes) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.blake2b(text.encode(), digest_size=32, key=salt[:64]).hexdigest()[:LENGTH]
+    return hashlib.blake2b(text.encode(), digest_size=32, key=salt[:64]).hexdigest()[:REVISION_CHARS]
 
 
-def _canonical(value: Any, salt: bytes) -> Any:
-    if isinstance(value, Secret):
+def _to_canonical(value: Any, salt: bytes) -> Any:
+    if isinstance(value, SecretString):
         data = value.reveal().encode("utf-8", "surrogatepass")
         return {"secret": hashlib.blake2b(data, digest_size=32, key=salt[:64], person=b"everhold-secret").hexdigest()}
-    if isinstance(value, Part):
-        skipped = _skipped(value)
+    if isinstance(value, ConfigSection):
+        skipped = _list_skipped_fields(value)
         return {
-            name: _canonical(getattr(value, name), salt) for name in type(value).model_fields if name not in skipped
+            name: _to_canonical(getattr(value, name), salt) for name in type(value).model_fields if name not in skipped
         }
     if isinstance(value, Mapping):
-        return {key: _canonical(item, salt) for key, item in value.items()}
+        return {key: _to_canonical(item, salt) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_canonical(item, salt) for item in value]
+        return [_to_canonical(item, salt) for item in value]
     return value
 
 
-def _skipped(part: Part) -> frozenset[str]:
+def _list_skipped_fields(part: ConfigSection) -> frozenset[str]:
     if isinstance(part, Settings):
-        return _NOT_IN_FORCE
+        return _IGNORED_FIELDS
     return frozenset({"persona_file"}) if isinstance(part, AgentSettings) else frozenset()

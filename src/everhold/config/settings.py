@@ -15,47 +15,47 @@ from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, model_validator
 
-from everhold.config.problems import Problem, did_you_mean
-from everhold.config.sight import Seen
+from everhold.config.errors import ConfigProblem, suggest_name
+from everhold.config.file_stamp import SeenFile
 from everhold.config.values import (
-    Effect,
+    ConfigSection,
+    EffectName,
     EnvName,
-    Free,
-    Identity,
-    InDoubt,
+    Fraction,
+    FreeMapping,
+    FrozenTable,
+    IdentityText,
+    InDoubtPolicy,
     ModelName,
-    Models,
+    ModelTable,
     Name,
-    Named,
-    Part,
-    Share,
+    NamedTable,
+    SessionSharing,
     StoreKind,
-    Table,
     Text,
+    TimezoneName,
     Url,
     Usd,
-    Whose,
-    Write,
-    Zone,
-    nothing,
-    refusal,
-    zone_of,
+    WritePolicy,
+    build_value_error,
+    make_empty_mapping,
+    parse_timezone,
 )
 from everhold.errors import NotFound
-from everhold.secret import Secret
+from everhold.infra.secret import SecretString
 
-OFFLINE: Final = "offline"
-BUILTIN: Final = "builtin"
-MAIN: Final = "main"
+OFFLINE_MODEL: Final = "offline"
+BUILTIN_MEMORY: Final = "builtin"
+DEFAULT_AGENT: Final = "main"
 
-AT_START: Final = ("store", "http.host", "http.port")
+RESTART_KEYS: Final = ("store", "http.host", "http.port")
 """Keys that are read when everhold starts, and not again: changing one of them takes a restart."""
 
 
 # -- the whole house ---------------------------------------------------------------------------------------------------
 
 
-class TokenSettings(Part):
+class TokenSettings(ConfigSection):
     name: Name
     """What the token is called in logs."""
     token_env: EnvName
@@ -64,11 +64,11 @@ class TokenSettings(Part):
     """Who speaks when this token is used, a name from `people`. Without it: whoever is called like the token."""
     operator: bool = False
     """May do everything, and speak for others."""
-    token: Secret | None = Field(default=None, validation_alias="=token")
+    token: SecretString | None = Field(default=None, validation_alias="=token")
     missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
 
 
-class HttpSettings(Part):
+class HttpSettings(ConfigSection):
     host: Text = "127.0.0.1"
     """The address to listen on. Any other than loopback needs a token."""
     port: int = Field(default=8765, ge=0, le=65535)
@@ -77,20 +77,20 @@ class HttpSettings(Part):
     """Who may come in from elsewhere."""
 
     @model_validator(mode="after")
-    def _guarded(self) -> HttpSettings:
-        if not self.loopback and not self.tokens:
-            raise refusal(
+    def _require_token(self) -> HttpSettings:
+        if not self.is_loopback and not self.tokens:
+            raise build_value_error(
                 "listens beyond this machine without a token",
                 "add tokens: [{name: me, token_env: EVERHOLD_TOKEN, operator: true}], or host: 127.0.0.1",
             )
         return self
 
     @property
-    def loopback(self) -> bool:
+    def is_loopback(self) -> bool:
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 
-class PriceSettings(Part):
+class PriceSettings(ConfigSection):
     input: Usd
     """Per million tokens the model reads."""
     cached: Usd | None = None
@@ -101,21 +101,21 @@ class PriceSettings(Part):
     """Per million tokens it writes."""
 
 
-class PluginPart(Part):
+class PluginConfigSection(ConfigSection):
     """A section that a plug-in reads: what it alone understands stands in `extra`, secrets resolved."""
 
-    extra: Free = Field(default_factory=nothing, validation_alias="=extra")
-    env: Table[str] = Field(default_factory=nothing, validation_alias="=env")
+    extra: FreeMapping = Field(default_factory=make_empty_mapping, validation_alias="=extra")
+    env: FrozenTable[str] = Field(default_factory=make_empty_mapping, validation_alias="=env")
     """Where each secret of `extra` comes from: key path -> variable."""
     missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
     """Variables this needs that are not set: it is disabled until they are."""
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         return not self.missing
 
 
-class ModelSettings(PluginPart):
+class ModelSettings(PluginConfigSection):
     provider: Name
     """`openai` (and everything compatible), `anthropic`, `offline`, or an installed plug-in."""
     name: Text = ""
@@ -128,21 +128,21 @@ class ModelSettings(PluginPart):
     """How much the model can read at once."""
     price: PriceSettings | None = None
     """US dollars per million tokens. A budget in dollars needs it."""
-    params: Free = Field(default_factory=nothing)
+    params: FreeMapping = Field(default_factory=make_empty_mapping)
     """Passed on with every request, such as `temperature`."""
     key: str = Field(default="", validation_alias="=key")
     """The name it has in `models`, or the place it was written at."""
-    api_key: Secret | None = Field(default=None, validation_alias="=api_key")
+    api_key: SecretString | None = Field(default=None, validation_alias="=api_key")
 
 
-class RecallSettings(Part):
+class RecallSettings(ConfigSection):
     deadline_seconds: float = Field(default=0.8, ge=0)
     """How long a turn waits for memories. Later answers are left out. 0 recalls nothing."""
     max_tokens: int = Field(default=1700, ge=0)
     """How many tokens of the context recalled memories may take."""
 
 
-class FactSettings(Part):
+class FactSettings(ConfigSection):
     person_chars: int = Field(default=2_000, ge=0)
     """How many characters the facts about the person may take."""
     other_chars: int = Field(default=3_000, ge=0)
@@ -153,10 +153,10 @@ class FactSettings(Part):
         return {"user": self.person_chars, "memory": self.other_chars}
 
 
-class CompressionSettings(Part):
-    soft: Share = 0.6
+class CompressionSettings(ConfigSection):
+    soft: Fraction = 0.6
     """From this share of the model's context on, a summary is made ahead of need."""
-    hard: Share = 0.85
+    hard: Fraction = 0.85
     """From this share on, the chat waits for it."""
     keep_exchanges: int = Field(default=6, ge=0)
     """How many of the last exchanges always stay word for word."""
@@ -166,20 +166,20 @@ class CompressionSettings(Part):
     """Which model writes them; the agent's own if not given."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> CompressionSettings:
+    def _check_order(self) -> CompressionSettings:
         if self.soft > self.hard:
-            raise refusal("soft lies above hard", "soft: 0.6, hard: 0.85")
+            raise build_value_error("soft lies above hard", "soft: 0.6, hard: 0.85")
         return self
 
 
-class SessionSettings(Part):
-    group: Whose = "per-person"
+class SessionSettings(ConfigSection):
+    group: SessionSharing = "per-person"
     """In a group, does everybody talk in their own session, or all in one?"""
-    thread: Whose = "shared"
+    thread: SessionSharing = "shared"
     """The same for a thread."""
 
 
-class LimitSettings(Part):
+class LimitSettings(ConfigSection):
     usd_per_day: Usd | None = None
     """US dollars per day."""
     tokens_per_day: int | None = Field(default=None, ge=0)
@@ -194,18 +194,18 @@ class BudgetSettings(LimitSettings):
     background: LimitSettings = LimitSettings()
     """What summaries, reviews and schedules may cost."""
 
-    def limits(self) -> Iterator[LimitSettings]:
+    def list_limits(self) -> Iterator[LimitSettings]:
         yield from (self, self.per_person, self.per_chat, self.background)
 
 
-class MemorySettings(PluginPart):
+class MemorySettings(PluginConfigSection):
     provider: Name
     """`builtin`, or an installed plug-in."""
-    write: Write = "turn"
+    write: WritePolicy = "turn"
     """When exchanges go to the provider: after every `turn`, `async`, at the end of a `session`, or every N turns."""
     retain_every_n_turns: int | None = Field(default=None, ge=1)
     """The same as `write: N`, under the name some providers' users know."""
-    in_doubt: InDoubt = "resend"
+    in_doubt: InDoubtPolicy = "resend"
     """What happens to a write nobody can tell the fate of: `resend` risks a double, `hold` waits for a person."""
     naming: Literal["everhold", "hermes"] = "everhold"
     """How sessions are named at the provider; `hermes` keeps the names hermes-agent gave."""
@@ -217,7 +217,7 @@ class MemorySettings(PluginPart):
     """The instance: its key in `memories`."""
 
 
-class ToolSettings(PluginPart):
+class ToolSettings(PluginConfigSection):
     provider: Name
     """An installed plug-in."""
     name: str = Field(default="", validation_alias="=name")
@@ -227,10 +227,10 @@ class ToolSettings(PluginPart):
 # -- agents ------------------------------------------------------------------------------------------------------------
 
 
-class AgentSettings(Part):
+class AgentSettings(ConfigSection):
     persona: str = ""
     """Who the agent is: text, or a file relative to the home (`SOUL.md`); `{file: …}` and `{text: …}` say which."""
-    model: ModelName = OFFLINE
+    model: ModelName = OFFLINE_MODEL
     """A name from `models`, or a mapping with the same keys. With one model in `models`, that one."""
     fallback: tuple[ModelName, ...] = ()
     """Models to try, in this order, when the model is down."""
@@ -262,7 +262,7 @@ class AgentSettings(Part):
     persona_file: str = Field(default="", validation_alias="=persona_file")
     """Where `persona` was read from."""
 
-    def models(self) -> Iterator[str]:
+    def list_models(self) -> Iterator[str]:
         """Every model it may ask."""
         yield self.model
         yield from self.fallback
@@ -273,21 +273,21 @@ class AgentSettings(Part):
 # -- platforms and people ----------------------------------------------------------------------------------------------
 
 
-class AccountAccess(Part):
+class AccountAccess(ConfigSection):
     direct: tuple[Text, ...] = ()
     """Who may write to it directly: names from `people`, or ids such as `telegram:1001`."""
-    groups: Table[tuple[Text, ...]] = Field(default_factory=nothing)
+    groups: FrozenTable[tuple[Text, ...]] = Field(default_factory=make_empty_mapping)
     """Who may speak in which group: group id to names."""
 
 
-class AccountGroups(Part):
+class AccountGroups(ConfigSection):
     answer: Literal["mentioned", "always"] = "mentioned"
     """Answer when mentioned, replied to or commanded, or always."""
     observe: bool = False
     """Keep what others say in the group, too."""
 
 
-class ChatSettings(Part):
+class ChatSettings(ConfigSection):
     agent: Name | None = None
     """Another agent for this chat."""
     sessions: SessionSettings | None = None
@@ -296,31 +296,31 @@ class ChatSettings(Part):
     """Another way to behave in this group; laid over the account's."""
 
 
-class AccountSettings(PluginPart):
+class AccountSettings(PluginConfigSection):
     agent: Name
     """Who answers. If not given: the agent with the account's name, else the main one."""
     enabled: bool = True
     """Whether the account is used."""
-    in_doubt: InDoubt = "resend"
+    in_doubt: InDoubtPolicy = "resend"
     """What happens to a reply nobody can tell the fate of: `resend` risks a double, `hold` waits for a person."""
     access: AccountAccess = Field(default_factory=AccountAccess)
     """Who may speak. Nobody if not given, except the owners."""
     groups: AccountGroups = AccountGroups()
     """How to behave in groups."""
-    chats: Table[ChatSettings] = Field(default_factory=nothing)
+    chats: FrozenTable[ChatSettings] = Field(default_factory=make_empty_mapping)
     """Exceptions for single chats, by their id."""
     platform: str = Field(default="", validation_alias="=platform")
     account: str = Field(default="", validation_alias="=account")
 
 
-class PersonSettings(Part):
+class PersonSettings(ConfigSection):
     name: Name
     """What the person is called here."""
-    identities: tuple[Identity, ...] = ()
+    identities: tuple[IdentityText, ...] = ()
     """How to recognise them: `platform:id`, ids that cannot be changed."""
 
 
-class AccessSettings(Part):
+class AccessSettings(ConfigSection):
     owners: tuple[Name, ...] = ()
     """Who may do everything, everywhere."""
     pairing: bool = True
@@ -330,7 +330,7 @@ class AccessSettings(Part):
 # -- the rest ----------------------------------------------------------------------------------------------------------
 
 
-class McpSettings(Part):
+class McpSettings(ConfigSection):
     command: tuple[Text, ...] = ()
     """The program to start, and its arguments."""
     url: Url | None = None
@@ -339,27 +339,27 @@ class McpSettings(Part):
     """The variable with the bearer token for `url`."""
     env: tuple[EnvName, ...] = ()
     """Variables the program gets besides the usual ones; their values come from `.env` or the environment."""
-    effects: Table[Effect] = Field(default_factory=nothing)
+    effects: FrozenTable[EffectName] = Field(default_factory=make_empty_mapping)
     """What running a tool twice would do: `pure` nothing, `keyed`, `probe`, or `once` for harm. `once` if not given."""
     deadline_seconds: float = Field(default=60.0, gt=0)
     """When a call is given up."""
-    token: Secret | None = Field(default=None, validation_alias="=token")
-    variables: Table[Secret] = Field(default_factory=nothing, validation_alias="=variables")
+    token: SecretString | None = Field(default=None, validation_alias="=token")
+    variables: FrozenTable[SecretString] = Field(default_factory=make_empty_mapping, validation_alias="=variables")
     missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
     name: str = Field(default="", validation_alias="=name")
 
     @model_validator(mode="after")
-    def _either(self) -> McpSettings:
+    def _check_command_or_url(self) -> McpSettings:
         if bool(self.command) == bool(self.url):
-            raise refusal("needs either a command or a url", "command: [mcp-server-time]")
+            raise build_value_error("needs either a command or a url", "command: [mcp-server-time]")
         return self
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         return not self.missing
 
 
-class LoopSettings(Part):
+class LoopSettings(ConfigSection):
     max_hops: int = Field(default=8, ge=1)
     """How often agents may answer each other before a human has to speak."""
     halt_word: Text = "!halt"
@@ -368,130 +368,132 @@ class LoopSettings(Part):
     """Lets them speak again. `/wake` does the same."""
 
 
-class BackupSettings(Part):
+class BackupSettings(ConfigSection):
     every_hours: float = Field(default=24.0, ge=0)
     """How often the store is copied to `backups/`; 0 for never."""
     keep: int = Field(default=7, ge=1)
     """How many copies are kept."""
 
 
-class Settings(Part):
+class Settings(ConfigSection):
     """One revision of the configuration."""
 
     store: StoreKind = "sqlite"
     """Where the log is kept. `sqlite`, a file in the home, is the only store so far."""
-    timezone: Zone = "UTC"
+    timezone: TimezoneName = "UTC"
     """When a day begins, for budgets and schedules."""
     http: HttpSettings = HttpSettings()
     """The page, the API, and who may use them."""
-    models: Models[ModelSettings] = Field(default_factory=nothing)
+    models: ModelTable[ModelSettings] = Field(default_factory=make_empty_mapping)
     """Models by the name you give them. `offline` is always there."""
     defaults: AgentSettings = AgentSettings()
     """Merged under every agent: mappings merge, lists replace."""
-    agents: Named[AgentSettings] = Field(default_factory=nothing)
+    agents: NamedTable[AgentSettings] = Field(default_factory=make_empty_mapping)
     """Agents by name; `main` if none is given."""
-    memories: Named[MemorySettings] = Field(default_factory=nothing)
+    memories: NamedTable[MemorySettings] = Field(default_factory=make_empty_mapping)
     """Memory services by the name you give them. `builtin` is always there."""
-    tools: Named[ToolSettings] = Field(default_factory=nothing)
+    tools: NamedTable[ToolSettings] = Field(default_factory=make_empty_mapping)
     """Tools of plug-ins by the name you give them, for those that want settings; others need no section."""
-    platforms: Named[Named[AccountSettings]] = Field(default_factory=nothing)
+    platforms: NamedTable[NamedTable[AccountSettings]] = Field(default_factory=make_empty_mapping)
     """Chat platforms: platform, then account, then its settings."""
     people: tuple[PersonSettings, ...] = ()
     """Who is who."""
     access: AccessSettings = AccessSettings()
     """Who is in charge."""
-    mcp: Named[McpSettings] = Field(default_factory=nothing)
+    mcp: NamedTable[McpSettings] = Field(default_factory=make_empty_mapping)
     """Tool servers by the name you give them."""
     loops: LoopSettings = LoopSettings()
     """What stops agents from talking to each other for ever."""
     backup: BackupSettings = BackupSettings()
     """Copies of the store."""
 
-    default_agent: str = Field(default=MAIN, validation_alias="=default_agent")
+    default_agent: str = Field(default=DEFAULT_AGENT, validation_alias="=default_agent")
     """Who answers where nobody else was named."""
     revision: str = Field(default="", validation_alias="=revision")
     """Changes if and only if something in force changes, secrets included."""
-    signatures: Mapping[str, str] = Field(default_factory=nothing, validation_alias="=signatures")
+    signatures: Mapping[str, str] = Field(default_factory=make_empty_mapping, validation_alias="=signatures")
     """Per agent: changes with what this agent depends on, and with nothing else."""
-    model_signatures: Mapping[str, str] = Field(default_factory=nothing, validation_alias="=model_signatures")
+    model_signatures: Mapping[str, str] = Field(
+        default_factory=make_empty_mapping, validation_alias="=model_signatures"
+    )
     """Per model: changes with who is asked under its name, and with nothing else."""
-    problems: tuple[Problem, ...] = Field(default=(), validation_alias="=problems")
+    problems: tuple[ConfigProblem, ...] = Field(default=(), validation_alias="=problems")
     """What does not work for want of something, and the remedy."""
-    seen: Mapping[Path, Seen] = Field(default_factory=nothing, validation_alias="=seen", repr=False)
+    seen: Mapping[Path, SeenFile] = Field(default_factory=make_empty_mapping, validation_alias="=seen", repr=False)
     """What was read for this revision, as it was then."""
-    document: Mapping[str, Any] = Field(default_factory=nothing, validation_alias="=document", repr=False)
+    document: Mapping[str, Any] = Field(default_factory=make_empty_mapping, validation_alias="=document", repr=False)
     """What was written, personas included and secrets not: enough to bring this revision back."""
 
-    def agent(self, name: str = "") -> AgentSettings:
+    def get_agent(self, name: str = "") -> AgentSettings:
         """The agent called `name`, or the default one."""
         try:
             return self.agents[name or self.default_agent]
         except KeyError:
-            raise NotFound(f"there is no agent {name!r}", remedy=did_you_mean(name, self.agents)) from None
+            raise NotFound(f"there is no agent {name!r}", remedy=suggest_name(name, self.agents)) from None
 
-    def accounts(self) -> Iterator[AccountSettings]:
+    def list_accounts(self) -> Iterator[AccountSettings]:
         for accounts in self.platforms.values():
             yield from accounts.values()
 
     @cached_property
     def zone(self) -> datetime.tzinfo:
-        return zone_of(self.timezone)
+        return parse_timezone(self.timezone)
 
     @cached_property
     def identities(self) -> Mapping[str, str]:
         """`platform:id` -> person, as configured."""
         return MappingProxyType({id: person.name for person in self.people for id in person.identities})
 
-    def goes_by(self, name: str) -> tuple[str, ...]:
+    def list_aliases(self, name: str) -> tuple[str, ...]:
         """Every name that somebody, called by any of them, is known under here."""
         for person in self.people:
             if name == person.name or name in person.identities:
                 return (person.name, *person.identities)
         return (name,)
 
-    def secrets(self) -> tuple[Secret, ...]:
+    def list_secrets(self) -> tuple[SecretString, ...]:
         """Every secret value in force, for redaction."""
-        return tuple(dict.fromkeys(_secrets_in(self)))
+        return tuple(dict.fromkeys(_iterate_secrets(self)))
 
 
-def _secrets_in(value: object) -> Iterator[Secret]:
-    if isinstance(value, Secret):
+def _iterate_secrets(value: object) -> Iterator[SecretString]:
+    if isinstance(value, SecretString):
         yield value
-    elif isinstance(value, Part):
+    elif isinstance(value, ConfigSection):
         for name in type(value).model_fields:
-            yield from _secrets_in(getattr(value, name))
+            yield from _iterate_secrets(getattr(value, name))
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _secrets_in(item)
+            yield from _iterate_secrets(item)
     elif isinstance(value, tuple):
         for item in value:
-            yield from _secrets_in(item)
+            yield from _iterate_secrets(item)
 
 
-def waiting_for_restart(running: Settings, settings: Settings) -> list[str]:
+def list_keys_awaiting_restart(running: Settings, settings: Settings) -> list[str]:
     """The keys of `settings` that are not in force in a process that was started with `running`."""
 
     def value(of: Settings, key: str) -> object:
         return reduce(getattr, key.split("."), of)
 
-    return [key for key in AT_START if value(running, key) != value(settings, key)]
+    return [key for key in RESTART_KEYS if value(running, key) != value(settings, key)]
 
 
-def takes_a_restart(key: str) -> bool:
+def is_restart_required(key: str) -> bool:
     """Whether a change at `key` may change something that is read only at a start."""
-    return any(f"{it}.".startswith(f"{key}.") or f"{key}.".startswith(f"{it}.") for it in AT_START)
+    return any(f"{it}.".startswith(f"{key}.") or f"{key}.".startswith(f"{it}.") for it in RESTART_KEYS)
 
 
-def is_derived(model: type[BaseModel], field: str) -> bool:
+def is_derived_field(model: type[BaseModel], field: str) -> bool:
     """Does the loader fill this field in, rather than whoever writes config.yaml?"""
     alias = model.model_fields[field].validation_alias
     return isinstance(alias, str) and alias.startswith("=")
 
 
-def given_fields(model: type[BaseModel]) -> list[str]:
+def list_given_fields(model: type[BaseModel]) -> list[str]:
     """The keys of a section that can be written in YAML."""
-    return [name for name in model.model_fields if not is_derived(model, name)]
+    return [name for name in model.model_fields if not is_derived_field(model, name)]
 
 
-ValidatePlugin: TypeAlias = Callable[[str, str, Mapping[str, Any]], list[Problem]]
+ValidatePlugin: TypeAlias = Callable[[str, str, Mapping[str, Any]], list[ConfigProblem]]
 """(group, plug-in, its section with secrets resolved) -> what is wrong with it, with paths relative to the section."""

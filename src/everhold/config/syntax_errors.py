@@ -19,8 +19,8 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from everhold.config.literals import mask
-from everhold.config.problems import KeyPath, Problem
+from everhold.config.errors import ConfigProblem, KeyPath
+from everhold.config.literals import mask_secrets
 
 _QUOTED: Final = re.compile(r"'[^'<]{2,}'|\"[^\"<]{2,}\"")
 _FOUND: Final = re.compile(r"found '([^']*)'")
@@ -50,16 +50,16 @@ class _OpenCollection:
         return self.path if self.index < 0 else (*self.path, self.index)
 
 
-def explain_syntax_error(error: YAMLError, text: str) -> Problem:
+def explain_syntax_error(error: YAMLError, text: str) -> ConfigProblem:
     """The problem with `text`, with its line and, where the parser came that far, its key. The caller adds the file."""
     if isinstance(error, ReaderError):
-        return Problem(
+        return ConfigProblem(
             "holds a control character, which YAML does not allow",
             "remove the character",
             line=text.count("\n", 0, error.position) + 1,
         )
     if not isinstance(error, MarkedYAMLError):
-        return Problem("is not YAML", _GENERAL_REMEDY)
+        return ConfigProblem("is not YAML", _GENERAL_REMEDY)
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line, mark.column) if mark is not None else (0, 0)
     opened = _read_open_collections(text, before=(line, column) if "alias" in (error.problem or "") else None)
@@ -74,8 +74,8 @@ def explain_syntax_error(error: YAMLError, text: str) -> Problem:
     )
     if problem is None:
         words = " ".join(str(part) for part in (error.context, error.problem) if part)
-        said = mask(_QUOTED.sub("'…'", " ".join(words.split())))
-        problem = Problem(f"is not YAML: {said}" if said else "is not YAML", _GENERAL_REMEDY)
+        said = mask_secrets(_QUOTED.sub("'…'", " ".join(words.split())))
+        problem = ConfigProblem(f"is not YAML: {said}" if said else "is not YAML", _GENERAL_REMEDY)
     return replace(problem, path=problem.path or path, line=problem.line or line + 1)
 
 
@@ -120,22 +120,24 @@ def _follow_event(opened: list[_OpenCollection], event: Event) -> None:
         )
 
 
-def _explain_quote(error: MarkedYAMLError, path: KeyPath) -> Problem | None:
+def _explain_quote(error: MarkedYAMLError, path: KeyPath) -> ConfigProblem | None:
     context = error.context or ""
     if "quoted scalar" not in context:
         return None
     if "escape" in (error.problem or ""):
-        return Problem("holds a backslash that means nothing", "write the text in single quotes, or double the \\")
+        return ConfigProblem(
+            "holds a backslash that means nothing", "write the text in single quotes, or double the \\"
+        )
     line = error.context_mark.line + 1 if error.context_mark else 0
-    return Problem("a quote opens here and is never closed", "add the closing quote", path=path, line=line)
+    return ConfigProblem("a quote opens here and is never closed", "add the closing quote", path=path, line=line)
 
 
-def _explain_brackets(error: MarkedYAMLError, opened: list[_OpenCollection], line: int) -> Problem | None:
+def _explain_brackets(error: MarkedYAMLError, opened: list[_OpenCollection], line: int) -> ConfigProblem | None:
     """An opening brace or bracket without its end, the reverse, or a comma too few."""
     context, said = error.context or "", error.problem or ""
     found = _FOUND.search(said)
     if found and found[1] in ("}", "]") and "block" in context:
-        return Problem(f"there is a `{found[1]}` too many", "remove it, or add the one that opens")
+        return ConfigProblem(f"there is a `{found[1]}` too many", "remove it, or add the one that opens")
     if "flow" not in context:
         return None
     begun = [it for it in opened if it.in_braces]
@@ -147,46 +149,46 @@ def _explain_brackets(error: MarkedYAMLError, opened: list[_OpenCollection], lin
     it = begun[-1]
     opening, closing = ("{", "}") if it.is_mapping else ("[", "]")
     if "<stream end>" in said:
-        return Problem(
+        return ConfigProblem(
             f"a `{opening}` opens here and is never closed",
             f"add the missing `{closing}`; put text with a # in quotes, or it becomes a comment",
             path=it.path,
             line=it.line + 1,
         )
     if line > it.line:
-        return Problem(
+        return ConfigProblem(
             f"a `{opening}` opens here and is not closed before line {line + 1}",
             f"add the missing `{closing}`, or a comma",
             path=it.path,
             line=it.line + 1,
         )
-    return Problem(
+    return ConfigProblem(
         f"a comma or a `{closing}` is missing",
         f"write {'{a: 1, b: 2}' if it.is_mapping else '[a, b]'}, and put text with special characters in quotes",
     )
 
 
-def _explain_indentation(error: MarkedYAMLError, text: str, line: int, column: int) -> Problem | None:
+def _explain_indentation(error: MarkedYAMLError, text: str, line: int, column: int) -> ConfigProblem | None:
     said = error.problem or ""
     lines = text.split("\n")
     here = lines[line] if line < len(lines) else ""
     if "\t" in here[: len(here) - len(here.lstrip())]:
-        return Problem("is indented with a tab", "indent with spaces")
+        return ConfigProblem("is indented with a tab", "indent with spaces")
     if "expected <block end>" not in said:
         return None
     if any(found in said for found in ("'<block mapping start>'", "'<block sequence start>'", "'?'", "'-'")):
-        return Problem(
+        return ConfigProblem(
             "is not indented like the lines around it",
             "start all keys of a section, or all dashes of a list, in the same column",
         )
-    return Problem("something follows the value", "put the whole value in quotes, or write a list: [a, b]")
+    return ConfigProblem("something follows the value", "put the whole value in quotes, or write a list: [a, b]")
 
 
-def _explain_colon(error: MarkedYAMLError, text: str, line: int) -> Problem | None:
+def _explain_colon(error: MarkedYAMLError, text: str, line: int) -> ConfigProblem | None:
     said = error.problem or ""
     if "could not find expected ':'" in said:
         at = error.context_mark.line + 1 if error.context_mark else line + 1
-        return Problem("is not `key: value`", "write a key, a colon, a space and the value", line=at)
+        return ConfigProblem("is not `key: value`", "write a key, a colon, a space and the value", line=at)
     if "mapping values are not allowed" not in said:
         return None
     lines = text.split("\n")
@@ -194,36 +196,36 @@ def _explain_colon(error: MarkedYAMLError, text: str, line: int) -> Problem | No
     while before >= 0 and not lines[before].strip():
         before -= 1
     if before >= 0 and _NO_SPACE.match(lines[before]):
-        return Problem("there is no space after the colon", "write `key: value`", line=before + 1)
+        return ConfigProblem("there is no space after the colon", "write `key: value`", line=before + 1)
     if before >= 0 and ":" not in lines[before] and not lines[before].lstrip().startswith(("#", "-")):
-        return Problem("is not `key: value`", "write a key, a colon, a space and the value", line=before + 1)
-    return Problem("there is a second `: ` in the value", "put the value in quotes")
+        return ConfigProblem("is not `key: value`", "write a key, a colon, a space and the value", line=before + 1)
+    return ConfigProblem("there is a second `: ` in the value", "put the value in quotes")
 
 
-def _explain_value(error: MarkedYAMLError, text: str, line: int, column: int) -> Problem | None:
+def _explain_value(error: MarkedYAMLError, text: str, line: int, column: int) -> ConfigProblem | None:
     context, said = error.context or "", error.problem or ""
     if "cannot start any token" in said:
         lines = text.split("\n")
         found = lines[line][column : column + 1] if line < len(lines) else ""
         if found == "\t":
-            return Problem("is indented with a tab", "indent with spaces")
+            return ConfigProblem("is indented with a tab", "indent with spaces")
         shown = "a backtick" if found == "`" else f"`{found}`"
-        return Problem(f"starts with {shown}, which has a meaning of its own in YAML", "put the value in quotes")
+        return ConfigProblem(f"starts with {shown}, which has a meaning of its own in YAML", "put the value in quotes")
     if "undefined alias" in said or "an alias" in context or "an anchor" in context:
-        return Problem("starts with `*` or `&`, which YAML keeps for aliases", "put the value in quotes")
+        return ConfigProblem("starts with `*` or `&`, which YAML keeps for aliases", "put the value in quotes")
     if "a block scalar" in context:
-        return Problem("starts with `|` or `>`, which begins a block of text", "put the value in quotes")
+        return ConfigProblem("starts with `|` or `>`, which begins a block of text", "put the value in quotes")
     if "a directive" in context:
-        return Problem("starts with `%`, which YAML keeps for directives", "remove the line, or put it in quotes")
+        return ConfigProblem("starts with `%`, which YAML keeps for directives", "remove the line, or put it in quotes")
     return None
 
 
-def _explain_document(error: MarkedYAMLError) -> Problem | None:
+def _explain_document(error: MarkedYAMLError) -> ConfigProblem | None:
     said = error.problem or ""
     if "another document" in said or "single document" in (error.context or ""):
-        return Problem("a second document begins here", "remove the line `---`: the file is one document")
+        return ConfigProblem("a second document begins here", "remove the line `---`: the file is one document")
     if "<document start>" in said:
-        return Problem(
+        return ConfigProblem(
             "this is not `key: value`",
             "write YAML: `key: value`, and the keys of a section indented below it",
         )

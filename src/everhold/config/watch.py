@@ -11,25 +11,25 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from everhold.config.loader import keep_last_good
-from everhold.config.problems import ConfigError, Problem
+from everhold.config.errors import ConfigError, ConfigProblem
+from everhold.config.file_stamp import FileMark, compute_file_digest, read_file_mark
+from everhold.config.loader import store_last_good
 from everhold.config.settings import Settings
-from everhold.config.sight import Mark, digest_of, mark_of
-from everhold.home import Home, read_file
-from everhold.ports.log import Log
+from everhold.infra.home import Home, read_file
+from everhold.ports.log import EventLogger
 
 POLL_SECONDS: Final = 0.5
-STILL_SECONDS: Final = 0.2
+SETTLE_SECONDS: Final = 0.2
 """How long files must be unchanged before they are read."""
-PATIENCE_SECONDS: Final = 2.0
+MAX_SETTLE_SECONDS: Final = 2.0
 """How long a message waits for files that never come to rest."""
-COARSE_SECONDS: Final = 2.5
+CLOCK_GRANULARITY_SECONDS: Final = 2.5
 """File systems may count time in steps of two seconds: an edit within the same step is found by reading once more."""
 
-_UNSEEN: Final[Mark] = Mark()
+_UNSEEN: Final[FileMark] = FileMark()
 
 
-class Watcher:
+class ConfigWatcher:
     """Keeps `settings` at what the files say, as long as that is sound."""
 
     def __init__(
@@ -39,10 +39,10 @@ class Watcher:
         *,
         load: Callable[[], Settings],
         swap: Callable[[Settings], None],
-        log: Log,
+        log: EventLogger,
         monotonic: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
-        mark: Callable[[Path], Mark | None] = mark_of,
+        mark: Callable[[Path], FileMark | None] = read_file_mark,
     ) -> None:
         """Start from `settings`. `load` reads the home anew; `swap` is called with every later revision."""
         self.settings = settings
@@ -55,90 +55,90 @@ class Watcher:
         self._monotonic = monotonic
         self._sleep = sleep
         self._mark = mark
-        self._seen: dict[Path, Mark | None] = {}
+        self._seen: dict[Path, FileMark | None] = {}
         self._digests: dict[Path, bytes] = {}
-        self._moving: tuple[dict[Path, Mark | None], float] | None = None
-        self._closer_at: float | None = None
-        self._note(settings)
-        self._keep()
+        self._unsettled: tuple[dict[Path, FileMark | None], float] | None = None
+        self._recheck_at: float | None = None
+        self._record_seen_files(settings)
+        self._store_last_good()
 
     @property
     def compared(self) -> bool:
         """Whether the files were read once more since they were loaded: from here on only an edit is read."""
-        return self._closer_at is None
+        return self._recheck_at is None
 
     async def run(self) -> None:
         """Look twice a second, for ever."""
         while True:
-            await self._sleep(self.look() or POLL_SECONDS)
-            self.look_closer()
+            await self._sleep(self.check_files() or POLL_SECONDS)
+            self.recheck_contents()
 
-    async def fresh(self) -> Settings:
+    async def get_fresh_settings(self) -> Settings:
         """What is in force for a message that arrives now: an edit made before it counts."""
-        if wait := self.look():
-            until = self._monotonic() + PATIENCE_SECONDS
+        if wait := self.check_files():
+            until = self._monotonic() + MAX_SETTLE_SECONDS
             while wait > 0 and self._monotonic() < until:
                 await self._sleep(wait)
-                wait = self.look()
+                wait = self.check_files()
         return self.settings
 
-    def look(self) -> float:
+    def check_files(self) -> float:
         """Compare, and load what has come to rest; seconds until it may have, 0 if nothing moves."""
         for path, mark in self._seen.items():
             if self._mark(path) != mark:
                 break
         else:
-            self._moving = None
+            self._unsettled = None
             return 0.0
         marks = {path: self._mark(path) for path in self._seen}
         now = self._monotonic()
-        if self._moving is None or self._moving[0] != marks:
-            self._moving = (marks, now)
-        rested = now - self._moving[1]
-        if rested < STILL_SECONDS:
-            return STILL_SECONDS - rested
+        if self._unsettled is None or self._unsettled[0] != marks:
+            self._unsettled = (marks, now)
+        rested = now - self._unsettled[1]
+        if rested < SETTLE_SECONDS:
+            return SETTLE_SECONDS - rested
         self.reload()
         return 0.0
 
-    def look_closer(self) -> None:
+    def recheck_contents(self) -> None:
         """Once, a while after files were read: did one change within the same tick of a coarse clock?"""
-        if self._closer_at is None or self._moving is not None or self._monotonic() < self._closer_at:
+        if self._recheck_at is None or self._unsettled is not None or self._monotonic() < self._recheck_at:
             return
-        self._closer_at = None
-        if any(_content(path) != digest for path, digest in self._digests.items()):
+        self._recheck_at = None
+        if any(_read_digest(path) != digest for path, digest in self._digests.items()):
             self.reload()
 
     def reload(self) -> None:
         """Load now; also for whoever has just written a file whole and wants it in force."""
-        self._moving = None
+        self._unsettled = None
         try:
             settings = self._load()
-            self._note(settings)
-            self._refuse_gone(settings)
+            self._record_seen_files(settings)
+            self._refuse_missing_files(settings)
         except ConfigError as error:
-            self._note(error)
-            self._refuse(error)
+            self._record_seen_files(error)
+            self._record_refusal(error)
         else:
-            self._adopt(settings)
+            self._adopt_settings(settings)
 
-    def _note(self, read: Settings | ConfigError) -> None:
+    def _record_seen_files(self, read: Settings | ConfigError) -> None:
         """Remember what was read, as it was when it was read; a change from that is what is waited for."""
         unread = {self._home.config, self._home.env} - set(read.seen)
         self._seen = {path: seen.mark for path, seen in read.seen.items()} | dict.fromkeys(unread, _UNSEEN)
         self._digests = {path: seen.digest for path, seen in read.seen.items()}
-        self._closer_at = self._monotonic() + COARSE_SECONDS
+        self._recheck_at = self._monotonic() + CLOCK_GRANULARITY_SECONDS
 
-    def _refuse_gone(self, settings: Settings) -> None:
+    def _refuse_missing_files(self, settings: Settings) -> None:
         """A file that vanished, or was emptied, under a running gateway was hardly meant to be."""
         gone = [
             path
             for path in (self._home.config, self._home.env)
-            if _holds(self.settings, path) and not _holds(settings, path)
+            if _has_content(self.settings, path) and not _has_content(settings, path)
         ]
         if gone:
-            raise ConfigError([_gone(path) for path in gone], seen=settings.seen)
+            raise ConfigError([_build_gone_problem(path) for path in gone], seen=settings.seen)
 
-    def _refuse(self, error: ConfigError) -> None:
+    def _record_refusal(self, error: ConfigError) -> None:
         if self.refused is not None and str(self.refused) == str(error):
             return
         self.refused = error
@@ -149,43 +149,43 @@ class Watcher:
             remedy="mend the file; until then the last good revision stays in force",
         )
 
-    def _adopt(self, settings: Settings) -> None:
+    def _adopt_settings(self, settings: Settings) -> None:
         mended, before = self.refused is not None, self.settings.revision
         changed = settings.revision != before
         if changed:
             self._swap(settings)
         self.settings = settings
         self.refused = None
-        self._keep()
+        self._store_last_good()
         if changed or mended:
             disabled = [problem.disables for problem in settings.problems if problem.disables]
             self._log.info(
                 "config.revision", revision=settings.revision, before=before, changed=changed, disabled=disabled
             )
 
-    def _keep(self) -> None:
+    def _store_last_good(self) -> None:
         try:
-            keep_last_good(self._home, self.settings)
+            store_last_good(self._home, self.settings)
         except OSError as error:
             self._log.warning("config.not_kept", error=error, remedy="make room: --last-good would start an older one")
 
 
-def _holds(settings: Settings, path: Path) -> bool:
+def _has_content(settings: Settings, path: Path) -> bool:
     """Was there something in this file when these settings were read?"""
     seen = settings.seen.get(path)
     return seen is not None and seen.mark is not None and seen.mark.size > 0
 
 
-def _gone(path: Path) -> Problem:
-    return Problem(
+def _build_gone_problem(path: Path) -> ConfigProblem:
+    return ConfigProblem(
         "is gone or empty; what it said before stays in force",
         "put it back, or restart everhold to go on without it",
         file=str(path),
     )
 
 
-def _content(path: Path) -> bytes:
+def _read_digest(path: Path) -> bytes:
     try:
-        return digest_of(read_file(path))
+        return compute_file_digest(read_file(path))
     except ConfigError:
         return b""

@@ -15,11 +15,11 @@ from urllib.parse import unquote_to_bytes
 
 from msgspec import Struct
 
-from everhold.errors import Misuse
+from everhold.errors import InvalidRequest
 
-KINDS: Final = ("dm", "group", "channel", "thread")
-_PLAIN: Final = re.compile(r"[A-Za-z0-9._@+=-]*", re.ASCII)
-_SAFE: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._@+=-")
+CHAT_KINDS: Final = ("dm", "group", "channel", "thread")
+_PLAIN_PART: Final = re.compile(r"[A-Za-z0-9._@+=-]*", re.ASCII)
+_SAFE_BYTES: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._@+=-")
 
 
 class Address(Struct, frozen=True, kw_only=True):
@@ -34,41 +34,41 @@ class Address(Struct, frozen=True, kw_only=True):
     person: str = ""
 
     def __str__(self) -> str:
-        platform = _escape(self.platform)
+        platform = _escape_part(self.platform)
         if self.account and self.account != self.agent:
-            platform = f"{platform}/{_escape(self.account)}"
-        parts = ["agent", _escape(self.agent), platform, self.kind, _escape(self.chat)]
+            platform = f"{platform}/{_escape_part(self.account)}"
+        parts = ["agent", _escape_part(self.agent), platform, self.kind, _escape_part(self.chat)]
         if self.thread:
-            parts += ["thread", _escape(self.thread)]
+            parts += ["thread", _escape_part(self.thread)]
         if self.person:
-            parts += ["person", _escape(self.person)]
+            parts += ["person", _escape_part(self.person)]
         return ":".join(parts)
 
 
-def parse(text: str) -> Address:
+def parse_address(text: str) -> Address:
     """The address a string stands for; the inverse of `str(address)`."""
     parts = text.split(":")
-    if len(parts) not in (5, 7, 9) or parts[0] != "agent" or parts[3] not in KINDS:
-        raise Misuse(f"{text!r} is not an address", remedy="addresses look like agent:main:terminal:dm:me")
+    if len(parts) not in (5, 7, 9) or parts[0] != "agent" or parts[3] not in CHAT_KINDS:
+        raise InvalidRequest(f"{text!r} is not an address", remedy="addresses look like agent:main:terminal:dm:me")
     platform, _, account = parts[2].partition("/")
     labels = dict(zip(parts[5::2], parts[6::2], strict=True))
     if not set(labels) <= {"thread", "person"} or len(labels) != (len(parts) - 5) // 2:
-        raise Misuse(f"{text!r} is not an address", remedy="after the chat only thread and person may follow")
+        raise InvalidRequest(f"{text!r} is not an address", remedy="after the chat only thread and person may follow")
     try:
         return Address(
-            agent=_unescape(parts[1]),
-            platform=_unescape(platform),
-            account=_unescape(account),
+            agent=_unescape_part(parts[1]),
+            platform=_unescape_part(platform),
+            account=_unescape_part(account),
             kind=parts[3],  # type: ignore[arg-type]  # checked against KINDS above
-            chat=_unescape(parts[4]),
-            thread=_unescape(labels.get("thread", "")),
-            person=_unescape(labels.get("person", "")),
+            chat=_unescape_part(parts[4]),
+            thread=_unescape_part(labels.get("thread", "")),
+            person=_unescape_part(labels.get("person", "")),
         )
     except UnicodeError as error:
-        raise Misuse(f"{text!r} is not an address", remedy="what is escaped in it is no text") from error
+        raise InvalidRequest(f"{text!r} is not an address", remedy="what is escaped in it is no text") from error
 
 
-def derive(
+def derive_address(
     *,
     agent: str,
     platform: str,
@@ -86,8 +86,8 @@ def derive(
     A direct chat is its person's already; somebody else who is alone with the agent in it later is kept `apart`. In
     groups and channels `group` decides, inside a thread `threads` does.
     """
-    if kind not in KINDS:
-        raise Misuse(f"{kind!r} is no kind of conversation", remedy=f"use one of {', '.join(KINDS)}")
+    if kind not in CHAT_KINDS:
+        raise InvalidRequest(f"{kind!r} is no kind of conversation", remedy=f"use one of {', '.join(CHAT_KINDS)}")
     rule = threads if thread else group
     return Address(
         agent=agent,
@@ -101,12 +101,12 @@ def derive(
 
 
 @functools.lru_cache(maxsize=4_096)
-def _escape(part: str) -> str:
-    if _PLAIN.fullmatch(part):
+def _escape_part(part: str) -> str:
+    if _PLAIN_PART.fullmatch(part):
         return part
     raw = part.encode("utf-8", "surrogatepass")
-    return "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in raw)
+    return "".join(chr(byte) if byte in _SAFE_BYTES else f"%{byte:02X}" for byte in raw)
 
 
-def _unescape(part: str) -> str:
+def _unescape_part(part: str) -> str:
     return unquote_to_bytes(part).decode("utf-8", "surrogatepass")

@@ -9,20 +9,22 @@ from typing import Final
 
 from everhold.core.entries import Attachment, Entry, Heard, Returned
 
-LONGEST_NAME: Final = 120
+MAX_NAME_CHARS: Final = 120
 
 
-def attachment(data: bytes, *, name: str = "", media: str = "") -> Attachment:
+def build_attachment(data: bytes, *, name: str = "", media: str = "") -> Attachment:
     """What an entry keeps of a file."""
-    return Attachment(blob=hashlib.sha256(data).hexdigest(), name=label(name), media=media[:100], size=len(data))
+    return Attachment(
+        blob=hashlib.sha256(data).hexdigest(), name=sanitize_file_name(name), media=media[:100], size=len(data)
+    )
 
 
-def absent(*, name: str, media: str = "", size: int = 0) -> Attachment:
+def build_missing_attachment(*, name: str, media: str = "", size: int = 0) -> Attachment:
     """A file that was not taken in: it was too large, or it could not be fetched. That it was there is kept."""
-    return Attachment(blob="", name=label(name), media=media[:100], size=size)
+    return Attachment(blob="", name=sanitize_file_name(name), media=media[:100], size=size)
 
 
-def brought(entry: Entry) -> tuple[Attachment, ...]:
+def list_incoming_attachments(entry: Entry) -> tuple[Attachment, ...]:
     """The files that came into a conversation with an entry."""
     match entry.body:
         case Heard(attachments=files) | Returned(files=files):
@@ -31,18 +33,18 @@ def brought(entry: Entry) -> tuple[Attachment, ...]:
             return ()
 
 
-def fitting(text: str, files: Iterable[Attachment], *, most: int) -> tuple[str, tuple[Attachment, ...]]:
+def drop_oversized_files(text: str, files: Iterable[Attachment], *, most: int) -> tuple[str, tuple[Attachment, ...]]:
     """A reply with those of its files that have at most `most` bytes; the others it names."""
     taken: list[Attachment] = []
     for file in files:
         if file.size <= most:
             taken.append(file)
         else:
-            text = f"{text}\n{not_sent(file, most=most)}"
+            text = f"{text}\n{format_unsent_file(file, most=most)}"
     return text, tuple(taken)
 
 
-def not_sent(file: Attachment, *, most: int | None = None) -> str:
+def format_unsent_file(file: Attachment, *, most: int | None = None) -> str:
     """What a chat is told instead of a file that does not fit it."""
     name = file.name or "a file"
     match most:
@@ -54,8 +56,8 @@ def not_sent(file: Attachment, *, most: int | None = None) -> str:
             return f"[{name} was not sent: it has {file.size:,} bytes, and this chat takes {most:,}]"
 
 
-def label(name: str) -> str:
+def sanitize_file_name(name: str) -> str:
     """A file's name as it may be shown: its last part, without anything that steers a terminal or a file system."""
     last = name.replace("\\", "/").rpartition("/")[2]
     kept = "".join(char for char in last if unicodedata.category(char)[0] != "C").strip(". ")
-    return kept[:LONGEST_NAME]
+    return kept[:MAX_NAME_CHARS]

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from everhold.core.entries import (
-    GIVES_BACK,
+    RELEASING_OUTCOMES,
     AddressBound,
     Began,
     BranchedFrom,
@@ -19,9 +19,9 @@ from everhold.core.entries import (
     ContextReset,
     Ended,
     Entry,
+    EntryKind,
     Erased,
     Heard,
-    Kind,
     Noted,
     OperationsUndone,
     Returned,
@@ -44,7 +44,7 @@ PROMISES: Final = {
 }
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class AuditFinding(Struct, frozen=True, kw_only=True):
     """Something that contradicts a promise (`broken`), or that somebody ought to know (`doubt`)."""
 
     promise: str
@@ -54,241 +54,245 @@ class Finding(Struct, frozen=True, kw_only=True):
     level: str = "broken"
 
 
-class Count(Struct, frozen=True, kw_only=True):
+class AuditCounts(Struct, frozen=True, kw_only=True):
     """What was looked at: an audit that checked nothing proves nothing."""
 
     entries: int = 0
     heard: int = 0
     turns: int = 0
-    folds: int = 0
+    compressions: int = 0
 
-    def __add__(self, other: Count) -> Count:
-        return Count(
+    def __add__(self, other: AuditCounts) -> AuditCounts:
+        return AuditCounts(
             entries=self.entries + other.entries,
             heard=self.heard + other.heard,
             turns=self.turns + other.turns,
-            folds=self.folds + other.folds,
+            compressions=self.compressions + other.compressions,
         )
 
 
-def audit(session: str, entries: Sequence[Entry]) -> tuple[list[Finding], Count]:
+def audit_session(session: str, entries: Sequence[Entry]) -> tuple[list[AuditFinding], AuditCounts]:
     """Every finding about one session's whole log, and how much of it there was."""
-    walk = _Walk(session)
+    walk = _AuditWalk(session)
     for expected, entry in enumerate(entries, start=1):
         if entry.seq != expected:
-            walk.find("P8", f"entry {expected} is missing", seq=expected)
-            return walk.findings, walk.count()
-        walk.step(entry)
-    walk.close()
-    return walk.findings, walk.count()
+            walk.add_finding("P8", f"entry {expected} is missing", seq=expected)
+            return walk.findings, walk.count_checked()
+        walk.check_entry(entry)
+    walk.check_end()
+    return walk.findings, walk.count_checked()
 
 
-def one_session_each(sessions: Iterable[Session]) -> list[Finding]:
+def find_duplicate_openings(sessions: Iterable[Session]) -> list[AuditFinding]:
     """An address opens one session, once. A second one that is no branch is the first under another id."""
     opened: dict[tuple[str, str], Session] = {}
-    findings: list[Finding] = []
+    findings: list[AuditFinding] = []
     for session in sessions:
         if session.parent:
             continue  # a branch speaks where its parent does
         first = opened.setdefault((session.agent, session.address), session)
         if first is not session:
             text = f"{session.address} had session {first.id} and was given another: an id changed"
-            findings.append(Finding(promise="P1", session=session.id, text=text))
+            findings.append(AuditFinding(promise="P1", session=session.id, text=text))
     return findings
 
 
-class _Walk:
+class _AuditWalk:
     """One pass over a log, keeping what the promises speak of."""
 
     def __init__(self, session: str) -> None:
         self.session = session
-        self.findings: list[Finding] = []
+        self.findings: list[AuditFinding] = []
         self.kinds: Counter[str] = Counter()
         self.running: dict[int, Began] = {}
         self.ended: dict[int, Ended] = {}
-        self.whats: dict[int, str] = {}
-        self.turn_ends: dict[int, int] = {}
+        self.operation_types: dict[int, str] = {}
+        self.turn_end_seqs: dict[int, int] = {}
         """turn -> where it ended"""
-        self.consumed: dict[int, int] = {}
+        self.consumed_by_op: dict[int, int] = {}
         """heard seq -> the operation that has it now"""
-        self.takes: dict[int, list[int]] = {}
-        self.heard: dict[int, bool] = {}
+        self.taken_seqs: dict[int, list[int]] = {}
+        self.heard_asks: dict[int, bool] = {}
         """heard seq -> asks"""
         self.open_calls: dict[int, set[str]] = {}
-        self.started: dict[int, set[str]] = {}
-        self.blurred: set[int] = set()
+        self.started_calls: dict[int, set[str]] = {}
+        self.partly_erased_ops: set[int] = set()
         """Operations of whose newest thought something was erased: which of its calls had a result nobody can tell."""
         self.generation = 0
-        self.branch = False
-        self.inherited = 0
+        self.is_branch = False
+        self.inherited_generation = 0
         """What the erasures of a branch's ancestors, which stand in their logs, add to its generation."""
-        self.born = False
+        self.has_first_entry = False
 
-    def find(self, promise: str, text: str, *, seq: int = 0, level: str = "broken") -> None:
-        self.findings.append(Finding(promise=promise, session=self.session, text=text, seq=seq, level=level))
+    def add_finding(self, promise: str, text: str, *, seq: int = 0, level: str = "broken") -> None:
+        self.findings.append(AuditFinding(promise=promise, session=self.session, text=text, seq=seq, level=level))
 
-    def count(self) -> Count:
-        return Count(
+    def count_checked(self) -> AuditCounts:
+        return AuditCounts(
             entries=self.kinds.total(),
             heard=self.kinds["heard"],
-            turns=sum(what == "turn" for what in self.whats.values()),
-            folds=self.kinds["compressed"],
+            turns=sum(what == "turn" for what in self.operation_types.values()),
+            compressions=self.kinds["compressed"],
         )
 
-    def step(self, entry: Entry) -> None:
+    def check_entry(self, entry: Entry) -> None:
         self.kinds[entry.kind] += 1
-        self._identity(entry)
+        self._check_identity(entry)
         if entry.op is not None and entry.op != entry.seq:
-            self._belongs(entry)
+            self._check_operation(entry)
         match entry.body:
             case None:
-                self._gone(entry)
+                self._check_erased(entry)
             case Heard():
-                self._hear(entry, entry.body)
+                self._check_heard(entry, entry.body)
             case Began():
-                self._begin(entry, entry.body)
+                self._check_began(entry, entry.body)
             case Took():
-                self._take(entry, entry.body.takes)
+                self._check_taken(entry, entry.body.takes)
             case Thought():
-                self._think(entry, entry.body)
+                self._check_thought(entry, entry.body)
             case Called(call=call):
-                self._start(entry, call)
+                self._check_called(entry, call)
             case Returned(call=call):
-                self._return(entry, call)
+                self._check_returned(entry, call)
             case Noted(stamp=stamp) | Said(stamp=stamp) if not stamp.audience:
-                self.find("P5", f"{entry.kind} without an audience", seq=entry.seq)
+                self.add_finding("P5", f"{entry.kind} without an audience", seq=entry.seq)
             case Ended():
-                self._end(entry, entry.body)
+                self._check_ended(entry, entry.body)
             case Compressed():
-                self._fold(entry, entry.body)
+                self._check_compressed(entry, entry.body)
             case Changed() | Erased():
                 self._change(entry, entry.body)
             # the promises say nothing about other kinds
 
-    def close(self) -> None:
-        waiting = [seq for seq, asks in self.heard.items() if asks and seq not in self.consumed]
+    def check_end(self) -> None:
+        waiting = [seq for seq, asks in self.heard_asks.items() if asks and seq not in self.consumed_by_op]
         if waiting:
-            self.find(
+            self.add_finding(
                 "P2", f"{describe_count(len(waiting), 'message')} without an answer yet", seq=waiting[0], level="doubt"
             )
         for op, ended in self.ended.items():
-            if self.whats.get(op) == "turn" and ended.outcome == "failed" and self.takes.get(op):
-                self.find("P2", f"turn {op} failed, visibly: {ended.reason}", seq=op, level="doubt")
+            if self.operation_types.get(op) == "turn" and ended.outcome == "failed" and self.taken_seqs.get(op):
+                self.add_finding("P2", f"turn {op} failed, visibly: {ended.reason}", seq=op, level="doubt")
 
     # -- the promises --------------------------------------------------------------------------------------------------
 
-    def _identity(self, entry: Entry) -> None:
+    def _check_identity(self, entry: Entry) -> None:
         if entry.session != self.session:
-            self.find("P1", f"entry {entry.seq} belongs to session {entry.session}", seq=entry.seq)
-        if not self.born:
+            self.add_finding("P1", f"entry {entry.seq} belongs to session {entry.session}", seq=entry.seq)
+        if not self.has_first_entry:
             # the first thing in a session's life is somebody speaking, or a deliberate branch: never a job
             born = isinstance(entry.body, Heard | Noted) or (
                 isinstance(entry.body, Changed) and isinstance(entry.body.change, BranchedFrom | AddressBound)
             )
             if not born and entry.body is not None:
-                self.find("P6", f"the session begins with {entry.kind}, not with somebody speaking", seq=entry.seq)
-            self.born = True
+                self.add_finding(
+                    "P6", f"the session begins with {entry.kind}, not with somebody speaking", seq=entry.seq
+                )
+            self.has_first_entry = True
 
-    def _belongs(self, entry: Entry) -> None:
+    def _check_operation(self, entry: Entry) -> None:
         op = entry.op or 0
-        if op not in self.whats:
-            self.find("P3", f"{entry.kind} of operation {op}, which never began", seq=entry.seq)
+        if op not in self.operation_types:
+            self.add_finding("P3", f"{entry.kind} of operation {op}, which never began", seq=entry.seq)
         elif op in self.ended:
-            self.find("P3", f"{entry.kind} of operation {op}, which had ended", seq=entry.seq)
+            self.add_finding("P3", f"{entry.kind} of operation {op}, which had ended", seq=entry.seq)
 
-    def _gone(self, entry: Entry) -> None:
+    def _check_erased(self, entry: Entry) -> None:
         """An erased entry: its place and its kind still count."""
         match entry.kind:
-            case Kind.HEARD:
-                self.heard[entry.seq] = False
-            case Kind.THOUGHT | Kind.RETURNED:
-                self.blurred.add(entry.op or 0)
-            case Kind.COMPRESSED:
+            case EntryKind.HEARD:
+                self.heard_asks[entry.seq] = False
+            case EntryKind.THOUGHT | EntryKind.RETURNED:
+                self.partly_erased_ops.add(entry.op or 0)
+            case EntryKind.COMPRESSED:
                 self.generation += 1
             case _:
                 pass
 
-    def _hear(self, entry: Entry, body: Heard) -> None:
-        self.heard[entry.seq] = body.asks
+    def _check_heard(self, entry: Entry, body: Heard) -> None:
+        self.heard_asks[entry.seq] = body.asks
         if not body.stamp.audience or not body.stamp.person:
-            self.find("P5", "a message without a person or an audience", seq=entry.seq)
+            self.add_finding("P5", "a message without a person or an audience", seq=entry.seq)
 
-    def _begin(self, entry: Entry, body: Began) -> None:
+    def _check_began(self, entry: Entry, body: Began) -> None:
         blocking = [op for op, began in self.running.items() if began.type == "turn" or began.blocking]
         if (body.type == "turn" or body.blocking) and blocking:
-            self.find("P3", f"{body.type} {entry.seq} began while {blocking[0]} was running", seq=entry.seq)
-        folding = [op for op, began in self.running.items() if began.type == "compression"]
-        if body.type == "compression" and folding:
-            self.find("P3", f"fold {entry.seq} began while fold {folding[0]} was running", seq=entry.seq)
-        if self.branch:
-            self.inherited = max(self.inherited, body.generation - self.generation)
+            self.add_finding("P3", f"{body.type} {entry.seq} began while {blocking[0]} was running", seq=entry.seq)
+        compressing = [op for op, began in self.running.items() if began.type == "compression"]
+        if body.type == "compression" and compressing:
+            self.add_finding("P3", f"fold {entry.seq} began while fold {compressing[0]} was running", seq=entry.seq)
+        if self.is_branch:
+            self.inherited_generation = max(self.inherited_generation, body.generation - self.generation)
         self.running[entry.seq] = body
-        self.whats[entry.seq] = body.type
-        self._take(entry, body.takes)
+        self.operation_types[entry.seq] = body.type
+        self._check_taken(entry, body.takes)
 
-    def _take(self, entry: Entry, takes: Sequence[int]) -> None:
+    def _check_taken(self, entry: Entry, takes: Sequence[int]) -> None:
         op = entry.op or entry.seq
         for seq in takes:
-            if seq in self.consumed:
-                self.find("P2", f"message {seq} was taken by {self.consumed[seq]} and again by {op}", seq=entry.seq)
+            if seq in self.consumed_by_op:
+                self.add_finding(
+                    "P2", f"message {seq} was taken by {self.consumed_by_op[seq]} and again by {op}", seq=entry.seq
+                )
             if seq >= entry.seq:
-                self.find("P2", f"operation {op} takes message {seq} before it was heard", seq=entry.seq)
-            elif seq not in self.heard:
-                self.find("P2", f"operation {op} takes entry {seq}, which is no message", seq=entry.seq)
-            self.consumed[seq] = op
-            self.takes.setdefault(op, []).append(seq)
+                self.add_finding("P2", f"operation {op} takes message {seq} before it was heard", seq=entry.seq)
+            elif seq not in self.heard_asks:
+                self.add_finding("P2", f"operation {op} takes entry {seq}, which is no message", seq=entry.seq)
+            self.consumed_by_op[seq] = op
+            self.taken_seqs.setdefault(op, []).append(seq)
 
-    def _think(self, entry: Entry, body: Thought) -> None:
+    def _check_thought(self, entry: Entry, body: Thought) -> None:
         op = entry.op or 0
-        if self.open_calls.get(op) and op not in self.blurred:
-            self.find("P2", f"a thought while calls of operation {op} had no result", seq=entry.seq)
+        if self.open_calls.get(op) and op not in self.partly_erased_ops:
+            self.add_finding("P2", f"a thought while calls of operation {op} had no result", seq=entry.seq)
         # a job's calls change nothing, and what they returned is not written down
-        self.open_calls[op] = {call.id for call in body.calls} if self.whats.get(op) != "job" else set()
-        self.started[op] = set()
-        self.blurred.discard(op)
+        self.open_calls[op] = {call.id for call in body.calls} if self.operation_types.get(op) != "job" else set()
+        self.started_calls[op] = set()
+        self.partly_erased_ops.discard(op)
 
-    def _start(self, entry: Entry, call: str) -> None:
+    def _check_called(self, entry: Entry, call: str) -> None:
         op = entry.op or 0
-        if op in self.blurred:
+        if op in self.partly_erased_ops:
             return
-        if call in self.started.get(op, set()):
-            self.find("P2", f"the call {call!r} of operation {op} was started twice", seq=entry.seq)
+        if call in self.started_calls.get(op, set()):
+            self.add_finding("P2", f"the call {call!r} of operation {op} was started twice", seq=entry.seq)
         elif call not in self.open_calls.get(op, set()):
-            self.find("P2", f"a start of the call {call!r} that nobody waits for", seq=entry.seq)
-        self.started.setdefault(op, set()).add(call)
+            self.add_finding("P2", f"a start of the call {call!r} that nobody waits for", seq=entry.seq)
+        self.started_calls.setdefault(op, set()).add(call)
 
-    def _return(self, entry: Entry, call: str) -> None:
+    def _check_returned(self, entry: Entry, call: str) -> None:
         op = entry.op or 0
-        if call not in self.open_calls.get(op, set()) and op not in self.blurred:
-            self.find("P2", f"a result for the call {call!r} that nobody made", seq=entry.seq)
+        if call not in self.open_calls.get(op, set()) and op not in self.partly_erased_ops:
+            self.add_finding("P2", f"a result for the call {call!r} that nobody made", seq=entry.seq)
         self.open_calls.get(op, set()).discard(call)
 
-    def _end(self, entry: Entry, body: Ended) -> None:
+    def _check_ended(self, entry: Entry, body: Ended) -> None:
         op = entry.op or 0
         if op in self.running:
             del self.running[op]
         self.ended[op] = body
-        if self.whats.get(op) == "turn":
-            self.turn_ends[op] = entry.seq
-        if self.open_calls.pop(op, None) and body.outcome != "erased" and op not in self.blurred:
-            self.find("P2", f"operation {op} ended with calls that had no result", seq=entry.seq)
-        if body.outcome in GIVES_BACK:
-            for seq in self.takes.pop(op, []):
-                self.consumed.pop(seq, None)
+        if self.operation_types.get(op) == "turn":
+            self.turn_end_seqs[op] = entry.seq
+        if self.open_calls.pop(op, None) and body.outcome != "erased" and op not in self.partly_erased_ops:
+            self.add_finding("P2", f"operation {op} ended with calls that had no result", seq=entry.seq)
+        if body.outcome in RELEASING_OUTCOMES:
+            for seq in self.taken_seqs.pop(op, []):
+                self.consumed_by_op.pop(seq, None)
 
-    def _fold(self, entry: Entry, body: Compressed) -> None:
+    def _check_compressed(self, entry: Entry, body: Compressed) -> None:
         inherited = body.generation - self.generation
-        if inherited < self.inherited or (inherited > self.inherited and not self.branch):
-            self.find("P1", f"fold {entry.op} was made of another view than it replaced", seq=entry.seq)
-        covered = [op for op in self.running if op <= body.covers and self.whats[op] == "turn"]
+        if inherited < self.inherited_generation or (inherited > self.inherited_generation and not self.is_branch):
+            self.add_finding("P1", f"fold {entry.op} was made of another view than it replaced", seq=entry.seq)
+        covered = [op for op in self.running if op <= body.covers and self.operation_types[op] == "turn"]
         if covered:
-            self.find("P3", f"fold {entry.op} covers turn {covered[0]}, which was running", seq=entry.seq)
-        elif self.turn_ends.get(body.covers, 0) > (entry.op or 0):
-            self.find(
+            self.add_finding("P3", f"fold {entry.op} covers turn {covered[0]}, which was running", seq=entry.seq)
+        elif self.turn_end_seqs.get(body.covers, 0) > (entry.op or 0):
+            self.add_finding(
                 "P2", f"fold {entry.op} covers up to {body.covers}, more than its summary was made of", seq=entry.seq
             )
-        if body.covers and self.whats.get(body.covers) != "turn":
-            self.find(
+        if body.covers and self.operation_types.get(body.covers) != "turn":
+            self.add_finding(
                 "P2", f"fold {entry.op} covers up to {body.covers}, which is no turn of this session", seq=entry.seq
             )
         self.generation += 1
@@ -296,19 +300,19 @@ class _Walk:
     def _change(self, entry: Entry, body: Changed | Erased) -> None:
         match body:
             case Changed(change=OperationsUndone(ops=ops, again=again)):
-                self._undo(entry, ops, again=again)
+                self._check_undone(entry, ops, again=again)
             case Changed(change=ContextReset()) | Erased():
                 self.generation += 1
             case Changed(change=BranchedFrom()):
-                self.branch = True
+                self.is_branch = True
 
-    def _undo(self, entry: Entry, ops: Sequence[int], *, again: bool) -> None:
+    def _check_undone(self, entry: Entry, ops: Sequence[int], *, again: bool) -> None:
         self.generation += 1
         for op in ops:
-            if op not in self.whats:
-                self.find("P8", f"operation {op} was undone but never began", seq=entry.seq)
+            if op not in self.operation_types:
+                self.add_finding("P8", f"operation {op} was undone but never began", seq=entry.seq)
             elif op in self.running:
-                self.find("P3", f"operation {op} was undone while it was running", seq=entry.seq)
+                self.add_finding("P3", f"operation {op} was undone while it was running", seq=entry.seq)
             if again:
-                for seq in self.takes.pop(op, []):
-                    self.consumed.pop(seq, None)
+                for seq in self.taken_seqs.pop(op, []):
+                    self.consumed_by_op.pop(seq, None)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec import Struct, structs
 
 
-class Purse(Struct, frozen=True, kw_only=True):
+class DailyBudget(Struct, frozen=True, kw_only=True):
     """A limit for a day and what is gone of it. No limit: nothing is ever refused."""
 
     name: str
@@ -16,31 +16,31 @@ class Purse(Struct, frozen=True, kw_only=True):
     reserved: float = 0.0
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         return float("inf") if self.limit is None else max(0.0, self.limit - self.spent - self.reserved)
 
 
-class Refusal(Struct, frozen=True, kw_only=True):
+class BudgetRefusal(Struct, frozen=True, kw_only=True):
     """Which purse is too small for what was asked."""
 
-    purse: str
-    left: float
-    asked: float
+    budget: str
+    remaining: float
+    requested: float
 
 
-def reserve(purses: Iterable[Purse], amount: float) -> list[Purse] | Refusal:
+def reserve_amount(budgets: Iterable[DailyBudget], amount: float) -> list[DailyBudget] | BudgetRefusal:
     """Every purse with `amount` set aside, or the first that cannot afford it (then none is touched)."""
-    purses = list(purses)
-    for purse in purses:
+    budgets = list(budgets)
+    for budget in budgets:
         # an empty purse refuses even what looks free: an estimate of nothing is not a promise
-        if purse.left < amount or (purse.limit is not None and purse.left <= 0):
-            return Refusal(purse=purse.name, left=purse.left, asked=amount)
-    return [structs.replace(purse, reserved=purse.reserved + amount) for purse in purses]
+        if budget.remaining < amount or (budget.limit is not None and budget.remaining <= 0):
+            return BudgetRefusal(budget=budget.name, remaining=budget.remaining, requested=amount)
+    return [structs.replace(budget, reserved=budget.reserved + amount) for budget in budgets]
 
 
-def settle(purses: Iterable[Purse], *, reserved: float, actual: float) -> list[Purse]:
+def settle_reservation(budgets: Iterable[DailyBudget], *, reserved: float, actual: float) -> list[DailyBudget]:
     """Every purse with the reservation gone and the actual cost spent, even where it was more."""
     return [
-        structs.replace(purse, reserved=max(0.0, purse.reserved - reserved), spent=purse.spent + actual)
-        for purse in purses
+        structs.replace(budget, reserved=max(0.0, budget.reserved - reserved), spent=budget.spent + actual)
+        for budget in budgets
     ]

@@ -1,6 +1,6 @@
 """The chat commands. `COMMAND_SPECS` is the only list of them: help, completion, menus and documentation follow it.
 
-To add a command, add a row to `COMMAND_SPECS` and a function to `flow/command_handlers.py`.
+To add a command, add a row to `COMMAND_SPECS` and a function to `engine/commands/handlers.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from everhold.core.entries import Command
+from everhold.core.entries import ChatCommand
 from everhold.core.roles import PersonRole, RequiredRole
 
 EVERYBODY: Final = RequiredRole()
@@ -61,7 +61,7 @@ def parse_text(text: str) -> str:
 def parse_undo(text: str) -> UndoArguments:
     if text in ("compress", "compression"):
         return UndoArguments(compression=True)
-    return UndoArguments(turns=(number(text) or 0) if text else 1)
+    return UndoArguments(turns=(parse_count(text) or 0) if text else 1)
 
 
 def parse_title(text: str) -> TitleArguments:
@@ -73,17 +73,17 @@ def parse_subcommand(text: str) -> Subcommand:
     return Subcommand(word=word, text=rest.strip())
 
 
-def compress_arguments(text: str) -> tuple[int | None, str, bool]:
+def parse_compress_arguments(text: str) -> tuple[int | None, str, bool]:
     """What /compress is told: (exchanges to keep, focus, only a preview)."""
     words = text.split()
     preview = "--preview" in words
     words = [word for word in words if word != "--preview"]
-    if len(words) == 2 and words[0] == "here" and (keep := number(words[1])) is not None:
+    if len(words) == 2 and words[0] == "here" and (keep := parse_count(words[1])) is not None:
         return keep, "", preview
     return None, " ".join(words), preview
 
 
-def number(word: str, *, most: int = 1_000) -> int | None:
+def parse_count(word: str, *, most: int = 1_000) -> int | None:
     """The number somebody wrote, at most `most`; None if it is none. Whatever is written, it is no error."""
     if not (word.isascii() and word.isdigit()):
         return None  # other scripts have digits, too, and some of them are no numbers: ²
@@ -95,7 +95,7 @@ def number(word: str, *, most: int = 1_000) -> int | None:
 
 
 class CommandSpec(Struct, frozen=True):
-    """One chat command. Its handler is the function in `flow/command_handlers.py` that `@handles` its name."""
+    """One chat command. Its handler is the function in `engine/commands/handlers.py` that `@handles` its name."""
 
     name: str
     help: str
@@ -124,7 +124,7 @@ COMMAND_SPECS: Final = (
     CommandSpec("undo", "Take back the last turn, N turns, or a compression", "[N | compress]", parse_undo,
                 OWNER_IN_GROUPS),
     CommandSpec("retry", "Take back the last turn and answer its messages again", role=OWNER_IN_GROUPS),
-    CommandSpec("compress", "Compress the conversation", "[here N | TOPIC] [--preview]", compress_arguments,
+    CommandSpec("compress", "Compress the conversation", "[here N | TOPIC] [--preview]", parse_compress_arguments,
                 OWNER_IN_GROUPS, ("compact",)),
     CommandSpec("stop", "Stop the running turn, or put waiting messages aside"),
     CommandSpec("title", "Show or change the title of this session", "[TITLE] [--memory]", parse_title),
@@ -148,7 +148,7 @@ COMMAND_SPECS: Final = (
 
 COMMANDS: Final = {spec.name: spec for spec in COMMAND_SPECS}
 ALIASES: Final = {alias: spec.name for spec in COMMAND_SPECS for alias in spec.aliases}
-TALK: Final = frozenset(spec.name for spec in COMMAND_SPECS if spec.is_message)
+MESSAGE_COMMANDS: Final = frozenset(spec.name for spec in COMMAND_SPECS if spec.is_message)
 """Commands that are really messages, with a wish how to be treated."""
 COMMAND_MENU: Final = {spec.name: spec.menu_line for spec in COMMAND_SPECS}
 """What platforms show in their menus: name -> line."""
@@ -156,25 +156,25 @@ COMMAND_MENU: Final = {spec.name: spec.menu_line for spec in COMMAND_SPECS}
 
 # -- what is derived from it -------------------------------------------------------------------------------------------
 
-_SHAPE: Final = re.compile(r"/([a-z]+)(?:@\S+)?(?:\s+(.*))?", re.DOTALL)
+_COMMAND_PATTERN: Final = re.compile(r"/([a-z]+)(?:@\S+)?(?:\s+(.*))?", re.DOTALL)
 
 
-def parse(text: str) -> Command | None:
+def parse_command(text: str) -> ChatCommand | None:
     """The command a message is, or None. A slash followed by anything unknown is just text: people write paths."""
-    if not (text := text.strip()).startswith("/") or (match := _SHAPE.fullmatch(text)) is None:
+    if not (text := text.strip()).startswith("/") or (match := _COMMAND_PATTERN.fullmatch(text)) is None:
         return None
     name = ALIASES.get(match[1], match[1])
     if name not in COMMANDS:
         return None
-    return Command(name=name, argument=(match[2] or "").strip())
+    return ChatCommand(name=name, argument=(match[2] or "").strip())
 
 
-def needs_owner_in_group(command: Command) -> bool:
+def needs_owner_in_group(command: ChatCommand) -> bool:
     """Whether only an owner may use a command in a group."""
     return COMMANDS[command.name].role.group is PersonRole.OWNER
 
 
-def help_text() -> str:
+def render_help() -> str:
     """What `/help` answers."""
     return "\n".join(f"{spec.usage} — {spec.help}" for spec in COMMAND_SPECS)
 

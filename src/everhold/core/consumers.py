@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, TypeAlias
 
-from everhold.core.entries import Attachment, Body, Notified, Place, Said
+from everhold.core.entries import Attachment, ChatLocation, EntryBody, Notified, Said
 
 TURN: Final = "turn"
 """Answers messages."""
@@ -71,12 +71,12 @@ def platform_consumer(platform: str, account: str) -> str:
     return f"{PLATFORM}:{platform}:{account}"
 
 
-def place_consumer(place: Place) -> str:
+def place_consumer(place: ChatLocation) -> str:
     """The consumer that delivers replies to a place."""
     return platform_consumer(place.platform, place.account)
 
 
-def get_reply_parts(body: Body | None) -> tuple[Place | None, tuple[ReplyPart, ...]]:
+def get_reply_parts(body: EntryBody | None) -> tuple[ChatLocation | None, tuple[ReplyPart, ...]]:
     """Where an entry is to be delivered, and in which parts; (None, ()) if it is not."""
     match body:
         case Said(to=to, parts=parts, text=text, attachments=files):

@@ -14,23 +14,23 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
-VERSION: Final = 1
+BODY_VERSION: Final = 1
 """The version of entry bodies this build writes; it reads all versions up to this one."""
 
 S = TypeVar("S", bound=Struct)
 
-OWN: Final = -1
+OWN_OPERATION: Final = -1
 """A draft's `op` when it belongs to the operation that a `began` in the same change opens."""
 
 
-class Record(Struct, frozen=True, omit_defaults=True):
+class StoredRecord(Struct, frozen=True, omit_defaults=True):
     """Base of everything that is stored as JSON inside an entry."""
 
 
 # -- where and who ---------------------------------------------------------------------------------------------------
 
 
-class Stamp(Record, frozen=True):
+class Stamp(StoredRecord, frozen=True):
     """The identity an entry was made under, fixed at commit; memory is filed under this, whatever changed since."""
 
     person: str = ""
@@ -41,7 +41,7 @@ class Stamp(Record, frozen=True):
     repo: str = ""
 
 
-class Place(Record, frozen=True):
+class ChatLocation(StoredRecord, frozen=True):
     """A spot on a platform: where something was heard, or where a reply goes. Fixed at commit."""
 
     platform: str
@@ -52,7 +52,7 @@ class Place(Record, frozen=True):
     """The platform's message id: what was heard, or what is replied to."""
 
 
-class Attachment(Record, frozen=True):
+class Attachment(StoredRecord, frozen=True):
     """A file that comes or goes with a message, kept by content hash."""
 
     blob: str
@@ -64,17 +64,17 @@ class Attachment(Record, frozen=True):
 # -- bodies: one per kind ----------------------------------------------------------------------------------------------
 
 
-class Command(Record, frozen=True):
+class ChatCommand(StoredRecord, frozen=True):
     """A message that is an instruction to the gateway, already taken apart."""
 
     name: str
     argument: str = ""
 
 
-class Heard(Record, frozen=True):
+class Heard(StoredRecord, frozen=True):
     """Somebody said something. `asks` is whether it wants an answer: chatter and bare acknowledgements do not."""
 
-    origin: Place
+    origin: ChatLocation
     text: str
     asks: bool = True
     sender: str = ""
@@ -83,7 +83,7 @@ class Heard(Record, frozen=True):
     bot: bool = False
     hops: int = 0
     revision: str = ""
-    command: Command | None = None
+    command: ChatCommand | None = None
     attachments: tuple[Attachment, ...] = ()
     mangled: bool = False
     """The text held code points that are no characters; they were replaced so that the rest could be kept."""
@@ -94,7 +94,7 @@ class Heard(Record, frozen=True):
     stamp: Stamp = Stamp()
 
 
-class Began(Record, frozen=True):
+class Began(StoredRecord, frozen=True):
     """An operation started and consumes the heard entries in `takes`. Its id is this entry's seq."""
 
     type: Literal["turn", "compression", "command", "job"]
@@ -108,18 +108,18 @@ class Began(Record, frozen=True):
     trigger: str = ""
 
 
-class Took(Record, frozen=True):
+class Took(StoredRecord, frozen=True):
     """A running turn took messages that arrived meanwhile (steering), or had to pin another compression."""
 
     takes: tuple[int, ...] = ()
     compression: int | None = None
 
 
-INVALID: Final = "__invalid__"
+INVALID_ARGUMENTS_KEY: Final = "__invalid__"
 """The only argument of a call whose arguments were no JSON object; its value is what the model wrote."""
 
 
-class Call(Record, frozen=True):
+class ToolCall(StoredRecord, frozen=True):
     """A tool call the model asked for."""
 
     id: str
@@ -127,13 +127,13 @@ class Call(Record, frozen=True):
     arguments: dict[str, Any] = {}
 
     @property
-    def unreadable(self) -> str | None:
+    def unparsed_arguments(self) -> str | None:
         """What the model wrote where its arguments should stand; None if they can be read."""
-        written = self.arguments.get(INVALID)
+        written = self.arguments.get(INVALID_ARGUMENTS_KEY)
         return written if isinstance(written, str) and len(self.arguments) == 1 else None
 
 
-class Usage(Record, frozen=True):
+class ModelUsage(StoredRecord, frozen=True):
     """What a model call cost."""
 
     input: int = 0
@@ -141,8 +141,8 @@ class Usage(Record, frozen=True):
     output: int = 0
     usd: float = 0.0
 
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
+    def __add__(self, other: ModelUsage) -> ModelUsage:
+        return ModelUsage(
             input=self.input + other.input,
             cached=self.cached + other.cached,
             output=self.output + other.output,
@@ -150,11 +150,11 @@ class Usage(Record, frozen=True):
         )
 
 
-class Thought(Record, frozen=True):
+class Thought(StoredRecord, frozen=True):
     """The model's answer with the calls it wants, recorded before any of them runs."""
 
     text: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
     model: str = ""
     params: dict[str, Any] = {}
@@ -168,12 +168,12 @@ class Thought(Record, frozen=True):
     """Content-addressed blobs; `why` says where what was recalled came from, and what was left out."""
     stubs: tuple[int, ...] = ()
     """Entries whose long texts stood in the request as stubs."""
-    usage: Usage = Usage()
+    usage: ModelUsage = ModelUsage()
     finish: str = ""
     """`length` if the answer was cut off at the model's limit; empty if it came to its own end."""
 
 
-class Called(Record, frozen=True):
+class Called(StoredRecord, frozen=True):
     """A tool that is not pure is about to start."""
 
     call: str
@@ -182,7 +182,7 @@ class Called(Record, frozen=True):
     key: str
 
 
-class Returned(Record, frozen=True):
+class Returned(StoredRecord, frozen=True):
     """What a tool gave back. `unknown`: it was started before a restart and nobody can tell how it ended."""
 
     call: str
@@ -195,7 +195,7 @@ class Returned(Record, frozen=True):
     """Files that go with the turn's reply."""
 
 
-class Noted(Record, frozen=True):
+class Noted(StoredRecord, frozen=True):
     """A fact to remember. `action` is add, replace or remove; `fact` names the curated fact it is about."""
 
     text: str
@@ -209,11 +209,11 @@ class Noted(Record, frozen=True):
     stamp: Stamp = Stamp()
 
 
-class Said(Record, frozen=True):
+class Said(StoredRecord, frozen=True):
     """A reply, split once into the parts that will be sent, with its destination fixed."""
 
     text: str
-    to: Place
+    to: ChatLocation
     parts: tuple[str, ...] = ()
     hops: int = 0
     attachments: tuple[Attachment, ...] = ()
@@ -221,36 +221,36 @@ class Said(Record, frozen=True):
     stamp: Stamp = Stamp()
 
 
-OUTAGE: Final = "outage"
+OUTAGE_NOTICE: Final = "outage"
 """What a turn's notice is about that no model could be asked. In older logs it is about `model`."""
 
 
-class Notified(Record, frozen=True):
+class Notified(StoredRecord, frozen=True):
     """A notice of the gateway's own to a person. Delivered like a reply, never part of the model's context."""
 
     text: str
     about: str
     """What it is about: for a command's answer, the command."""
-    to: Place | None = None
+    to: ChatLocation | None = None
     parts: tuple[str, ...] = ()
 
 
 OUTCOMES: Final = ("done", "failed", "stopped", "interrupted", "released", "refused", "erased")
-GIVES_BACK: Final = frozenset({"released", "erased"})
+RELEASING_OUTCOMES: Final = frozenset({"released", "erased"})
 """Outcomes after which what an operation consumed is pending again, as far as it was not erased itself."""
 
 
-class Ended(Record, frozen=True):
+class Ended(StoredRecord, frozen=True):
     """An operation is over. `released`: it did nothing. `erased`: it had read what must not be known any more."""
 
     outcome: Literal["done", "failed", "stopped", "interrupted", "released", "refused", "erased"] = "done"
     reason: str = ""
-    usage: Usage = Usage()
+    usage: ModelUsage = ModelUsage()
     stubs: tuple[int, ...] = ()
     """Messages it took that do not fit the model by themselves: later turns are shown stubs of them."""
 
 
-class Kept(Record, frozen=True):
+class VerbatimMessage(StoredRecord, frozen=True):
     """Words that stay as they were said when what is around them is compressed."""
 
     seq: int
@@ -259,12 +259,12 @@ class Kept(Record, frozen=True):
     why: Literal["rule", "correction", "question"] = "rule"
 
 
-class Compressed(Record, frozen=True):
+class Compressed(StoredRecord, frozen=True):
     """A summary that stands for every whole operation up to `covers`."""
 
     summary: str
     covers: int
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[VerbatimMessage, ...] = ()
     effects: tuple[str, ...] = ()
     """What was done outside, and how it ended, a line each."""
     based_on: int = 0
@@ -282,7 +282,7 @@ def snake_case(name: str) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 
 
-class SessionChange(Record, frozen=True, tag_field="type", tag=snake_case):
+class SessionChange(StoredRecord, frozen=True, tag_field="type", tag=snake_case):
     """Base of all changes to a session. The stored tag of a change is its class name in snake_case."""
 
 
@@ -346,14 +346,14 @@ class CompressionRequested(SessionChange, frozen=True):
     keep: int | None = None
     """Exchanges to leave as they are; None: as configured."""
     focus: str = ""
-    tell: Place | None = None
+    tell: ChatLocation | None = None
 
 
 class TaskRequested(SessionChange, frozen=True):
     """Somebody gave a task to be worked on beside the conversation."""
 
     text: str
-    tell: Place | None = None
+    tell: ChatLocation | None = None
     stamp: Stamp = Stamp()
 
 
@@ -371,7 +371,7 @@ class SettingChosen(SessionChange, frozen=True):
     value: str = ""
 
 
-ChangeOf: TypeAlias = (
+ChangeBody: TypeAlias = (
     ContextReset
     | SessionTitled
     | OperationsUndone
@@ -387,13 +387,13 @@ ChangeOf: TypeAlias = (
 )
 
 
-class Changed(Record, frozen=True):
+class Changed(StoredRecord, frozen=True):
     """Something about the session itself changed."""
 
-    change: ChangeOf
+    change: ChangeBody
 
 
-class Erased(Record, frozen=True):
+class Erased(StoredRecord, frozen=True):
     """Bodies were removed for good. What remains of them is their place, their kind and their digest."""
 
     seqs: tuple[int, ...]
@@ -403,7 +403,7 @@ class Erased(Record, frozen=True):
     why: str = ""
 
 
-Body: TypeAlias = (
+EntryBody: TypeAlias = (
     Heard | Began | Took | Thought | Called | Returned | Noted | Said | Notified | Ended | Compressed | Changed | Erased
 )
 
@@ -412,7 +412,7 @@ RESERVED_KINDS: Final = frozenset({"approval_requested", "approval_decided"})
 """Kinds that a later version brings. Nothing else may use these names."""
 
 
-class Kind(StrEnum):
+class EntryKind(StrEnum):
     HEARD = "heard"
     BEGAN = "began"
     TOOK = "took"
@@ -433,31 +433,31 @@ class Kind(StrEnum):
             raise ValueError(f"the kind {value!r} is reserved for a later version of everhold")
 
 
-BODIES: Final[dict[Kind, type[Record]]] = {
-    Kind.HEARD: Heard,
-    Kind.BEGAN: Began,
-    Kind.TOOK: Took,
-    Kind.THOUGHT: Thought,
-    Kind.CALLED: Called,
-    Kind.RETURNED: Returned,
-    Kind.NOTED: Noted,
-    Kind.SAID: Said,
-    Kind.NOTIFIED: Notified,
-    Kind.ENDED: Ended,
-    Kind.COMPRESSED: Compressed,
-    Kind.CHANGED: Changed,
-    Kind.ERASED: Erased,
+BODY_TYPES: Final[dict[EntryKind, type[StoredRecord]]] = {
+    EntryKind.HEARD: Heard,
+    EntryKind.BEGAN: Began,
+    EntryKind.TOOK: Took,
+    EntryKind.THOUGHT: Thought,
+    EntryKind.CALLED: Called,
+    EntryKind.RETURNED: Returned,
+    EntryKind.NOTED: Noted,
+    EntryKind.SAID: Said,
+    EntryKind.NOTIFIED: Notified,
+    EntryKind.ENDED: Ended,
+    EntryKind.COMPRESSED: Compressed,
+    EntryKind.CHANGED: Changed,
+    EntryKind.ERASED: Erased,
 }
-_KINDS: Final = {body: kind for kind, body in BODIES.items()}
-assert RESERVED_KINDS.isdisjoint(Kind), "a reserved kind is in use"
+_KIND_BY_BODY: Final = {body: kind for kind, body in BODY_TYPES.items()}
+assert RESERVED_KINDS.isdisjoint(EntryKind), "a reserved kind is in use"
 _ENCODER: Final = msgspec.json.Encoder()
-_DECODERS: Final = {kind: msgspec.json.Decoder(body) for kind, body in BODIES.items()}
+_DECODERS: Final = {kind: msgspec.json.Decoder(body) for kind, body in BODY_TYPES.items()}
 
 
-class Draft(Struct, frozen=True, kw_only=True):
+class EntryDraft(Struct, frozen=True, kw_only=True):
     """An entry that has no place yet."""
 
-    body: Body
+    body: EntryBody
     author: str
     """`person:<id>`, `agent:<name>`, `tool:<name>` or `system`."""
     op: int | None = None
@@ -467,8 +467,8 @@ class Draft(Struct, frozen=True, kw_only=True):
     """When it happened, if that was before it is committed: what is imported keeps its time. None: now."""
 
     @property
-    def kind(self) -> Kind:
-        return kind_of(self.body)
+    def kind(self) -> EntryKind:
+        return get_body_kind(self.body)
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -477,51 +477,51 @@ class Entry(Struct, frozen=True, kw_only=True):
     session: str
     seq: int
     pos: int
-    kind: Kind
+    kind: EntryKind
     op: int | None
     author: str
     at: float
     version: int
-    body: Body | None
+    body: EntryBody | None
     digest: bytes
     dedup: str | None = None
 
 
-def kind_of(body: Body) -> Kind:
-    return _KINDS[type(body)]
+def get_body_kind(body: EntryBody) -> EntryKind:
+    return _KIND_BY_BODY[type(body)]
 
 
-def encode(body: Body) -> str:
+def encode_body(body: EntryBody) -> str:
     """The stored form of a body."""
     return _ENCODER.encode(body).decode()
 
 
-def decode(kind: Kind, text: str | bytes) -> Body:
+def decode_body(kind: EntryKind, text: str | bytes) -> EntryBody:
     """The body a stored form stands for."""
-    body: Body = _DECODERS[kind].decode(text)  # type: ignore[assignment]  # the table pairs kinds with bodies
+    body: EntryBody = _DECODERS[kind].decode(text)  # type: ignore[assignment]  # the table pairs kinds with bodies
     return body
 
 
-def digest(
+def compute_entry_digest(
     *, salt: bytes, session: str, seq: int, kind: str, op: int | None, author: str, at: float, body: str
 ) -> bytes:
     """What makes an altered entry visible. Salted, so that erasing body and salt leaves nothing to guess at."""
-    return _seal(salt, _ENCODER.encode((session, seq, kind, op, author, at)), body.encode())
+    return _hash_entry(salt, _ENCODER.encode((session, seq, kind, op, author, at)), body.encode())
 
 
-def sealed(
-    body: Body, *, salt: bytes, session: str, seq: int, kind: str, op: int | None, author: str, at: float
+def encode_with_digest(
+    body: EntryBody, *, salt: bytes, session: str, seq: int, kind: str, op: int | None, author: str, at: float
 ) -> tuple[str, bytes]:
     """The stored form of a body, and the digest of its entry."""
     text = _ENCODER.encode(body)
-    return text.decode(), _seal(salt, _ENCODER.encode((session, seq, kind, op, author, at)), text)
+    return text.decode(), _hash_entry(salt, _ENCODER.encode((session, seq, kind, op, author, at)), text)
 
 
-def _seal(salt: bytes, head: bytes, body: bytes) -> bytes:
+def _hash_entry(salt: bytes, head: bytes, body: bytes) -> bytes:
     return hashlib.sha256(b"".join((salt, head, b"\n", body))).digest()
 
 
-def clean(text: str) -> tuple[str, bool]:
+def strip_surrogates(text: str) -> tuple[str, bool]:
     """`text` without lone surrogates, and whether there were any: they are no characters and cannot be stored."""
     try:
         text.encode()
@@ -530,28 +530,28 @@ def clean(text: str) -> tuple[str, bool]:
     return text, False
 
 
-def cleansed(thing: S) -> S:
+def strip_surrogates_deep(thing: S) -> S:
     """`thing` with its texts clean, however deep they lie: what foreign code hands over must be storable."""
     try:
         _ENCODER.encode(thing)
     except UnicodeEncodeError:
-        return msgspec.convert(_cleanse(msgspec.to_builtins(thing)), type(thing))
+        return msgspec.convert(_strip_value(msgspec.to_builtins(thing)), type(thing))
     return thing
 
 
-def _cleanse(value: Any) -> Any:
+def _strip_value(value: Any) -> Any:
     match value:
         case str():
-            return clean(value)[0]
+            return strip_surrogates(value)[0]
         case list() | tuple():
-            return [_cleanse(item) for item in value]
+            return [_strip_value(item) for item in value]
         case dict():
-            return {_cleanse(key): _cleanse(item) for key, item in value.items()}
+            return {_strip_value(key): _strip_value(item) for key, item in value.items()}
         case _:
             return value
 
 
-def takes_of(entries: Iterable[Entry]) -> tuple[int, ...]:
+def list_consumed_seqs(entries: Iterable[Entry]) -> tuple[int, ...]:
     """The heard entries that an operation's own entries consumed, in the order they were taken."""
     taken: list[int] = []
     for entry in entries:

@@ -13,8 +13,8 @@ from everhold.core.entries import (
     Changed,
     Ended,
     Entry,
+    EntryKind,
     Heard,
-    Kind,
     Noted,
     OperationsUndone,
     Returned,
@@ -22,33 +22,33 @@ from everhold.core.entries import (
     Stamp,
     Thought,
 )
-from everhold.ports.memory import Exchange, Job, Memory, Note, Retraction, Utterance
+from everhold.ports.memory import Exchange, JobResult, MemoryItem, MemoryNote, MemoryRetraction, MemoryUtterance
 
-PLACES: Final = (Kind.ENDED, Kind.NOTED, Kind.CHANGED)
+MEMORY_KINDS: Final = (EntryKind.ENDED, EntryKind.NOTED, EntryKind.CHANGED)
 """Kinds of entries at which something for memory may stand."""
 
-TASKS: Final = "job"
+TASKS_PLATFORM: Final = "job"
 """The lane of tasks, and the platform that their results are heard from."""
-_REPORT: Final = "[Result of the background task “"
-_BELOW: Final = "”]\n"
+_REPORT_OPENING: Final = "[Result of the background task “"
+_REPORT_CLOSING: Final = "”]\n"
 
-REMEMBERED: Final = frozenset({"done", "stopped", "interrupted"})
+REMEMBERED_OUTCOMES: Final = frozenset({"done", "stopped", "interrupted"})
 """Outcomes of turns that were a conversation worth remembering."""
 
 
-def exchange_key(session: str, op: int) -> str:
+def build_exchange_key(session: str, op: int) -> str:
     return f"{session}:{op}"
 
 
-def note_key(session: str, seq: int) -> str:
+def build_note_key(session: str, seq: int) -> str:
     return f"{session}:{seq}:note"
 
 
-def matters(entry: Entry) -> bool:
+def is_memory_entry(entry: Entry) -> bool:
     """Whether an entry is a place at which memory is handed something."""
     match entry.body:
         case Ended(outcome=outcome):
-            return entry.op is not None and outcome in REMEMBERED
+            return entry.op is not None and outcome in REMEMBERED_OUTCOMES
         case Noted():
             return True
         case Changed(change=OperationsUndone()):
@@ -57,37 +57,37 @@ def matters(entry: Entry) -> bool:
             return False
 
 
-def exchange(
+def build_exchange(
     *, session: str, agent: str, op: int, heard: Sequence[Entry], steps: Sequence[Entry], parent: str = ""
 ) -> Exchange | None:
     """The exchange that an ended turn stands for; None if nothing was said by anybody, or all of it was erased."""
     utterances = tuple(
-        Utterance(author=entry.author, text=entry.body.text, at=entry.at, stamp=entry.body.stamp, seq=entry.seq)
+        MemoryUtterance(author=entry.author, text=entry.body.text, at=entry.at, stamp=entry.body.stamp, seq=entry.seq)
         for entry in heard
         if isinstance(entry.body, Heard)
     )
     said = tuple(
-        Utterance(author=entry.author, text=entry.body.text, at=entry.at, stamp=entry.body.stamp, seq=entry.seq)
+        MemoryUtterance(author=entry.author, text=entry.body.text, at=entry.at, stamp=entry.body.stamp, seq=entry.seq)
         for entry in steps
         if isinstance(entry.body, Said)
     )
     if not utterances and not said:
         return None
     return Exchange(
-        key=exchange_key(session, op),
+        key=build_exchange_key(session, op),
         session=session,
         agent=agent,
         op=op,
         heard=utterances,
         said=said,
-        did=_did(steps),
+        did=_render_tool_calls(steps),
         at=max((entry.at for entry in steps), default=0.0),
-        stamp=_stamp(utterances, said),
+        stamp=_merge_stamps(utterances, said),
         parent=parent,
     )
 
 
-def _stamp(heard: Sequence[Utterance], said: Sequence[Utterance]) -> Stamp:
+def _merge_stamps(heard: Sequence[MemoryUtterance], said: Sequence[MemoryUtterance]) -> Stamp:
     """Whose exchange it is: the last speaker's, for those who heard all of it.
 
     A session can be led to from a direct chat and from a group; what was said in both is for neither alone.
@@ -97,13 +97,13 @@ def _stamp(heard: Sequence[Utterance], said: Sequence[Utterance]) -> Stamp:
     return stamp if heard_by_all == stamp.audience else structs.replace(stamp, audience=heard_by_all)
 
 
-def note(entry: Entry, *, agent: str) -> Note | None:
+def build_note(entry: Entry, *, agent: str) -> MemoryNote | None:
     """The note an entry stands for; None once erased."""
     if not isinstance(entry.body, Noted):
         return None
     body = entry.body
-    return Note(
-        key=note_key(entry.session, entry.seq),
+    return MemoryNote(
+        key=build_note_key(entry.session, entry.seq),
         session=entry.session,
         agent=agent,
         seq=entry.seq,
@@ -113,41 +113,41 @@ def note(entry: Entry, *, agent: str) -> Note | None:
         stamp=body.stamp,
         action=body.action,
         fact=body.fact,
-        supersedes=note_key(entry.session, body.supersedes) if body.supersedes else "",
+        supersedes=build_note_key(entry.session, body.supersedes) if body.supersedes else "",
         cites=body.cites,
         tags=body.tags,
         origin=body.origin,
     )
 
 
-def retraction(entry: Entry, *, agent: str, turns: Sequence[int]) -> Retraction | None:
+def build_retraction(entry: Entry, *, agent: str, turns: Sequence[int]) -> MemoryRetraction | None:
     """What an undo takes back from memory: the exchanges of the turns among its operations."""
     if not turns:
         return None
-    return Retraction(
+    return MemoryRetraction(
         key=f"{entry.session}:{entry.seq}:retract",
         session=entry.session,
         agent=agent,
-        keys=tuple(exchange_key(entry.session, op) for op in turns),
+        keys=tuple(build_exchange_key(entry.session, op) for op in turns),
         at=entry.at,
     )
 
 
-def report(task: str, result: str) -> str:
+def render_task_report(task: str, result: str) -> str:
     """A finished task as its session hears of it."""
-    return f"{_REPORT}{task}{_BELOW}{result}"
+    return f"{_REPORT_OPENING}{task}{_REPORT_CLOSING}{result}"
 
 
-def job(heard: Entry, *, agent: str) -> Job | None:
+def build_job_result(heard: Entry, *, agent: str) -> JobResult | None:
     """The job whose report was heard there; None if it is none, or was erased.
 
     All of it is taken from this one entry: what is handed over must not change when another one is erased.
     """
     body = heard.body
-    if not isinstance(body, Heard) or body.origin.platform != TASKS:
+    if not isinstance(body, Heard) or body.origin.platform != TASKS_PLATFORM:
         return None
-    task, _, result = body.text.removeprefix(_REPORT).partition(_BELOW)
-    return Job(
+    task, _, result = body.text.removeprefix(_REPORT_OPENING).partition(_REPORT_CLOSING)
+    return JobResult(
         key=f"{heard.session}:{heard.seq}:job",
         session=heard.session,
         agent=agent,
@@ -159,12 +159,12 @@ def job(heard: Entry, *, agent: str) -> Job | None:
     )
 
 
-def fingerprint(name: str, items: Sequence[Memory | Job]) -> str:
+def fingerprint_batch(name: str, items: Sequence[MemoryItem | JobResult]) -> str:
     """What a batch is recognised by: a retry must be the same to the byte."""
     return hashlib.sha256(msgspec.json.encode((name, list(items)))).hexdigest()
 
 
-def _did(steps: Sequence[Entry]) -> tuple[str, ...]:
+def _render_tool_calls(steps: Sequence[Entry]) -> tuple[str, ...]:
     """The tools that were used and how it went, a line each."""
     lines: list[str] = []
     tools: dict[str, str] = {}
@@ -172,9 +172,9 @@ def _did(steps: Sequence[Entry]) -> tuple[str, ...]:
         if isinstance(entry.body, Thought):
             tools = {call.id: call.tool for call in entry.body.calls}  # models use an id again in a later round
         elif isinstance(entry.body, Returned):
-            lines.append(f"{tools.get(entry.body.call, 'tool')}: {_outcome(entry.body)}")
+            lines.append(f"{tools.get(entry.body.call, 'tool')}: {_render_outcome(entry.body)}")
     return tuple(lines)
 
 
-def _outcome(returned: Returned) -> str:
+def _render_outcome(returned: Returned) -> str:
     return "outcome unknown" if returned.unknown else "failed" if returned.error else "done"

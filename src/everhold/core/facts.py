@@ -15,21 +15,21 @@ from msgspec import Struct, structs
 
 from everhold.core.builtin_tools import OWN_WORDS_TOOLS
 from everhold.core.entries import Entry, Heard, Noted, Returned, Stamp, Thought
-from everhold.core.recall import Why, harmless, when
+from everhold.core.recall import RecallRecord, format_time, neutralize_text
 from everhold.ports.tool import ToolContext
 
-Target: TypeAlias = Literal["user", "memory"]
-TARGETS: Final[tuple[Target, ...]] = ("user", "memory")
+FactTarget: TypeAlias = Literal["user", "memory"]
+FACT_TARGETS: Final[tuple[FactTarget, ...]] = ("user", "memory")
 """What a fact is about: the person, or whatever else the agent should keep in mind here."""
-LONGEST: Final = 1_000
+MAX_FACT_CHARS: Final = 1_000
 """Characters of one fact."""
-SHORT: Final = 120
+NOTICE_EXCERPT_CHARS: Final = 120
 """Characters of a note that a notice repeats."""
-SUPPORT: Final = 0.6
+MIN_SUPPORT_SHARE: Final = 0.6
 """Share of a fact's words that people must have used before it counts as theirs."""
 
 _WORD: Final = re.compile(r"\w+")
-_STEM: Final = 5
+_STEM_CHARS: Final = 5
 
 
 class Fact(Struct, frozen=True, kw_only=True):
@@ -45,26 +45,26 @@ class Fact(Struct, frozen=True, kw_only=True):
     author: str
     at: float
     stamp: Stamp
-    until: float | None = None
+    valid_until: float | None = None
     replaced: bool = False
     """It stopped holding because another text took its place; otherwise it was removed."""
 
     @property
-    def holds(self) -> bool:
-        return self.until is None
+    def is_valid(self) -> bool:
+        return self.valid_until is None
 
 
-def fact_id(key: str, number: int = 0) -> str:
+def build_fact_id(key: str, number: int = 0) -> str:
     """The id of the fact that a call makes: the same when the same call is made again."""
     return hashlib.sha256(f"{key}\x00{number}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
-def curated(entry: Entry) -> bool:
+def is_fact_note(entry: Entry) -> bool:
     """Whether an entry says something about a curated fact; most notes do not, and whom it is for must be known."""
     return isinstance(entry.body, Noted) and bool(entry.body.fact) and bool(entry.body.stamp.audience)
 
 
-def fold(notes: Iterable[Entry], *, agent: str) -> list[Fact]:
+def build_fact_versions(notes: Iterable[Entry], *, agent: str) -> list[Fact]:
     """Every version of every fact, in the order they were noted. `notes` are in commit order, and of one agent.
 
     Whoever replaces or removes a fact can only mean one they could see. A fact that says word for word what another
@@ -73,28 +73,28 @@ def fold(notes: Iterable[Entry], *, agent: str) -> list[Fact]:
     facts: list[Fact] = []
     for entry in notes:
         note = entry.body
-        if not isinstance(note, Noted) or not curated(entry):
+        if not isinstance(note, Noted) or not is_fact_note(entry):
             continue
         old = [
             number
             for number, fact in enumerate(facts)
-            if fact.holds and fact.id == note.fact and visible(fact, note.stamp.audience)
+            if fact.is_valid and fact.id == note.fact and is_visible_to(fact, note.stamp.audience)
         ]
-        new = _fact(entry, note, agent)
-        if note.action != "remove" and any(same(facts[number], new) for number in old):
+        new = _build_fact(entry, note, agent)
+        if note.action != "remove" and any(is_same_fact(facts[number], new) for number in old):
             continue
         for number in old:
-            facts[number] = structs.replace(facts[number], until=entry.at, replaced=note.action != "remove")
-        if note.action != "remove" and not any(same(fact, new) for fact in facts if fact.holds):
+            facts[number] = structs.replace(facts[number], valid_until=entry.at, replaced=note.action != "remove")
+        if note.action != "remove" and not any(is_same_fact(fact, new) for fact in facts if fact.is_valid):
             facts.append(new)
     return facts
 
 
-def _fact(entry: Entry, note: Noted, agent: str) -> Fact:
+def _build_fact(entry: Entry, note: Noted, agent: str) -> Fact:
     return Fact(
         id=note.fact,
         text=note.text,
-        target=next((tag for tag in note.tags if tag in TARGETS), "memory"),
+        target=next((tag for tag in note.tags if tag in FACT_TARGETS), "memory"),
         agent=agent,
         session=entry.session,
         seq=entry.seq,
@@ -105,12 +105,12 @@ def _fact(entry: Entry, note: Noted, agent: str) -> Fact:
     )
 
 
-def visible(fact: Fact, present: Collection[str]) -> bool:
+def is_visible_to(fact: Fact, present: Collection[str]) -> bool:
     """Whether everybody present may hear of it. Nobody hears nothing."""
     return bool(present) and set(present) <= set(fact.stamp.audience)
 
 
-def same(fact: Fact, other: Fact) -> bool:
+def is_same_fact(fact: Fact, other: Fact) -> bool:
     return (
         fact.text == other.text
         and fact.target == other.target
@@ -118,26 +118,26 @@ def same(fact: Fact, other: Fact) -> bool:
     )
 
 
-def version(entry: Entry, facts: Iterable[Fact]) -> Fact | None:
+def find_version(entry: Entry, facts: Iterable[Fact]) -> Fact | None:
     """The fact that holds and says what a note about it says, whichever of them said so first; None if none does."""
     note = entry.body
     if not isinstance(note, Noted) or note.action == "remove":
         return None
-    said = _fact(entry, note, agent="")
-    return next((fact for fact in facts if fact.holds and same(fact, said)), None)
+    said = _build_fact(entry, note, agent="")
+    return next((fact for fact in facts if fact.is_valid and is_same_fact(fact, said)), None)
 
 
-def holding(facts: Iterable[Fact], present: Collection[str]) -> list[Fact]:
+def select_valid_facts(facts: Iterable[Fact], present: Collection[str]) -> list[Fact]:
     """The facts that hold and that everybody present may hear of."""
-    return [fact for fact in facts if fact.holds and visible(fact, present)]
+    return [fact for fact in facts if fact.is_valid and is_visible_to(fact, present)]
 
 
-def size(facts: Iterable[Fact], target: str) -> int:
+def count_fact_chars(facts: Iterable[Fact], target: str) -> int:
     """Characters that stand under a target."""
     return sum(len(fact.text) for fact in facts if fact.target == target)
 
 
-def meant(facts: Sequence[Fact], words: str) -> list[Fact]:
+def match_facts(facts: Sequence[Fact], words: str) -> list[Fact]:
     """The facts that an id, or a part of their text, names."""
     by_id = [fact for fact in facts if fact.id == words]
     return by_id or [fact for fact in facts if words and words in fact.text]
@@ -146,7 +146,7 @@ def meant(facts: Sequence[Fact], words: str) -> list[Fact]:
 # -- whose words it rests on -------------------------------------------------------------------------------------------
 
 
-def foreign(text: str, *, said: Iterable[str], sources: Sequence[str]) -> str:
+def find_foreign_source(text: str, *, said: Iterable[str], sources: Sequence[str]) -> str:
     """The source a note must be marked with, or nothing if it may be a fact.
 
     Where only people spoke, what an agent makes of it is theirs. Where a page, a tool or another machine spoke, too, a
@@ -154,15 +154,15 @@ def foreign(text: str, *, said: Iterable[str], sources: Sequence[str]) -> str:
     """
     if not sources:
         return ""
-    wanted = _forms(text)
-    known = set().union(*(_forms(one) for one in said))
-    if wanted and len(wanted & known) >= SUPPORT * len(wanted):
+    wanted = _extract_stems(text)
+    known = set().union(*(_extract_stems(one) for one in said))
+    if wanted and len(wanted & known) >= MIN_SUPPORT_SHARE * len(wanted):
         return ""
     return sources[0]
 
 
-def voices(
-    heard: Iterable[Entry], steps: Iterable[Entry], why: Why | None = None
+def collect_turn_sources(
+    heard: Iterable[Entry], steps: Iterable[Entry], why: RecallRecord | None = None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What people said in a turn, and who else had a say in it: machines, tools, and what was recalled of them."""
     said: list[str] = []
@@ -183,27 +183,27 @@ def voices(
     return tuple(said), tuple(sources)
 
 
-def kept(note: Noted, *, tool: str, context: ToolContext) -> Noted:
+def prepare_tool_note(note: Noted, *, tool: str, context: ToolContext) -> Noted:
     """A tool's note as it is kept: for those who are here, and no fact unless it rests on what people said."""
     note = structs.replace(note, stamp=context.stamp, cites=tuple(seq for seq in note.cites if seq < context.op))
     source = note.origin if tool in OWN_WORDS_TOOLS else f"tool:{tool}"
     if not source and note.action != "remove":
-        source = foreign(note.text, said=context.said, sources=context.sources)
-    return marked(note, source) if source else note
+        source = find_foreign_source(note.text, said=context.said, sources=context.sources)
+    return mark_note_source(note, source) if source else note
 
 
-def marked(note: Noted, source: str) -> Noted:
+def mark_note_source(note: Noted, source: str) -> Noted:
     """A note as material from somewhere: kept and found, and no fact."""
     return structs.replace(note, action="add", fact="", supersedes=0, origin=source)
 
 
-def _forms(text: str) -> set[str]:
+def _extract_stems(text: str) -> set[str]:
     """Words by their beginnings; of scripts without spaces, pairs of characters."""
     forms: set[str] = set()
     for word in _WORD.findall(text.casefold()):
         if word.isascii() or len(word) < 2:
             if len(word) > 2:
-                forms.add(word[:_STEM])
+                forms.add(word[:_STEM_CHARS])
         else:
             forms.update(word[at : at + 2] for at in range(len(word) - 1))
     return forms
@@ -212,7 +212,7 @@ def _forms(text: str) -> set[str]:
 # -- what the model and people read ------------------------------------------------------------------------------------
 
 
-def fence(facts: Sequence[Fact], delimiter: str) -> str:
+def fence_facts(facts: Sequence[Fact], delimiter: str) -> str:
     """The facts as one block of quoted material; nothing if there are none. Its end cannot be forged from inside."""
     if not facts:
         return ""
@@ -223,18 +223,20 @@ def fence(facts: Sequence[Fact], delimiter: str) -> str:
     ]
     for fact in facts:
         about = "about the person" if fact.target == "user" else "kept in mind"
-        lines.append(f"[{fact.id}, {about}, noted by {harmless(fact.author, delimiter)}, {when(fact.at)}]")
-        lines += [f"| {line}" for line in harmless(fact.text, delimiter).split("\n")]
+        lines.append(
+            f"[{fact.id}, {about}, noted by {neutralize_text(fact.author, delimiter)}, {format_time(fact.at)}]"
+        )
+        lines += [f"| {line}" for line in neutralize_text(fact.text, delimiter).split("\n")]
     return "\n".join([*lines, f"</facts {delimiter}>"])
 
 
-def notice(note: Noted) -> str:
+def render_note_notice(note: Noted) -> str:
     """What a chat is told about a note that is committed."""
     verb = {"replace": "Noted instead", "remove": "Forgotten"}.get(note.action, "Noted")
-    text = note.text if len(note.text) <= SHORT else f"{note.text[:SHORT]}…"
+    text = note.text if len(note.text) <= NOTICE_EXCERPT_CHARS else f"{note.text[:NOTICE_EXCERPT_CHARS]}…"
     return f"({verb}: {text})" if not note.origin else f"({verb}, from {note.origin}: {text})"
 
 
-def listed(facts: Sequence[Fact]) -> str:
+def render_fact_list(facts: Sequence[Fact]) -> str:
     """The facts for a person to read, or for a model to correct."""
     return "\n".join(f"{fact.id} ({fact.target}): {fact.text}" for fact in facts) or "(none)"

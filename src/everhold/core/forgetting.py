@@ -17,8 +17,8 @@ from everhold.core.entries import (
     Compressed,
     CompressionRequested,
     Entry,
+    EntryKind,
     Heard,
-    Kind,
     MemoryNameSet,
     Noted,
     Notified,
@@ -32,54 +32,62 @@ from everhold.core.entries import (
 )
 from everhold.core.schedule import Schedule
 
-SHORTEST: Final = 4
+MIN_WORD_CHARS: Final = 4
 """Characters of a word by which something can be told to be repeated."""
 _WORD: Final = re.compile(r"\w+")
-_WORDY: Final = (Kind.HEARD, Kind.THOUGHT, Kind.RETURNED, Kind.NOTED, Kind.SAID, Kind.NOTIFIED, Kind.COMPRESSED)
+_TEXT_KINDS: Final = (
+    EntryKind.HEARD,
+    EntryKind.THOUGHT,
+    EntryKind.RETURNED,
+    EntryKind.NOTED,
+    EntryKind.SAID,
+    EntryKind.NOTIFIED,
+    EntryKind.COMPRESSED,
+)
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class PersonalPart(Struct, frozen=True, kw_only=True):
     """What of a session is a person's."""
 
     seqs: tuple[int, ...] = ()
-    alone: bool = False
+    sole_speaker: bool = False
     """Nobody else ever spoke there: all of it is theirs."""
     repeated: tuple[int, ...] = ()
     """Those of `seqs` that were said to, or made for, somebody else, and use words only this person brought in."""
 
 
-def wordy(entry: Entry) -> bool:
+def has_text(entry: Entry) -> bool:
     """Whether an entry holds words that are still there."""
     if isinstance(entry.body, Changed):
         return isinstance(entry.body.change, TaskRequested | SessionTitled | CompressionRequested | MemoryNameSet)
-    return entry.body is not None and entry.kind in _WORDY
+    return entry.body is not None and entry.kind in _TEXT_KINDS
 
 
-def _titled(entry: Entry) -> bool:
-    stamp = stamp_of(entry)
+def _has_title(entry: Entry) -> bool:
+    stamp = get_stamp(entry)
     return bool(stamp and stamp.title) or (
         isinstance(entry.body, Changed) and isinstance(entry.body.change, SessionTitled)
     )
 
 
-def _named(entry: Entry) -> bool:
+def _is_memory_name_change(entry: Entry) -> bool:
     return isinstance(entry.body, Changed) and isinstance(entry.body.change, MemoryNameSet)
 
 
-def scheduled_by(schedule: Schedule, names: Collection[str]) -> bool:
+def is_scheduled_by(schedule: Schedule, names: Collection[str]) -> bool:
     """Whether somebody who goes by one of `names` made a schedule: it knows them by their id on its platform."""
     return schedule.sender in names or f"{schedule.place.platform}:{schedule.sender}" in names
 
 
-def spoken_by(entry: Entry, names: Collection[str]) -> bool:
+def is_spoken_by(entry: Entry, names: Collection[str]) -> bool:
     """Whether these are their own words, or words kept in their name. What was erased still has its author."""
     if entry.author.startswith("person:") and entry.author.removeprefix("person:") in names:
         return True
-    stamp = stamp_of(entry)
+    stamp = get_stamp(entry)
     return stamp is not None and stamp.person in names
 
 
-def stamp_of(entry: Entry) -> Stamp | None:
+def get_stamp(entry: Entry) -> Stamp | None:
     match entry.body:
         case Heard(stamp=stamp) | Said(stamp=stamp) | Noted(stamp=stamp) | Changed(change=TaskRequested(stamp=stamp)):
             return stamp
@@ -87,27 +95,29 @@ def stamp_of(entry: Entry) -> Stamp | None:
             return None
 
 
-def theirs(entries: Sequence[Entry], names: Collection[str], *, others: Collection[str] = ()) -> Part:
+def select_personal_entries(
+    entries: Sequence[Entry], names: Collection[str], *, others: Collection[str] = ()
+) -> PersonalPart:
     """What of one session's entries is theirs. `others` are words that somebody else uses, too, here or elsewhere."""
-    heard = [entry for entry in entries if entry.kind is Kind.HEARD]
-    mine = {entry.seq for entry in entries if spoken_by(entry, names)}
+    heard = [entry for entry in entries if entry.kind is EntryKind.HEARD]
+    mine = {entry.seq for entry in entries if is_spoken_by(entry, names)}
     if not mine:
-        return Part()
-    if all(spoken_by(entry, names) for entry in heard if entry.author.startswith("person:")):
+        return PersonalPart()
+    if all(is_spoken_by(entry, names) for entry in heard if entry.author.startswith("person:")):
         # what a memory files it under may have been made of its title, and would tell it to whoever lists them
-        titled = any(_titled(entry) for entry in entries)
-        gone = {entry.seq for entry in entries if wordy(entry) and (titled or not _named(entry))}
-        return Part(seqs=tuple(sorted(gone)), alone=True)
+        titled = any(_has_title(entry) for entry in entries)
+        gone = {entry.seq for entry in entries if has_text(entry) and (titled or not _is_memory_name_change(entry))}
+        return PersonalPart(seqs=tuple(sorted(gone)), sole_speaker=True)
     ops = {
         entry.op
         for entry in entries
         if isinstance(entry.body, Began | Took) and not mine.isdisjoint(entry.body.takes) and entry.op is not None
     }
-    gone = {entry.seq for entry in entries if wordy(entry) and (entry.seq in mine or entry.op in ops)}
+    gone = {entry.seq for entry in entries if has_text(entry) and (entry.seq in mine or entry.op in ops)}
     # what was said to them is theirs, too, but the words are the agent's
     brought = [entry for entry in entries if entry.seq in mine and not isinstance(entry.body, Said)]
-    own = set().union(*(vocabulary(words(entry)) for entry in brought))
-    told = set().union(*(vocabulary(words(entry)) for entry in heard if entry.seq not in mine))
+    own = set().union(*(extract_distinctive_words(extract_text(entry)) for entry in brought))
+    told = set().union(*(extract_distinctive_words(extract_text(entry)) for entry in heard if entry.seq not in mine))
     distinct = own - told - set(others)
     first = min(mine)
     repeated = {
@@ -115,14 +125,14 @@ def theirs(entries: Sequence[Entry], names: Collection[str], *, others: Collecti
         for entry in entries
         if entry.seq > first
         and entry.seq not in gone
-        and wordy(entry)
+        and has_text(entry)
         and not isinstance(entry.body, Heard | Compressed | Changed)
-        and not distinct.isdisjoint(vocabulary(words(entry)))
+        and not distinct.isdisjoint(extract_distinctive_words(extract_text(entry)))
     }
-    return Part(seqs=tuple(sorted(gone | repeated)), repeated=tuple(sorted(repeated)))
+    return PersonalPart(seqs=tuple(sorted(gone | repeated)), repeated=tuple(sorted(repeated)))
 
 
-def words(entry: Entry) -> str:
+def extract_text(entry: Entry) -> str:
     """All that an entry says."""
     match entry.body:
         case Heard(text=text) | Said(text=text) | Noted(text=text) | Notified(text=text) | Returned(text=text):
@@ -142,22 +152,22 @@ def words(entry: Entry) -> str:
             return ""
 
 
-def vocabulary(text: str) -> set[str]:
+def extract_distinctive_words(text: str) -> set[str]:
     """The words of a text that could betray it: long ones, numbers, and pieces of scripts that have no spaces."""
     found: set[str] = set()
     for word in _WORD.findall(text.casefold()):
         if word.isascii():
-            if len(word) >= SHORTEST or (len(word) > 1 and any(letter.isdigit() for letter in word)):
+            if len(word) >= MIN_WORD_CHARS or (len(word) > 1 and any(letter.isdigit() for letter in word)):
                 found.add(word)
         else:
-            found.update(word[at : at + SHORTEST] for at in range(max(1, len(word) - SHORTEST + 1)))
+            found.update(word[at : at + MIN_WORD_CHARS] for at in range(max(1, len(word) - MIN_WORD_CHARS + 1)))
     return found
 
 
-def spoken_of(entries: Iterable[Entry], names: Collection[str]) -> set[str]:
+def collect_words_of_others(entries: Iterable[Entry], names: Collection[str]) -> set[str]:
     """Words that somebody other than `names` uses."""
     found: set[str] = set()
     for entry in entries:
-        if isinstance(entry.body, Heard) and not spoken_by(entry, names):
-            found |= vocabulary(entry.body.text)
+        if isinstance(entry.body, Heard) and not is_spoken_by(entry, names):
+            found |= extract_distinctive_words(entry.body.text)
     return found

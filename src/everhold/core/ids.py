@@ -7,7 +7,7 @@ from typing import Final
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
-def session_id(at: float, chance: bytes) -> str:
+def make_session_id(at: float, chance: bytes) -> str:
     """An id of 26 characters: 48 bits of milliseconds, then 80 bits of `chance` (ten bytes)."""
     assert len(chance) == 10
     number = (int(max(0.0, at) * 1000) & (1 << 48) - 1) << 80 | int.from_bytes(chance)

@@ -9,15 +9,15 @@ from typing import Final
 
 from msgspec import Struct
 
-from everhold.core.compression import advised
-from everhold.core.context import View, shortened, stubbed
+from everhold.core.compression import format_advice
+from everhold.core.context import SessionContext, list_context_stubs, render_stub
 from everhold.core.entries import Heard, Said
-from everhold.ports.model import Message, Request
+from everhold.ports.model import ModelMessage, ModelRequest
 
-MOST_NOTES: Final = 20
-LONGEST_NOTE: Final = 1_000
+MAX_NOTES: Final = 20
+MAX_NOTE_CHARS: Final = 1_000
 
-ASK: Final = (
+REVIEW_PROMPT: Final = (
     "You read part of a conversation and write down what should be remembered for long: facts about the people, their "
     "preferences, decisions, promises, dates, and what was done with which outcome. Each line of the conversation has "
     "its number. Answer with one JSON object per line and nothing else: "
@@ -25,46 +25,48 @@ ASK: Final = (
     "Note only what the lines say. Never note that something is unknown or was not discussed. "
     "If there is nothing worth keeping, answer with nothing."
 )
-_OBJECT: Final = re.compile(r"\{.*\}")
+_JSON_OBJECT: Final = re.compile(r"\{.*\}")
 
 
-class Finding(Struct, frozen=True):
+class ReviewFinding(Struct, frozen=True):
     """Something worth noting, and the entries it rests on."""
 
     text: str
     cites: tuple[int, ...]
 
 
-def request(view: View, *, advice: str = "") -> Request | None:
+def build_review_request(view: SessionContext, *, advice: str = "") -> ModelRequest | None:
     """What the reviewing model is asked about; None if nobody said anything."""
-    lines, stubs = [], stubbed(view)
-    for exchange in view.exchanges:
+    lines, stubs = [], list_context_stubs(view)
+    for exchange in view.turns:
         for entry in (*exchange.heard, *exchange.steps):
             if isinstance(entry.body, Heard):
-                text = shortened(entry.body.text, entry.seq) if entry.seq in stubs else entry.body.text
+                text = render_stub(entry.body.text, entry.seq) if entry.seq in stubs else entry.body.text
                 lines.append(f"#{entry.seq} {entry.body.sender or entry.author}: {text}")
             elif isinstance(entry.body, Said):
                 lines.append(f"#{entry.seq} {entry.author}: {entry.body.text}")
     if not lines:
         return None
-    return Request(system=ASK, messages=(Message(role="user", text="\n".join(lines) + advised(advice)),))
+    return ModelRequest(
+        system=REVIEW_PROMPT, messages=(ModelMessage(role="user", text="\n".join(lines) + format_advice(advice)),)
+    )
 
 
-def seqs(view: View) -> set[int]:
+def list_citable_seqs(view: SessionContext) -> set[int]:
     """The entries a finding about this view may cite."""
     return {
         entry.seq
-        for exchange in view.exchanges
+        for exchange in view.turns
         for entry in (*exchange.heard, *exchange.steps)
         if isinstance(entry.body, Heard | Said)
     }
 
 
-def findings(answer: str, known: Collection[int]) -> list[Finding]:
+def parse_findings(answer: str, known: Collection[int]) -> list[ReviewFinding]:
     """The findings in a model's answer that cite entries it was shown. Everything else in it is ignored."""
-    found: list[Finding] = []
+    found: list[ReviewFinding] = []
     for line in answer.splitlines():
-        match = _OBJECT.search(line)
+        match = _JSON_OBJECT.search(line)
         if match is None:
             continue
         try:
@@ -77,6 +79,6 @@ def findings(answer: str, known: Collection[int]) -> list[Finding]:
         if not isinstance(text, str) or not isinstance(cites, list):
             continue
         valid = tuple(seq for seq in cites if isinstance(seq, int) and not isinstance(seq, bool) and seq in known)
-        if text.strip() and valid and len(text) <= LONGEST_NOTE:
-            found.append(Finding(text.strip(), valid))
-    return found[:MOST_NOTES]
+        if text.strip() and valid and len(text) <= MAX_NOTE_CHARS:
+            found.append(ReviewFinding(text.strip(), valid))
+    return found[:MAX_NOTES]

@@ -14,27 +14,27 @@ import msgspec
 from msgspec import Struct
 
 from everhold.core.entries import Attachment
-from everhold.ports.model import Message, Request, ToolSpec
+from everhold.ports.model import ModelMessage, ModelRequest, ToolSpec
 
 BYTES_PER_TOKEN: Final = 4
-MESSAGE: Final = 4
+MESSAGE_WEIGHT: Final = 4
 """Role, delimiters."""
-CALL: Final = 10
-TOOL: Final = 12
-IMAGE: Final = 1_100
+CALL_WEIGHT: Final = 10
+TOOL_WEIGHT: Final = 12
+IMAGE_WEIGHT: Final = 1_100
 """Between a thumbnail (85) and a full tile set (about 1,600)."""
-FILE: Final = 20
+FILE_WEIGHT: Final = 20
 
-SMALL: Final = 64
+MIN_OBSERVED_WEIGHT: Final = 64
 """A request lighter than this says more about a vendor's hidden preamble than about its tokens."""
-SLOWEST: Final = 0.1
+MIN_LEARNING_RATE: Final = 0.1
 """Weight of a new observation once many were made: a model behind an alias may be exchanged."""
-LEAST: Final = 0.2
-MOST: Final = 5.0
+MIN_RATIO: Final = 0.2
+MAX_RATIO: Final = 5.0
 """A ratio beyond these is a server that counts something else."""
 
 
-class Calibration(Struct, frozen=True, kw_only=True):
+class TokenCalibration(Struct, frozen=True, kw_only=True):
     """What one model's reports taught: its tokens per unit of weight, and how far single requests stray from that."""
 
     ratio: float = 1.0
@@ -42,10 +42,10 @@ class Calibration(Struct, frozen=True, kw_only=True):
     samples: int = 0
 
 
-UNCALIBRATED: Final = Calibration()
+UNCALIBRATED: Final = TokenCalibration()
 
 
-def weigh(text: str) -> int:
+def weigh_text(text: str) -> int:
     """The weight of a text; never less than it would be without its end."""
     size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     return -(-size // BYTES_PER_TOKEN)
@@ -55,53 +55,56 @@ def weigh_json(value: Any) -> int:
     return -(-len(msgspec.json.encode(value)) // BYTES_PER_TOKEN)
 
 
-def weigh_message(message: Message) -> int:
-    weight = MESSAGE + weigh(message.text)
+def weigh_message(message: ModelMessage) -> int:
+    weight = MESSAGE_WEIGHT + weigh_text(message.text)
     if message.name:
-        weight += weigh(message.name) + 1
+        weight += weigh_text(message.name) + 1
     for call in message.calls:
-        weight += CALL + weigh(call.tool) + weigh_json(call.arguments)
+        weight += CALL_WEIGHT + weigh_text(call.tool) + weigh_json(call.arguments)
     for attachment in message.attachments:
         weight += _weigh_attachment(attachment)
     return weight
 
 
-def weigh_messages(messages: Iterable[Message]) -> int:
+def weigh_messages(messages: Iterable[ModelMessage]) -> int:
     return sum(map(weigh_message, messages))
 
 
 def weigh_tools(tools: Sequence[ToolSpec]) -> int:
-    return sum(TOOL + weigh(tool.name) + weigh(tool.description) + weigh_json(tool.parameters) for tool in tools)
+    return sum(
+        TOOL_WEIGHT + weigh_text(tool.name) + weigh_text(tool.description) + weigh_json(tool.parameters)
+        for tool in tools
+    )
 
 
-def weigh_request(request: Request) -> int:
+def weigh_request(request: ModelRequest) -> int:
     """The weight of everything a model reads. Reasoning is left out: most vendors do not send it again."""
-    return MESSAGE + weigh(request.system) + weigh_tools(request.tools) + weigh_messages(request.messages)
+    return MESSAGE_WEIGHT + weigh_text(request.system) + weigh_tools(request.tools) + weigh_messages(request.messages)
 
 
-def expected(weight: int, calibration: Calibration = UNCALIBRATED) -> int:
+def estimate_tokens(weight: int, calibration: TokenCalibration = UNCALIBRATED) -> int:
     """The likeliest number of tokens."""
     return ceil(weight * calibration.ratio)
 
 
-def ceiling(weight: int, calibration: Calibration = UNCALIBRATED) -> int:
+def estimate_max_tokens(weight: int, calibration: TokenCalibration = UNCALIBRATED) -> int:
     """More tokens than nearly every request of this weight has: what a budget reserves and a window must hold."""
     return ceil(weight * calibration.ratio * (1 + 2 * calibration.spread))
 
 
-def observe(calibration: Calibration, *, weight: int, tokens: int) -> Calibration:
+def update_calibration(calibration: TokenCalibration, *, weight: int, tokens: int) -> TokenCalibration:
     """What is known after a model reported `tokens` input tokens for a request of this weight."""
-    if weight < SMALL or tokens <= 0:
+    if weight < MIN_OBSERVED_WEIGHT or tokens <= 0:
         return calibration
-    ratio = min(MOST, max(LEAST, tokens / weight))
-    step = max(SLOWEST, 1 / (calibration.samples + 1))
+    ratio = min(MAX_RATIO, max(MIN_RATIO, tokens / weight))
+    step = max(MIN_LEARNING_RATE, 1 / (calibration.samples + 1))
     astray = abs(ratio - calibration.ratio) / calibration.ratio if calibration.samples else 0.1
-    return Calibration(
-        ratio=min(MOST, max(LEAST, calibration.ratio + step * (ratio - calibration.ratio))),
+    return TokenCalibration(
+        ratio=min(MAX_RATIO, max(MIN_RATIO, calibration.ratio + step * (ratio - calibration.ratio))),
         spread=min(1.0, max(0.02, calibration.spread + step * (astray - calibration.spread))),
         samples=calibration.samples + 1,
     )
 
 
 def _weigh_attachment(attachment: Attachment) -> int:
-    return IMAGE if attachment.media.startswith("image/") else FILE + weigh(attachment.name)
+    return IMAGE_WEIGHT if attachment.media.startswith("image/") else FILE_WEIGHT + weigh_text(attachment.name)

@@ -15,53 +15,53 @@ from msgspec import Struct, structs
 from everhold.core.entries import (
     Attachment,
     Began,
-    Body,
-    Call,
     Called,
     Ended,
     Entry,
+    EntryBody,
+    ModelUsage,
     Returned,
     Thought,
     Took,
-    Usage,
+    ToolCall,
 )
-from everhold.ports.tool import Effect
+from everhold.ports.tool import ToolEffect
 
-MOST_ROUNDS: Final = 60
+MAX_ROUNDS: Final = 60
 """A turn that asked the model this often is going in circles."""
-MOST_ATTEMPTS: Final = 5
+MAX_TURN_ATTEMPTS: Final = 5
 """A turn that fell over this often ends failed."""
 
-UNKNOWN_OUTCOME: Final = (
+UNKNOWN_OUTCOME_TEXT: Final = (
     "This was started before a restart and nobody can tell whether it was completed. "
     "Check before you do it again, and say so to the person if it matters."
 )
-NOT_RUN: Final = "Not run: the turn ended before this call was started."
+NOT_RUN_TEXT: Final = "Not run: the turn ended before this call was started."
 
-SEND_LESS: Final = (
+SEND_LESS_REMEDY: Final = (
     "send it in smaller parts, or choose a model with a larger window (/model) and then /retry. What you write next is "
     "answered with only its beginning and end in view; /undo takes it out altogether"
 )
-CUT_OFF: Final = "My answer was cut off at the model's length limit. Say “go on”, and I do."
-START_OVER: Final = "/retry tries it again, /new begins without what was said before"
+CUT_OFF_NOTICE: Final = "My answer was cut off at the model's length limit. Say “go on”, and I do."
+START_OVER_REMEDY: Final = "/retry tries it again, /new begins without what was said before"
 
 
-class Turn(Struct, frozen=True, kw_only=True):
+class TurnState(Struct, frozen=True, kw_only=True):
     """What is recorded of an operation."""
 
     session: str
     op: int
     takes: tuple[int, ...] = ()
     rounds: int = 0
-    open: tuple[Call, ...] = ()
+    open_calls: tuple[ToolCall, ...] = ()
     """Calls of the newest thought that have no result yet, in order."""
-    started: Mapping[str, Called] = {}
+    started_calls: Mapping[str, Called] = {}
     """Those of them that were started."""
-    usage: Usage = Usage()
+    usage: ModelUsage = ModelUsage()
     attempts: int = 1
-    left_over: bool = False
+    resumed: bool = False
     """Taken up from somebody else: what is started may be done, half done, or not."""
-    over: bool = False
+    ended: bool = False
     attached: tuple[Attachment, ...] = ()
     """Files that go with its reply."""
 
@@ -69,42 +69,42 @@ class Turn(Struct, frozen=True, kw_only=True):
 # -- events: what happened ---------------------------------------------------------------------------------------------
 
 
-class Opened(Struct, frozen=True):
+class TurnOpened(Struct, frozen=True):
     """The turn begins, or is taken up again."""
 
 
-class Recorded(Struct, frozen=True):
+class BodiesRecorded(Struct, frozen=True):
     """These bodies are committed."""
 
-    bodies: tuple[Body, ...]
+    bodies: tuple[EntryBody, ...]
 
 
-class Answered(Struct, frozen=True):
+class ModelAnswered(Struct, frozen=True):
     """The model answered."""
 
     thought: Thought
 
 
-class Ran(Struct, frozen=True):
+class ToolFinished(Struct, frozen=True):
     """A tool came back. Its notes and sayings are committed with the result, by whoever performs."""
 
     returned: Returned
 
 
-class Unreachable(Struct, frozen=True, kw_only=True):
+class ModelUnreachable(Struct, frozen=True, kw_only=True):
     """No model could be asked now."""
 
     reason: str
     retry_after: float | None = None
 
 
-class Overlong(Struct, frozen=True, kw_only=True):
+class RequestTooLong(Struct, frozen=True, kw_only=True):
     """The request does not fit the model."""
 
     reason: str
 
 
-class Broken(Struct, frozen=True, kw_only=True):
+class TurnBroken(Struct, frozen=True, kw_only=True):
     """It cannot go on, and trying again will not help."""
 
     reason: str
@@ -114,53 +114,62 @@ class Broken(Struct, frozen=True, kw_only=True):
     """Messages that do not fit the model by themselves."""
 
 
-class CutShort(Struct, frozen=True):
+class TurnCutShort(Struct, frozen=True):
     """Somebody stopped the turn, or something more urgent came."""
 
     outcome: Literal["stopped", "interrupted"]
-    usage: Usage = Usage()
+    usage: ModelUsage = ModelUsage()
     """About what the call has cost that was given up for it."""
 
 
-Event: TypeAlias = Opened | Recorded | Answered | Ran | Unreachable | Overlong | Broken | CutShort
+TurnEvent: TypeAlias = (
+    TurnOpened
+    | BodiesRecorded
+    | ModelAnswered
+    | ToolFinished
+    | ModelUnreachable
+    | RequestTooLong
+    | TurnBroken
+    | TurnCutShort
+)
 
 
 # -- effects: what to do next ------------------------------------------------------------------------------------------
 
 
-class Ask(Struct, frozen=True):
+class AskModel(Struct, frozen=True):
     """Ask the model, after letting the mailbox steer."""
 
 
-class Record(Struct, frozen=True):
+class RecordBodies(Struct, frozen=True):
     """Commit these bodies under the operation."""
 
-    bodies: tuple[Body, ...]
+    bodies: tuple[EntryBody, ...]
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class RunTool(Struct, frozen=True, kw_only=True):
     """Run a tool. `again`: with the same key, after a restart. `probe`: ask whether it was done, and run it if not."""
 
-    call: Call
+    call: ToolCall
     key: str
     how: Literal["first", "again", "probe"] = "first"
 
 
-class Finish(Struct, frozen=True, kw_only=True):
+class FinishTurn(Struct, frozen=True, kw_only=True):
     """End the turn in one commit: these bodies, the reply if there is one, and `ended`."""
 
     ended: Ended
-    bodies: tuple[Body, ...] = ()
+    bodies: tuple[EntryBody, ...] = ()
     reply: str = ""
     attached: tuple[Attachment, ...] = ()
     """Files that go with the reply."""
     notice: str = ""
     """What the chat is told instead of, or beside, a reply."""
-    given_up: Usage = Usage()
+    abandoned_usage: ModelUsage = ModelUsage()
     """What a call has cost whose answer nobody waited for."""
 
 
-class Wait(Struct, frozen=True, kw_only=True):
+class WaitForModel(Struct, frozen=True, kw_only=True):
     """Nobody to ask now. `release`: nothing was done yet, so the messages become pending again."""
 
     release: bool
@@ -168,133 +177,141 @@ class Wait(Struct, frozen=True, kw_only=True):
     retry_after: float | None = None
 
 
-class Shrink(Struct, frozen=True, kw_only=True):
+class ShrinkContext(Struct, frozen=True, kw_only=True):
     """The context must become smaller before the next question."""
 
     reason: str
 
 
-Task: TypeAlias = Ask | Record | Run | Finish | Wait | Shrink
+TurnAction: TypeAlias = AskModel | RecordBodies | RunTool | FinishTurn | WaitForModel | ShrinkContext
 
 
 # -- the machine -------------------------------------------------------------------------------------------------------
 
 
-def replay(entries: Iterable[Entry], *, session: str, op: int, attempts: int = 1, left_over: bool = False) -> Turn:
+def rebuild_turn(
+    entries: Iterable[Entry], *, session: str, op: int, attempts: int = 1, left_over: bool = False
+) -> TurnState:
     """The turn that an operation's recorded entries stand for."""
     bodies = tuple(entry.body for entry in entries if entry.body is not None)
-    turn = Turn(session=session, op=op, attempts=attempts, left_over=left_over)
-    return _record(turn, bodies)
+    turn = TurnState(session=session, op=op, attempts=attempts, resumed=left_over)
+    return _apply_bodies(turn, bodies)
 
 
-def step(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+def advance_turn(turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]) -> tuple[TurnState, TurnAction]:
     """What follows from `event`. `effects` says what each tool's repeat would do; a tool not in it is `once`."""
-    assert not turn.over, "a turn that has ended takes no more events"
+    assert not turn.ended, "a turn that has ended takes no more events"
     match event:
-        case Opened():
-            if turn.attempts > MOST_ATTEMPTS:
-                return turn, _fail(turn, f"it was started {turn.attempts - 1} times and never came to an end")
-            return turn, _next(turn, effects)
-        case Recorded(bodies):
-            turn = structs.replace(_record(turn, bodies), left_over=False)
-            return turn, _next(turn, effects)
-        case Answered(thought):
-            return turn, _answered(turn, thought, effects)
-        case Ran(returned):
-            return turn, Record((returned,))
-        case Unreachable(reason=reason, retry_after=retry_after):
-            return turn, Wait(release=turn.rounds == 0, reason=reason, retry_after=retry_after)
-        case Overlong(reason=reason):
-            return turn, Shrink(reason=reason)
-        case Broken(reason=reason, remedy=remedy, stubs=stubs):
-            return turn, _fail(turn, reason, remedy=remedy, stubs=stubs)
-        case CutShort(outcome, usage):
+        case TurnOpened():
+            if turn.attempts > MAX_TURN_ATTEMPTS:
+                return turn, _fail_turn(turn, f"it was started {turn.attempts - 1} times and never came to an end")
+            return turn, _choose_next_action(turn, effects)
+        case BodiesRecorded(bodies):
+            turn = structs.replace(_apply_bodies(turn, bodies), resumed=False)
+            return turn, _choose_next_action(turn, effects)
+        case ModelAnswered(thought):
+            return turn, _choose_action_after_answer(turn, thought, effects)
+        case ToolFinished(returned):
+            return turn, RecordBodies((returned,))
+        case ModelUnreachable(reason=reason, retry_after=retry_after):
+            return turn, WaitForModel(release=turn.rounds == 0, reason=reason, retry_after=retry_after)
+        case RequestTooLong(reason=reason):
+            return turn, ShrinkContext(reason=reason)
+        case TurnBroken(reason=reason, remedy=remedy, stubs=stubs):
+            return turn, _fail_turn(turn, reason, remedy=remedy, stubs=stubs)
+        case TurnCutShort(outcome, usage):
             ended = Ended(outcome=outcome, usage=turn.usage + usage)
-            return turn, Finish(ended=ended, bodies=_close(turn), given_up=usage)
+            return turn, FinishTurn(ended=ended, bodies=_close_open_calls(turn), abandoned_usage=usage)
 
 
-def _record(turn: Turn, bodies: tuple[Body, ...]) -> Turn:
+def _apply_bodies(turn: TurnState, bodies: tuple[EntryBody, ...]) -> TurnState:
     for body in bodies:
         match body:
             case Began(takes=takes) | Took(takes=takes):
                 turn = structs.replace(turn, takes=turn.takes + takes)
             case Thought(calls=calls, usage=usage):
-                turn = structs.replace(turn, rounds=turn.rounds + 1, open=calls, started={}, usage=turn.usage + usage)
+                turn = structs.replace(
+                    turn, rounds=turn.rounds + 1, open_calls=calls, started_calls={}, usage=turn.usage + usage
+                )
             case Called(call=call):
-                turn = structs.replace(turn, started={**turn.started, call: body})
+                turn = structs.replace(turn, started_calls={**turn.started_calls, call: body})
             case Returned(call=call, attached=attached):
                 files = tuple(dict.fromkeys((*turn.attached, *attached)))
-                turn = structs.replace(turn, open=tuple(c for c in turn.open if c.id != call), attached=files)
+                turn = structs.replace(
+                    turn, open_calls=tuple(c for c in turn.open_calls if c.id != call), attached=files
+                )
             case Ended():
-                turn = structs.replace(turn, over=True)
+                turn = structs.replace(turn, ended=True)
             case _:
                 pass  # notes, sayings and notices do not move a turn
     return turn
 
 
-def _next(turn: Turn, effects: Mapping[str, Effect]) -> Task:
+def _choose_next_action(turn: TurnState, effects: Mapping[str, ToolEffect]) -> TurnAction:
     """The first thing that is not recorded yet."""
-    if not turn.open:
-        if turn.rounds >= MOST_ROUNDS:
-            return _fail(turn, f"the model was asked {turn.rounds} times without coming to an answer")
-        return Ask()
-    call = turn.open[0]
-    effect = effects.get(call.tool, Effect.ONCE)
-    called = turn.started.get(call.id)
+    if not turn.open_calls:
+        if turn.rounds >= MAX_ROUNDS:
+            return _fail_turn(turn, f"the model was asked {turn.rounds} times without coming to an answer")
+        return AskModel()
+    call = turn.open_calls[0]
+    effect = effects.get(call.tool, ToolEffect.ONCE)
+    called = turn.started_calls.get(call.id)
     if called is None:
-        if effect is Effect.PURE:
-            return Run(call=call, key=_key(turn, call))
-        return Record((_called(turn, call, effect),))
-    if not turn.left_over:
-        return Run(call=call, key=called.key)
+        if effect is ToolEffect.PURE:
+            return RunTool(call=call, key=_build_call_key(turn, call))
+        return RecordBodies((_build_called(turn, call, effect),))
+    if not turn.resumed:
+        return RunTool(call=call, key=called.key)
     # what it was when it started counts, not what it is configured to be now
     match called.effect:
-        case Effect.KEYED:
-            return Run(call=call, key=called.key, how="again")
-        case Effect.PROBE:
-            return Run(call=call, key=called.key, how="probe")
+        case ToolEffect.KEYED:
+            return RunTool(call=call, key=called.key, how="again")
+        case ToolEffect.PROBE:
+            return RunTool(call=call, key=called.key, how="probe")
         case _:
-            return Record((Returned(call=call.id, text=UNKNOWN_OUTCOME, error=True, unknown=True),))
+            return RecordBodies((Returned(call=call.id, text=UNKNOWN_OUTCOME_TEXT, error=True, unknown=True),))
 
 
-def _answered(turn: Turn, thought: Thought, effects: Mapping[str, Effect]) -> Task:
-    thought = structs.replace(thought, calls=_distinct(thought.calls, turn.rounds))
+def _choose_action_after_answer(turn: TurnState, thought: Thought, effects: Mapping[str, ToolEffect]) -> TurnAction:
+    thought = structs.replace(thought, calls=_make_ids_distinct(thought.calls, turn.rounds))
     if not thought.calls:
         usage = turn.usage + thought.usage
         reply = thought.text if thought.text.strip() else ", ".join(file.name or "a file" for file in turn.attached)
         if not reply:
             reason = "the model answered nothing"
-            return Finish(
+            return FinishTurn(
                 ended=Ended(outcome="failed", reason=reason, usage=usage),
                 bodies=(thought,),
-                notice=_failure_notice(reason),
+                notice=_render_failure(reason),
             )
-        notice = CUT_OFF if thought.finish == "length" else ""
-        return Finish(ended=Ended(usage=usage), bodies=(thought,), reply=reply, attached=turn.attached, notice=notice)
+        notice = CUT_OFF_NOTICE if thought.finish == "length" else ""
+        return FinishTurn(
+            ended=Ended(usage=usage), bodies=(thought,), reply=reply, attached=turn.attached, notice=notice
+        )
     # the first call's start can be recorded together with the thought: both come before anything runs
     first = thought.calls[0]
-    effect = effects.get(first.tool, Effect.ONCE)
-    after = _record(turn, (thought,))
-    if effect is Effect.PURE:
-        return Record((thought,))
-    return Record((thought, _called(after, first, effect)))
+    effect = effects.get(first.tool, ToolEffect.ONCE)
+    after = _apply_bodies(turn, (thought,))
+    if effect is ToolEffect.PURE:
+        return RecordBodies((thought,))
+    return RecordBodies((thought, _build_called(after, first, effect)))
 
 
-def _called(turn: Turn, call: Call, effect: Effect) -> Called:
-    return Called(call=call.id, tool=call.tool, effect=effect, key=_key(turn, call))
+def _build_called(turn: TurnState, call: ToolCall, effect: ToolEffect) -> Called:
+    return Called(call=call.id, tool=call.tool, effect=effect, key=_build_call_key(turn, call))
 
 
-def _key(turn: Turn, call: Call) -> str:
+def _build_call_key(turn: TurnState, call: ToolCall) -> str:
     """The same whenever this very call is made again, and never for another."""
     return f"{turn.session}:{turn.op}:{turn.rounds}:{call.id}"
 
 
-def _distinct(calls: tuple[Call, ...], round_: int) -> tuple[Call, ...]:
+def _make_ids_distinct(calls: tuple[ToolCall, ...], round_: int) -> tuple[ToolCall, ...]:
     """Calls with ids that can be told apart: some models leave them out or give them twice."""
     given = {call.id for call in calls}
     made = (id for n in itertools.count() if (id := f"call-{round_}-{n}") not in given)
     seen: set[str] = set()
-    distinct: list[Call] = []
+    distinct: list[ToolCall] = []
     for call in calls:
         if not call.id or call.id in seen:
             call = structs.replace(call, id=next(made))
@@ -303,23 +320,23 @@ def _distinct(calls: tuple[Call, ...], round_: int) -> tuple[Call, ...]:
     return tuple(distinct)
 
 
-def _close(turn: Turn) -> tuple[Body, ...]:
+def _close_open_calls(turn: TurnState) -> tuple[EntryBody, ...]:
     """A result for every open call, so that calls and results never part."""
     return tuple(
-        Returned(call=call.id, text=UNKNOWN_OUTCOME, error=True, unknown=True)
-        if call.id in turn.started
-        else Returned(call=call.id, text=NOT_RUN, error=True)
-        for call in turn.open
+        Returned(call=call.id, text=UNKNOWN_OUTCOME_TEXT, error=True, unknown=True)
+        if call.id in turn.started_calls
+        else Returned(call=call.id, text=NOT_RUN_TEXT, error=True)
+        for call in turn.open_calls
     )
 
 
-def _fail(turn: Turn, reason: str, *, remedy: str = "", stubs: tuple[int, ...] = ()) -> Finish:
-    return Finish(
+def _fail_turn(turn: TurnState, reason: str, *, remedy: str = "", stubs: tuple[int, ...] = ()) -> FinishTurn:
+    return FinishTurn(
         ended=Ended(outcome="failed", reason=reason, usage=turn.usage, stubs=stubs),
-        bodies=_close(turn),
-        notice=_failure_notice(reason, remedy),
+        bodies=_close_open_calls(turn),
+        notice=_render_failure(reason, remedy),
     )
 
 
-def _failure_notice(reason: str, remedy: str = "") -> str:
+def _render_failure(reason: str, remedy: str = "") -> str:
     return f"I could not answer: {reason}. Your message is kept; {remedy or '/retry tries it again'}."

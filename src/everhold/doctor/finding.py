@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-Level: TypeAlias = Literal["wrong", "note"]
+FindingLevel: TypeAlias = Literal["wrong", "note"]
 
 
 @dataclass(frozen=True)
-class Edit:
+class StoreEdit:
     """One change to a foreign store. `values` empty: the row goes; `copies` set: a copy of that message is appended;
     `index` set: that search index is written anew."""
 
@@ -29,42 +29,44 @@ class Edit:
             return f"{self.table}: append message {self.copies} once more, as a live one"
         if not self.values:
             return f"{self.table}: remove {where}"
-        return f"{self.table}: {where}: " + ", ".join(f"{name} = {_short(value)}" for name, value in self.values)
+        return f"{self.table}: {where}: " + ", ".join(
+            f"{name} = {_shorten_value(value)}" for name, value in self.values
+        )
 
 
-def told(edits: Sequence[Edit]) -> list[str]:
+def describe_edits(edits: Sequence[StoreEdit]) -> list[str]:
     """The changes, for people: rows next to each other that change alike are told once."""
     lines: list[str] = []
     for _, group in itertools.groupby(edits, lambda edit: (edit.table, edit.values, edit.index, bool(edit.copies))):
-        run: list[Edit] = []
+        run: list[StoreEdit] = []
         for edit in group:
-            if run and not _follows(run[-1], edit):
-                lines.append(_one_line(run))
+            if run and not _is_consecutive(run[-1], edit):
+                lines.append(_format_run(run))
                 run = []
             run.append(edit)
-        lines.append(_one_line(run))
+        lines.append(_format_run(run))
     return lines
 
 
-def _follows(before: Edit, edit: Edit) -> bool:
+def _is_consecutive(before: StoreEdit, edit: StoreEdit) -> bool:
     ids = [dict(it.key).get("id") for it in (before, edit)]
     return len(edit.key) == 1 and isinstance(ids[0], int) and isinstance(ids[1], int) and ids[1] > ids[0]
 
 
-def _one_line(run: Sequence[Edit]) -> str:
+def _format_run(run: Sequence[StoreEdit]) -> str:
     if len(run) == 1:
         return str(run[0])
     first, last = (dict(edit.key)["id"] for edit in (run[0], run[-1]))
     return str(replace(run[0], key=(("id", f"{first} to {last} ({len(run)} rows)"),)))
 
 
-def _short(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     text = "null" if value is None else str(value)
     return text if len(text) <= 60 else text[:57] + "…"
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """`check` names what was looked at. A note is worth knowing, and nothing to mend."""
 
     check: str
@@ -73,16 +75,16 @@ class Finding:
     count: int = 1
     lost: str = ""
     remedy: str = ""
-    level: Level = "wrong"
-    edits: tuple[Edit, ...] = ()
+    level: FindingLevel = "wrong"
+    edits: tuple[StoreEdit, ...] = ()
     """What `--fix` would change."""
 
     @property
-    def fixable(self) -> bool:
+    def is_fixable(self) -> bool:
         return bool(self.edits)
 
 
-def finding_json(finding: Finding) -> dict[str, Any]:
+def convert_finding_to_json(finding: DoctorFinding) -> dict[str, Any]:
     return {
         "check": finding.check,
         "level": finding.level,
@@ -91,6 +93,6 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         "count": finding.count,
         "lost": finding.lost,
         "remedy": finding.remedy,
-        "fixable": finding.fixable,
+        "fixable": finding.is_fixable,
         "edits": [str(edit) for edit in finding.edits],
     }

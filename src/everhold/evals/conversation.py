@@ -24,15 +24,15 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
-from everhold.errors import Misuse
+from everhold.errors import InvalidRequest
 
-_HEAD: Final = re.compile(r"([a-z]+):\s*(.*)")
-_SAYS: Final = re.compile(r"([^:]{1,40}):\s?(.*)", re.DOTALL)
-_CALLS: Final = re.compile(r"(\w+)\s+(\{.*\})\s+=\s+(.*)", re.DOTALL)
-_ASKS: Final = re.compile(r"(\w+):\s*(.+?)\s+=\s+(.+?)(?:\s+/\s+(.+))?")
+_HEADER_PATTERN: Final = re.compile(r"([a-z]+):\s*(.*)")
+_SAYS_PATTERN: Final = re.compile(r"([^:]{1,40}):\s?(.*)", re.DOTALL)
+_CALLS_PATTERN: Final = re.compile(r"(\w+)\s+(\{.*\})\s+=\s+(.*)", re.DOTALL)
+_ASKS_PATTERN: Final = re.compile(r"(\w+):\s*(.+?)\s+=\s+(.+?)(?:\s+/\s+(.+))?")
 
 
-class Act(Struct, frozen=True, kw_only=True):
+class EvalToolCall(Struct, frozen=True, kw_only=True):
     """A tool call and what came of it. `changes`: it did something outside."""
 
     tool: str
@@ -41,21 +41,23 @@ class Act(Struct, frozen=True, kw_only=True):
     changes: bool = True
 
 
-class Turn(Struct, frozen=True, kw_only=True):
+class EvalTurn(Struct, frozen=True, kw_only=True):
     who: str
     text: str
-    acts: tuple[Act, ...] = ()
+    tool_calls: tuple[EvalToolCall, ...] = ()
     reply: str = ""
 
-    def words(self) -> str:
+    def join_text(self) -> str:
         """Everything that was said or done in it."""
         done = [
-            part for act in self.acts for part in (act.tool, json.dumps(act.arguments, ensure_ascii=False), act.result)
+            part
+            for act in self.tool_calls
+            for part in (act.tool, json.dumps(act.arguments, ensure_ascii=False), act.result)
         ]
         return "\n".join([f"{self.who}: {self.text}", *done, self.reply])
 
 
-class Question(Struct, frozen=True, kw_only=True):
+class EvalQuestion(Struct, frozen=True, kw_only=True):
     """Answered where one of `answers` stands. `stale` were answers once."""
 
     kind: str
@@ -64,23 +66,25 @@ class Question(Struct, frozen=True, kw_only=True):
     stale: tuple[str, ...] = ()
 
 
-class Conversation(Struct, frozen=True, kw_only=True):
+class EvalConversation(Struct, frozen=True, kw_only=True):
     name: str
     title: str = ""
     language: str = ""
-    turns: tuple[Turn, ...]
-    questions: tuple[Question, ...] = ()
+    turns: tuple[EvalTurn, ...]
+    questions: tuple[EvalQuestion, ...] = ()
 
-    def words(self) -> str:
-        return "\n".join(turn.words() for turn in self.turns)
+    def join_text(self) -> str:
+        return "\n".join(turn.join_text() for turn in self.turns)
 
 
-def bundled() -> list[Conversation]:
+def load_bundled_conversations() -> list[EvalConversation]:
     """The conversations that come with everhold, by name, and all of them one after the other in one session."""
     folder = resources.files("everhold.evals") / "conversations"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".txt")), key=lambda file: file.name)
-    found = [parse(file.read_text(encoding="utf-8"), name=file.name.removesuffix(".txt")) for file in files]
-    everything = Conversation(
+    found = [
+        parse_conversation(file.read_text(encoding="utf-8"), name=file.name.removesuffix(".txt")) for file in files
+    ]
+    everything = EvalConversation(
         name="all-in-one",
         title="All of them, one after the other",
         language="mixed",
@@ -90,28 +94,28 @@ def bundled() -> list[Conversation]:
     return [*found, everything]
 
 
-def load(path: Path) -> list[Conversation]:
+def load_conversations(path: Path) -> list[EvalConversation]:
     """Conversations in our own format: a file, or every `.txt` in a folder."""
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
-    return [parse(file.read_text(encoding="utf-8"), name=file.stem) for file in files]
+    return [parse_conversation(file.read_text(encoding="utf-8"), name=file.stem) for file in files]
 
 
-def parse(text: str, *, name: str) -> Conversation:
+def parse_conversation(text: str, *, name: str) -> EvalConversation:
     """Read one file; what is wrong in it is said with its line."""
-    found = Conversation(name=name, turns=())
-    for number, mark, rest in _blocks(text):
+    found = EvalConversation(name=name, turns=())
+    for number, mark, rest in _split_blocks(text):
         try:
-            found = _add(found, mark, rest)
+            found = _add_block(found, mark, rest)
         except ValueError as error:
-            raise Misuse(
+            raise InvalidRequest(
                 f"{name}, line {number}: {error}", remedy="docs/how-to/evaluate-summaries.md shows the format"
             ) from None
     if not found.turns:
-        raise Misuse(f"{name} holds no conversation", remedy="a line such as `> Ada: hello` begins one")
+        raise InvalidRequest(f"{name} holds no conversation", remedy="a line such as `> Ada: hello` begins one")
     return found
 
 
-def _blocks(text: str) -> Iterator[tuple[int, str, str]]:
+def _split_blocks(text: str) -> Iterator[tuple[int, str, str]]:
     """(line, mark, text) of everything that begins with a mark, with the indented lines behind it."""
     current: tuple[int, str, list[str]] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
@@ -129,13 +133,13 @@ def _blocks(text: str) -> Iterator[tuple[int, str, str]]:
         yield current[0], current[1], "\n".join(current[2])
 
 
-def _add(found: Conversation, mark: str, text: str) -> Conversation:
+def _add_block(found: EvalConversation, mark: str, text: str) -> EvalConversation:
     match mark:
         case "#":
             return structs.replace(found, title=text.strip())
         case ">":
-            who, said = _split(_SAYS, text, "somebody, a colon, and what they say")
-            return structs.replace(found, turns=(*found.turns, Turn(who=who, text=said)))
+            who, said = _split_fields(_SAYS_PATTERN, text, "somebody, a colon, and what they say")
+            return structs.replace(found, turns=(*found.turns, EvalTurn(who=who, text=said)))
         case "<" | "!" | "~":
             if not found.turns:
                 raise ValueError("nobody has said anything yet")
@@ -143,27 +147,31 @@ def _add(found: Conversation, mark: str, text: str) -> Conversation:
             if mark == "<":
                 last = structs.replace(last, reply=text)
             else:
-                tool, arguments, result = _split(_CALLS, text, 'a tool, {"its": "arguments"}, = and its result')
-                act = Act(tool=tool, arguments=json.loads(arguments), result=result, changes=mark == "!")
-                last = structs.replace(last, acts=(*last.acts, act))
+                tool, arguments, result = _split_fields(
+                    _CALLS_PATTERN, text, 'a tool, {"its": "arguments"}, = and its result'
+                )
+                act = EvalToolCall(tool=tool, arguments=json.loads(arguments), result=result, changes=mark == "!")
+                last = structs.replace(last, tool_calls=(*last.tool_calls, act))
             return structs.replace(found, turns=(*found.turns[:-1], last))
         case "?":
-            kind, ask, answers, stale = _split(_ASKS, text, "a kind, a colon, the question, = and its answers")
-            question = Question(kind=kind, ask=ask, answers=_listed(answers), stale=_listed(stale or ""))
+            kind, ask, answers, stale = _split_fields(
+                _ASKS_PATTERN, text, "a kind, a colon, the question, = and its answers"
+            )
+            question = EvalQuestion(kind=kind, ask=ask, answers=_split_list(answers), stale=_split_list(stale or ""))
             return structs.replace(found, questions=(*found.questions, question))
         case _:
-            key, value = _split(_HEAD, text, "a mark such as > or <")
+            key, value = _split_fields(_HEADER_PATTERN, text, "a mark such as > or <")
             if key != "language":
                 raise ValueError(f"{key!r} means nothing here")
             return structs.replace(found, language=value)
 
 
-def _split(shape: re.Pattern[str], text: str, wanted: str) -> tuple[Any, ...]:
+def _split_fields(shape: re.Pattern[str], text: str, wanted: str) -> tuple[Any, ...]:
     match = shape.fullmatch(text)
     if match is None:
         raise ValueError(f"expected {wanted}, not {text[:40]!r}")
     return match.groups()
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def _split_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(" | ") if part.strip())

@@ -10,11 +10,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from everhold.evals.score import Score
+from everhold.evals.score import CompressionScore
 
-GROWTH: Final = 1.1
+MAX_TOKEN_GROWTH: Final = 1.1
 """How much bigger a folded context may be than it was in the baseline."""
-SLACK: Final = 0.2
+SEARCH_SLACK: Final = 0.2
 """Of the facts a search may miss although it once found them: how hits are ranked is measured elsewhere, and a better
 ranking trades some for others. What must not happen unseen is that the originals cannot be found."""
 HEADERS: Final = (
@@ -22,11 +22,11 @@ HEADERS: Final = (
 )  # fmt: skip
 
 
-class Mark(Struct, frozen=True, kw_only=True):
+class BaselineScore(Struct, frozen=True, kw_only=True):
     """What a baseline remembers of a score: nothing that depends on the machine."""
 
     kept: int
-    kept_folded: int
+    kept_compressed: int
     found: int
     logged: int
     stale: int
@@ -36,13 +36,13 @@ class Mark(Struct, frozen=True, kw_only=True):
     lost: tuple[str, ...]
 
 
-def mark(score: Score) -> Mark:
-    return Mark(
-        kept=score.count("kept"),
-        kept_folded=score.kept_folded,
-        found=score.count("found"),
-        logged=score.count("logged"),
-        stale=score.count("stale"),
+def make_baseline_score(score: CompressionScore) -> BaselineScore:
+    return BaselineScore(
+        kept=score.count_outcomes("kept"),
+        kept_compressed=score.kept_compressed,
+        found=score.count_outcomes("found"),
+        logged=score.count_outcomes("logged"),
+        stale=score.count_outcomes("stale"),
         invented=len(score.invented),
         tokens_after=score.tokens_after,
         same_session=score.same_session,
@@ -50,33 +50,35 @@ def mark(score: Score) -> Mark:
     )
 
 
-def key(score: Score) -> str:
+def make_score_key(score: CompressionScore) -> str:
     return f"{score.conversation}/{score.asked}"
 
 
-def baseline(scores: Sequence[Score]) -> bytes:
+def encode_baseline(scores: Sequence[CompressionScore]) -> bytes:
     """What to compare later scores with."""
-    marks = {key(score): msgspec.to_builtins(mark(score)) for score in scores}
+    marks = {make_score_key(score): msgspec.to_builtins(make_baseline_score(score)) for score in scores}
     model = scores[0].model if scores else ""
     return msgspec.json.format(msgspec.json.encode({"model": model, "scores": marks}), indent=1) + b"\n"
 
 
-def worse(scores: Sequence[Score], before: bytes) -> list[str]:
+def find_regressions(scores: Sequence[CompressionScore], before: bytes) -> list[str]:
     """Where `scores` fall behind a baseline, or were not made at all; nothing if they are at least as good."""
-    known = msgspec.convert(msgspec.json.decode(before)["scores"], dict[str, Mark])
-    now = {key(score): score for score in scores}
+    known = msgspec.convert(msgspec.json.decode(before)["scores"], dict[str, BaselineScore])
+    now = {make_score_key(score): score for score in scores}
     found = [f"{name}: was not scored" for name in known if name not in now]
     for name, score in now.items():
         if name in known:
-            found += [f"{name}: {line}" for line in _worse(score, mark(score), known[name])]
-        elif not score.sound:
-            found.append(f"{name}: {trouble(score)}")
+            found += [
+                f"{name}: {line}" for line in _compare_with_baseline(score, make_baseline_score(score), known[name])
+            ]
+        elif not score.is_sound:
+            found.append(f"{name}: {describe_trouble(score)}")
     return found
 
 
-def _worse(score: Score, now: Mark, then: Mark) -> list[str]:
-    found = [] if score.sound else [trouble(score)]
-    for what, less in (("kept", 0), ("logged", 0), ("found", math.ceil(len(score.outcomes) * SLACK))):
+def _compare_with_baseline(score: CompressionScore, now: BaselineScore, then: BaselineScore) -> list[str]:
+    found = [] if score.is_sound else [describe_trouble(score)]
+    for what, less in (("kept", 0), ("logged", 0), ("found", math.ceil(len(score.outcomes) * SEARCH_SLACK))):
         if getattr(now, what) < getattr(then, what) - less:
             found.append(f"{what} {getattr(now, what)} facts, it was {getattr(then, what)}")
     if lost := sorted(set(now.lost) - set(then.lost)):
@@ -86,36 +88,36 @@ def _worse(score: Score, now: Mark, then: Mark) -> list[str]:
         found.append(f"{now.stale} facts are out of date, it was {then.stale}")
     if now.invented > then.invented:
         found.append(f"made up: {', '.join(score.invented)}")
-    if now.tokens_after > then.tokens_after * GROWTH:
+    if now.tokens_after > then.tokens_after * MAX_TOKEN_GROWTH:
         found.append(f"{now.tokens_after} tokens are left, it was {then.tokens_after}")
     return found
 
 
-def trouble(score: Score) -> str:
+def describe_trouble(score: CompressionScore) -> str:
     """What is wrong with a score besides what was forgotten; empty if nothing is."""
     if not score.same_session:
         return "THE SESSION CHANGED"
     if score.broken:
         return f"the audit says {score.broken[0]}"
-    if not score.sound:
-        return f"folded {score.folds} times" + (f": {score.refused[-1]}" if score.refused else "")
+    if not score.is_sound:
+        return f"folded {score.compressions} times" + (f": {score.refused[-1]}" if score.refused else "")
     return ""
 
 
 # -- a table -----------------------------------------------------------------------------------------------------------
 
 
-def rows(scores: Sequence[Score]) -> list[tuple[str, ...]]:
+def format_score_rows(scores: Sequence[CompressionScore]) -> list[tuple[str, ...]]:
     """A line for each score, and one for all that were folded in the same way."""
-    lines = [_row(score.conversation, score.asked, [score]) for score in scores]
+    lines = [_format_row(score.conversation, score.asked, [score]) for score in scores]
     for asked in dict.fromkeys(score.asked for score in scores):
         same = [score for score in scores if score.asked == asked]
         if len(same) > 1:
-            lines.append(_row("together", asked, same))
+            lines.append(_format_row("together", asked, same))
     return lines
 
 
-def by_kind(scores: Sequence[Score]) -> list[tuple[str, ...]]:
+def format_kind_rows(scores: Sequence[CompressionScore]) -> list[tuple[str, ...]]:
     """How well each kind of fact is kept, for every way of folding."""
     kinds = sorted({outcome.kind for score in scores for outcome in score.outcomes})
     ways = list(dict.fromkeys(score.asked for score in scores))
@@ -124,12 +126,12 @@ def by_kind(scores: Sequence[Score]) -> list[tuple[str, ...]]:
         cells = []
         for asked in ways:
             these = [o for s in scores if s.asked == asked for o in s.outcomes if o.kind == kind]
-            cells.append(_of(sum(o.kept for o in these), len(these)))
+            cells.append(_format_share(sum(o.kept for o in these), len(these)))
         lines.append((kind, *cells))
     return lines
 
 
-def _row(name: str, asked: str, scores: Sequence[Score]) -> tuple[str, ...]:
+def _format_row(name: str, asked: str, scores: Sequence[CompressionScore]) -> tuple[str, ...]:
     facts = sum(len(score.outcomes) for score in scores)
     before, after = sum(s.tokens_before for s in scores), sum(s.tokens_after for s in scores)
     made_up = sum(len(score.invented) for score in scores)
@@ -137,32 +139,32 @@ def _row(name: str, asked: str, scores: Sequence[Score]) -> tuple[str, ...]:
     cost = f"${usd:.4f}" if usd else f"{sum(s.read + s.written for s in scores):,} tok"
     return (
         name,
-        asked if asked != "auto" else f"auto ({sum(score.folds for score in scores)})",
-        _of(sum(score.count("kept") for score in scores), facts),
-        _of(sum(score.kept_folded for score in scores), sum(score.folded for score in scores)),
-        _of(sum(score.count("found") for score in scores), facts),
-        str(sum(score.count("stale") for score in scores) or "-"),
+        asked if asked != "auto" else f"auto ({sum(score.compressions for score in scores)})",
+        _format_share(sum(score.count_outcomes("kept") for score in scores), facts),
+        _format_share(sum(score.kept_compressed for score in scores), sum(score.compressed for score in scores)),
+        _format_share(sum(score.count_outcomes("found") for score in scores), facts),
+        str(sum(score.count_outcomes("stale") for score in scores) or "-"),
         str(made_up or "-"),
         f"{before:,} → {after:,}",
         f"{after / before:.0%}" if before else "-",
         cost,
         f"{sum(score.seconds for score in scores):.2f} s",
-        next((text for score in scores if (text := trouble(score))), ""),
+        next((text for score in scores if (text := describe_trouble(score))), ""),
     )
 
 
-def _of(part: int, whole: int) -> str:
+def _format_share(part: int, whole: int) -> str:
     return f"{part}/{whole} {part / whole:.0%}" if whole else "-"
 
 
-def as_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
+def convert_to_json(scores: Sequence[CompressionScore]) -> list[dict[str, Any]]:
     """Everything, for programs."""
     return [
         {
             **msgspec.to_builtins(score),
-            **msgspec.to_builtins(mark(score)),
+            **msgspec.to_builtins(make_baseline_score(score)),
             "made_up": score.invented,
-            "sound": score.sound,
+            "sound": score.is_sound,
         }
         for score in scores
     ]
@@ -170,11 +172,11 @@ def as_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
 
 # -- a picture ---------------------------------------------------------------------------------------------------------
 
-_COLOURS: Final = ("#2f6f8f", "#c2703d", "#6b8f47", "#7a5c99")
+_PLOT_COLOURS: Final = ("#2f6f8f", "#c2703d", "#6b8f47", "#7a5c99")
 _LEFT, _WIDE, _BAR = 210, 420, 14
 
 
-def plot(scores: Sequence[Score]) -> str:
+def render_plot(scores: Sequence[CompressionScore]) -> str:
     """An SVG: for each conversation how much was kept (bars) and how much of its size is left (ticks)."""
     ways = list(dict.fromkeys(score.asked for score in scores))
     names = list(dict.fromkeys(score.conversation for score in scores))
@@ -186,7 +188,7 @@ def plot(scores: Sequence[Score]) -> str:
         f"compression by {escape(scores[0].model if scores else '')}; the tick is the size that is left</text>",
     ]
     for n, asked in enumerate(ways):
-        colour = _COLOURS[n % len(_COLOURS)]
+        colour = _PLOT_COLOURS[n % len(_PLOT_COLOURS)]
         x = _LEFT + n * 110
         label = "as it comes" if asked == "auto" else f"{asked} fold{'s' if asked != '1' else ''}"
         parts.append(f'<rect x="{x}" y="30" width="10" height="10" fill="{colour}"/>')
@@ -196,15 +198,15 @@ def plot(scores: Sequence[Score]) -> str:
         parts.append(f'<text x="{_LEFT - 8}" y="{y + _BAR}" text-anchor="end">{escape(name[:32])}</text>')
         for score in scores:
             if score.conversation == name:
-                parts.append(_bar(score, y, _COLOURS[ways.index(score.asked) % len(_COLOURS)]))
+                parts.append(_render_bar(score, y, _PLOT_COLOURS[ways.index(score.asked) % len(_PLOT_COLOURS)]))
                 y += _BAR
         y += 12
     parts.append("</svg>")
     return "\n".join(parts) + "\n"
 
 
-def _bar(score: Score, y: int, colour: str) -> str:
-    kept = score.count("kept") / max(1, len(score.outcomes))
+def _render_bar(score: CompressionScore, y: int, colour: str) -> str:
+    kept = score.count_outcomes("kept") / max(1, len(score.outcomes))
     left = score.tokens_after / max(1, score.tokens_before)
     tick = _LEFT + min(1.0, left) * _WIDE
     return (

@@ -9,8 +9,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from everhold.core.claims import absence, contradicts
-from everhold.evals.conversation import Question
+from everhold.core.denial_detection import extract_denied_words, is_denial_contradicted
+from everhold.evals.conversation import EvalQuestion
 
 _SPACE: Final = re.compile(r"\s+")
 _DRESS: Final = re.compile(r"[*`“”„«»\"]")
@@ -23,7 +23,7 @@ _LISTED: Final = re.compile(r"^\s*(?:[-*•]\s*)?\(?\d{1,2}[.)]\s", re.MULTILINE
 _NAMES: Final = re.compile(r"(?<=[a-zäöüß,;] )([A-ZÄÖÜ][a-zäöüß]\w+) ([A-ZÄÖÜ][a-zäöüß]\w+)")
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class QuestionOutcome(Struct, frozen=True, kw_only=True):
     """What became of one question's answer."""
 
     kind: str
@@ -40,7 +40,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """Only what was true before a correction is still there."""
 
 
-class Score(Struct, frozen=True, kw_only=True):
+class CompressionScore(Struct, frozen=True, kw_only=True):
     """One conversation, folded in one way by one model."""
 
     conversation: str
@@ -48,12 +48,12 @@ class Score(Struct, frozen=True, kw_only=True):
     model: str
     asked: str
     """How it was folded: a number of times, or `auto` for whenever its small window filled up."""
-    folds: int
+    compressions: int
     same_session: bool
     broken: tuple[str, ...]
     """What an audit of the store found against it afterwards."""
     refused: tuple[str, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[QuestionOutcome, ...]
     invented: tuple[str, ...]
     tokens_before: int
     tokens_after: int
@@ -64,58 +64,65 @@ class Score(Struct, frozen=True, kw_only=True):
     seconds: float
 
     @property
-    def sound(self) -> bool:
+    def is_sound(self) -> bool:
         """It was folded as asked, under one id, and the store is as it should be. A refusal by itself is no fault."""
-        return self.same_session and not self.broken and self.folds > 0 and self.asked in ("auto", str(self.folds))
+        return (
+            self.same_session
+            and not self.broken
+            and self.compressions > 0
+            and self.asked in ("auto", str(self.compressions))
+        )
 
-    def count(self, what: str) -> int:
+    def count_outcomes(self, what: str) -> int:
         return sum(getattr(outcome, what) for outcome in self.outcomes)  # `what` is a field of ours
 
     @property
-    def folded(self) -> int:
+    def compressed(self) -> int:
         """Facts that stand nowhere any more as they were said: the summary alone can have them."""
         return sum(not outcome.verbatim for outcome in self.outcomes)
 
     @property
-    def kept_folded(self) -> int:
+    def kept_compressed(self) -> int:
         return sum(outcome.kept and not outcome.verbatim for outcome in self.outcomes)
 
 
-def normal(text: str) -> str:
+def normalize_text(text: str) -> str:
     """A text as it is compared: without case, dress, kinds of space and dash, or how thousands are set apart."""
     text = unicodedata.normalize("NFKC", text).casefold()
     text = _DASHES.sub("-", _DRESS.sub("", text))
     return _SPACE.sub(" ", _GROUPS.sub("", text))
 
 
-def holds(text: str, answers: Iterable[str]) -> bool:
+def has_answer(text: str, answers: Iterable[str]) -> bool:
     """Whether one of `answers` stands in `text` (normal already), as words of its own."""
-    return any(re.search(rf"(?<!\w){re.escape(normal(answer))}(?!\w)", text) for answer in answers)
+    return any(re.search(rf"(?<!\w){re.escape(normalize_text(answer))}(?!\w)", text) for answer in answers)
 
 
-def judge(question: Question, *, shown: str, verbatim: str, hits: Sequence[str], log: str) -> Outcome:
+def judge_answer(
+    question: EvalQuestion, *, shown: str, verbatim: str, hits: Sequence[str], log: str
+) -> QuestionOutcome:
     """`shown`, `verbatim` and `log` are normal texts: all the next turn sees, its unfolded part, and every entry."""
-    kept = holds(shown, question.answers)
-    return Outcome(
+    kept = has_answer(shown, question.answers)
+    return QuestionOutcome(
         kind=question.kind,
         ask=question.ask,
         kept=kept,
-        verbatim=holds(verbatim, question.answers),
-        found=any(holds(normal(hit), question.answers) for hit in hits),
-        logged=holds(log, question.answers),
-        stale=not kept and bool(question.stale) and holds(shown, question.stale),
+        verbatim=has_answer(verbatim, question.answers),
+        found=any(has_answer(normalize_text(hit), question.answers) for hit in hits),
+        logged=has_answer(log, question.answers),
+        stale=not kept and bool(question.stale) and has_answer(shown, question.stale),
     )
 
 
-def invented(summary: str, said: str) -> tuple[str, ...]:
+def find_inventions(summary: str, said: str) -> tuple[str, ...]:
     """Figures, names and denials in a summary that what it stands for does not bear out.
 
     Figures are everything with a digit in it, names two capitalised words in a row neither of which was ever said, and
     denials claims that something was not said although it was.
     """
-    known = normal(said)
+    known = normalize_text(said)
     out: dict[str, None] = {}
-    for figure in _FIGURE.findall(normal(_ENTRY.sub(" ", _LISTED.sub(" ", summary)))):
+    for figure in _FIGURE.findall(normalize_text(_ENTRY.sub(" ", _LISTED.sub(" ", summary)))):
         bare = figure.strip(".,:#/-%")
         if bare and bare not in known:
             out[bare] = None
@@ -124,8 +131,12 @@ def invented(summary: str, said: str) -> tuple[str, ...]:
         if line.lstrip().startswith("#"):
             continue  # a heading
         for first, last in _NAMES.findall(line):
-            if normal(first) not in words and normal(last) not in words:
+            if normalize_text(first) not in words and normalize_text(last) not in words:
                 out[f"{first} {last}"] = None
-        if (about := absence(line)) and contradicts(about, said) and normal(line.strip("-*• ")) not in known:
+        if (
+            (about := extract_denied_words(line))
+            and is_denial_contradicted(about, said)
+            and normalize_text(line.strip("-*• ")) not in known
+        ):
             out[f"denied: {' '.join(about)}"] = None
     return tuple(out)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from everhold.memories.sdk import require
-from everhold.ports.plugin import Context
+from everhold.memories.sdk import require_package
+from everhold.ports.plugin import PluginContext
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -18,7 +18,7 @@ P = TypeVar("P")
 class MemoryFactory(Generic[P]):
     """Makes the provider `build` returns. `package` is the vendor's SDK, and `extra` what installs it."""
 
-    def __init__(self, settings: str, *, package: str, extra: str, build: Callable[[Any, Context], P]) -> None:
+    def __init__(self, settings: str, *, package: str, extra: str, build: Callable[[Any, PluginContext], P]) -> None:
         self._settings = settings
         self._package = package
         self._extra = extra
@@ -30,6 +30,6 @@ class MemoryFactory(Generic[P]):
         found: type[BaseModel] = getattr(import_module(module), name)  # listing plug-ins does not need it
         return found
 
-    def __call__(self, settings: Any, context: Context) -> P:
-        require(self._package, extra=self._extra)
+    def __call__(self, settings: Any, context: PluginContext) -> P:
+        require_package(self._package, extra=self._extra)
         return self._build(settings, context)

@@ -7,45 +7,57 @@ from datetime import datetime
 from typing import Any, Final
 
 from everhold.errors import EverholdError
-from everhold.memories.faults import partly
-from everhold.memories.scope import marks
-from everhold.memories.wording import packed, told, unpacked
-from everhold.ports.memory import Batch, Capability, Exchange, Found, Health, Memory, MemoryProvider, Note, Query
-from everhold.ports.tool import Result, ToolContext
+from everhold.memories.errors import convert_partial_failure
+from everhold.memories.formatting import escape_nul, format_exchange, unescape_nul
+from everhold.memories.scope import build_audience_marks
+from everhold.ports.memory import (
+    Exchange,
+    MemoryBatch,
+    MemoryCapability,
+    MemoryHit,
+    MemoryItem,
+    MemoryNote,
+    MemoryProvider,
+    MemoryQuery,
+    ProviderHealth,
+)
+from everhold.ports.tool import ToolContext, ToolResult
 
 REMOTE_CAPABILITIES: Final = frozenset(
     {
-        Capability.PROBE,
-        Capability.RETRACT,
-        Capability.TOOLS,
-        Capability.FORGET,
-        Capability.EXPORT,
-        Capability.HEALTH,
-        Capability.CLOSE,
-        Capability.SIGNATURE,
+        MemoryCapability.PROBE,
+        MemoryCapability.RETRACT,
+        MemoryCapability.TOOLS,
+        MemoryCapability.FORGET,
+        MemoryCapability.EXPORT,
+        MemoryCapability.HEALTH,
+        MemoryCapability.CLOSE,
+        MemoryCapability.SIGNATURE,
     }
 )
 
 
-async def store_each(batch: Batch, keep: Callable[[Batch, Memory], Awaitable[str]]) -> Mapping[str, str]:
+async def store_each(
+    batch: MemoryBatch, keep: Callable[[MemoryBatch, MemoryItem], Awaitable[str]]
+) -> Mapping[str, str]:
     """Keep one item after the other: key -> the id it has there. A failure says whether others were stored before."""
     remotes: dict[str, str] = {}
     for item in batch.items:
         try:
             remotes[item.key] = await keep(batch, item)
         except EverholdError as error:
-            raise partly(bool(remotes), error) from error
+            raise convert_partial_failure(bool(remotes), error) from error
     return remotes
 
 
-def make_text(item: Exchange | Note) -> str:
+def make_text(item: Exchange | MemoryNote) -> str:
     """What is kept of an item; nothing of one that only takes something back."""
     if isinstance(item, Exchange):
-        return told(item)
-    return "" if item.action == "remove" else packed(item.text.strip())
+        return format_exchange(item)
+    return "" if item.action == "remove" else escape_nul(item.text.strip())
 
 
-def make_metadata(item: Exchange | Note) -> dict[str, Any]:
+def make_metadata(item: Exchange | MemoryNote) -> dict[str, Any]:
     """What is kept beside the text, so that `read_hit` and the audience check can use it."""
     about = {
         "everhold": item.key,
@@ -54,16 +66,18 @@ def make_metadata(item: Exchange | Note) -> dict[str, Any]:
         "everhold_seq": (*item.heard, *item.said)[0].seq if isinstance(item, Exchange) else item.seq,
         "everhold_person": item.stamp.person,
         "everhold_parent": item.parent if isinstance(item, Exchange) else "",
-        "everhold_fact": item.fact if isinstance(item, Note) else "",
+        "everhold_fact": item.fact if isinstance(item, MemoryNote) else "",
         "everhold_tags": ",".join(item.tags),
     }
-    return {name: value for name, value in about.items() if value not in ("", None)} | marks(item.stamp.audience)
+    return {name: value for name, value in about.items() if value not in ("", None)} | build_audience_marks(
+        item.stamp.audience
+    )
 
 
-def read_hit(text: str, about: Mapping[str, Any], *, person: str, score: float = 0.0, at: float = 0.0) -> Found:
+def read_hit(text: str, about: Mapping[str, Any], *, person: str, score: float = 0.0, at: float = 0.0) -> MemoryHit:
     """Something a service found, with its metadata `about`. `person` is whose it is if the metadata do not say."""
-    return Found(
-        text=unpacked(text),
+    return MemoryHit(
+        text=unescape_nul(text),
         score=score,
         session=str(about.get("everhold_session", "")),
         seq=int(about.get("everhold_seq") or 0),
@@ -83,19 +97,19 @@ def read_time(when: object) -> float:
         return 0.0
 
 
-async def check_health(ask: Awaitable[object]) -> Health:
+async def check_health(ask: Awaitable[object]) -> ProviderHealth:
     """Well if the service answers `ask`, otherwise what it failed with."""
     try:
         await ask
     except EverholdError as error:
-        return Health(well=False, text=error.message)
-    return Health(well=True)
+        return ProviderHealth(well=False, text=error.message)
+    return ProviderHealth(well=True)
 
 
-async def search_for_tool(memory: MemoryProvider, text: str, context: ToolContext, *, limit: int) -> Result:
+async def search_for_tool(memory: MemoryProvider, text: str, context: ToolContext, *, limit: int) -> ToolResult:
     """What a search tool answers: everything that those present may hear."""
     found = await memory.find(
-        Query(
+        MemoryQuery(
             text=text,
             agent=context.agent,
             session=context.session,
@@ -105,4 +119,4 @@ async def search_for_tool(memory: MemoryProvider, text: str, context: ToolContex
             limit=limit,
         )
     )
-    return Result(text="\n\n".join(it.text for it in found) or "Nothing was found.")
+    return ToolResult(text="\n\n".join(it.text for it in found) or "Nothing was found.")

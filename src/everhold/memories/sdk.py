@@ -7,24 +7,26 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
-from everhold.errors import Misuse
+from everhold.errors import InvalidRequest
 from everhold.infra.extras import describe_install
 
 
-def require(distribution: str, *, extra: str) -> None:
+def require_package(distribution: str, *, extra: str) -> None:
     """Refuse at once, without importing anything, if the package is not installed."""
     try:
         version(distribution)
     except PackageNotFoundError:
-        raise Misuse(f"the package {distribution} is not installed", remedy=describe_install(extra)) from None
+        raise InvalidRequest(f"the package {distribution} is not installed", remedy=describe_install(extra)) from None
 
 
-async def load(module: str, *, offers: str, remedy: str) -> ModuleType:
+async def load_module(module: str, *, offers: str, remedy: str) -> ModuleType:
     """The module; Misuse if it cannot be imported, or is another one of the same name."""
     try:
         found = await asyncio.to_thread(importlib.import_module, module)
     except ImportError as error:
-        raise Misuse(f"the module {module} cannot be imported: {error}", remedy=remedy) from error
+        raise InvalidRequest(f"the module {module} cannot be imported: {error}", remedy=remedy) from error
     if not hasattr(found, offers):
-        raise Misuse(f"the module {module} that is installed has no {offers}: it is another package", remedy=remedy)
+        raise InvalidRequest(
+            f"the module {module} that is installed has no {offers}: it is another package", remedy=remedy
+        )
     return found

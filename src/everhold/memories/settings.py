@@ -6,21 +6,23 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from everhold.secret import Secret
+from everhold.infra.secret import SecretString
 
-ASKED: Final = {"everhold": "asked"}
+ASKED_IN_SETUP: Final = {"everhold": "asked"}
 """Marks what `everhold setup memory` asks for; the rest has defaults that do."""
 
 
-class Section(BaseModel):
+class MemorySection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Remote(Section):
+class RemoteMemorySettings(MemorySection):
     """A service behind an address."""
 
-    api_key: Secret | None = Field(
-        default=None, description="write `api_key_env`: the variable that holds it", json_schema_extra={**ASKED}
+    api_key: SecretString | None = Field(
+        default=None,
+        description="write `api_key_env`: the variable that holds it",
+        json_schema_extra={**ASKED_IN_SETUP},
     )
     deadline_seconds: float = Field(default=30.0, gt=0, le=600, description="after which a write is given up")
     visible_seconds: float = Field(
@@ -30,6 +32,6 @@ class Remote(Section):
     share_agents: bool = Field(default=False, description="let this agent recall what others kept in the same place")
 
 
-def filled(template: str, agent: str) -> str:
+def fill_agent_name(template: str, agent: str) -> str:
     """`{agent}` in a name."""
     return template.replace("{agent}", agent)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from everhold.secret import Secret
+from everhold.infra.secret import SecretString
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 
-def signature(provider: str, settings: BaseModel) -> dict[str, str]:
+def compute_signature(provider: str, settings: BaseModel) -> dict[str, str]:
     """`provider.key -> value` for every setting. A secret is there as a fingerprint: a corrected key is a change."""
-    return {f"{provider}.{name}": _text(getattr(settings, name)) for name in type(settings).model_fields}
+    return {f"{provider}.{name}": _format_setting(getattr(settings, name)) for name in type(settings).model_fields}
 
 
-def _text(value: object) -> str:
-    if isinstance(value, Secret):
+def _format_setting(value: object) -> str:
+    if isinstance(value, SecretString):
         return hashlib.sha256(value.reveal().encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return repr(sorted(value.items()) if isinstance(value, dict) else value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from everhold.ports.plugin import Context
+from everhold.ports.plugin import PluginContext
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -16,7 +16,7 @@ M = TypeVar("M")
 class ModelFactory(Generic[M]):
     """Makes the model `build` returns. `settings` is the name of a class in everhold.models.settings."""
 
-    def __init__(self, settings: str, build: Callable[[Any, Context], M]) -> None:
+    def __init__(self, settings: str, build: Callable[[Any, PluginContext], M]) -> None:
         self._settings = settings
         self._build = build
 
@@ -28,5 +28,5 @@ class ModelFactory(Generic[M]):
         found: type[BaseModel] = getattr(settings, self._settings)
         return found
 
-    def __call__(self, settings: Any, context: Context) -> M:
+    def __call__(self, settings: Any, context: PluginContext) -> M:
         return self._build(settings, context)

@@ -15,18 +15,25 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct, structs
 
-from everhold.core.entries import Call, Usage
-from everhold.core.tokens import expected, weigh, weigh_json, weigh_request
+from everhold.core.entries import ModelUsage, ToolCall
+from everhold.core.tokens import estimate_tokens, weigh_json, weigh_request, weigh_text
 from everhold.errors import TooLong
-from everhold.models.extract import Line, best, bullets, digest, sentences, spoken_lines
 from everhold.models.factory import ModelFactory
-from everhold.ports.model import Answer, Message, Request, ToolSpec
-from everhold.ports.plugin import Context
+from everhold.models.sentence_selection import (
+    SpokenLine,
+    find_best_line,
+    format_bullets,
+    parse_spoken_lines,
+    select_key_lines,
+    split_sentences,
+)
+from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse, ToolSpec
+from everhold.ports.plugin import PluginContext
 
 if TYPE_CHECKING:
     from everhold.models.settings import OfflineSettings
 
-WHAT_I_AM: Final = (
+SELF_DESCRIPTION: Final = (
     "I am everhold's offline model: a small program, not a language model. I need no network and no key. I answer by "
     "quoting what was said here and what was remembered, I call tools when you say “use tool NAME {…}”, and I write "
     "summaries."
@@ -34,70 +41,70 @@ WHAT_I_AM: Final = (
 SUMMARY_SHARE: Final = 0.45
 """Of what is summed up."""
 SUMMARY_TOKENS: Final = 1_200
-QUOTE: Final = 400
+MAX_QUOTE_CHARS: Final = 400
 
-_SUMMARISE: Final = re.compile(
+_SUMMARY_REQUEST: Final = re.compile(
     r"\b(?:summar(?:y|ise|ize|ies)|condense|compress)\b.{0,200}"
     r"\b(?:conversation|chat|dialogue|transcript|messages|session)",
     re.IGNORECASE | re.DOTALL,
 )
-_AT_MOST: Final = re.compile(
+_TOKEN_LIMIT: Final = re.compile(
     r"(?:at most|no more than|within|under|up to|maximum(?: of)?|max\.?)\s+(?:about\s+)?"
     r"([\d,]{2,7})\s+(words|tokens|characters)",
     re.IGNORECASE,
 )
-_FENCES: Final = (
+_RECALL_FENCES: Final = (
     re.compile(r"<([\w:-]*(?:recall|memor|remember|context)[\w:-]*)\b[^<>]*>(.*?)</\1>", re.IGNORECASE | re.DOTALL),
     re.compile(r"(```)[^\n]*(?:recall|memor)[^\n]*\n(.*?)```", re.IGNORECASE | re.DOTALL),
     re.compile(r"(^|\n)[^\n]{0,80}\b(?:recall|memor)\w*[^\n]{0,160}\n((?:[ \t]*[-*•][^\n]*(?:\n|\Z))+)", re.IGNORECASE),
 )
-_USE: Final = re.compile(
+_TOOL_REQUEST: Final = re.compile(
     r"\b(?:use|call|run)\s+(?:the\s+)?(?:tool\s+[\"'`“]?([\w:./-]+)[\"'`”]?|[\"'`“]?([\w:./-]+)[\"'`”]?\s+tool\b)",
     re.IGNORECASE,
 )
-_REMEMBER: Final = re.compile(
+_REMEMBER_REQUEST: Final = re.compile(
     r"^(?:please[, ]+|can you (?:please )?|could you (?:please )?|hey[, ]+)*"
     r"(?:remember|note|keep in mind|don.t forget|make a note|merk dir|merke dir)\b[,:]?\s*"
     r"(?:(?:that|this|dass|of)\b[,:]?\s*)?(.+)",
     re.IGNORECASE | re.DOTALL,
 )
-_SEARCH: Final = re.compile(
+_SEARCH_REQUEST: Final = re.compile(
     r"^(?:please[, ]+|can you (?:please )?|could you (?:please )?)*"
     r"(?:search(?: (?:the|our|my|your))?(?: (?:log|history|sessions?|memory|conversations?))?(?: for)?|look up|"
     r"look for|suche(?: nach)?)\b[:,]?\s+(.+)",
     re.IGNORECASE | re.DOTALL,
 )
-_ASKS: Final = re.compile(
+_QUESTION: Final = re.compile(
     r"^(?:(?:and|so|but|now|then|ok|okay|well|please)[, ]+)*(?:what|who|whom|whose|when|where|why|which|how|is|are|was|"
     r"were|do|does|did|can|could|will|would|should|have|has|tell me|was|wer|wie|wo|wann|warum)\b",
     re.IGNORECASE,
 )
-_ABOUT_ME: Final = re.compile(
+_IDENTITY_QUESTION: Final = re.compile(
     r"\b(?:who|what) are you\b|\bwhat can you do\b|\bwhat is this\b|^/?help\b|\bare you (?:an? )?(?:ai|llm|model|real)",
     re.IGNORECASE,
 )
 _GREETING: Final = re.compile(r"^(?:hi|hello|hey|hallo|good (?:morning|evening|day))\b[\s\w,!.]{0,30}$", re.IGNORECASE)
-_SUM_UP: Final = re.compile(r"\b(?:summari[sz]e|sum (?:it|this|that|us) up|summary|recap)\b", re.IGNORECASE)
+_RECAP_REQUEST: Final = re.compile(r"\b(?:summari[sz]e|sum (?:it|this|that|us) up|summary|recap)\b", re.IGNORECASE)
 
 _HEADING: Final = re.compile(r"\[Summary of [^\]]*\]")
 _NOTICE: Final = re.compile(r"everhold: \[.*\]$")
-_TURN: Final = re.compile(r"[^\s:\[\]-][^:\n\[\]]{0,39}: ")
+_SPEAKER_PREFIX: Final = re.compile(r"[^\s:\[\]-][^:\n\[\]]{0,39}: ")
 
-_KEEPERS: Final = ("remember", "memory_add", "memory", "note", "notes")
-_FINDERS: Final = ("session_search", "search", "memory_search", "recall")
-_TEXTUAL: Final = ("text", "content", "fact", "note", "query", "q", "value", "message", "memory", "data")
-_ADDING: Final = ("add", "remember", "save", "store", "create", "note", "append", "write", "search", "find")
-_GATEWAY: Final = "everhold"
+_STORING_TOOLS: Final = ("remember", "memory_add", "memory", "note", "notes")
+_SEARCHING_TOOLS: Final = ("session_search", "search", "memory_search", "recall")
+_TEXT_PARAMETERS: Final = ("text", "content", "fact", "note", "query", "q", "value", "message", "memory", "data")
+_ADD_ACTIONS: Final = ("add", "remember", "save", "store", "create", "note", "append", "write", "search", "find")
+_GATEWAY_NAME: Final = "everhold"
 """The name under which the gateway itself speaks in a conversation."""
-_MEMORY: Final = "memory"
+_MEMORY_NAME: Final = "memory"
 """Who speaks where recalled material stands in a request: quoted data, never somebody's wish."""
 
 
-class Priced(Protocol):
-    def usd(self, usage: Usage) -> float: ...
+class UsagePricing(Protocol):
+    def compute_usd(self, usage: ModelUsage) -> float: ...
 
 
-class Wish(Struct, frozen=True):
+class RequestedToolCall(Struct, frozen=True):
     """A tool somebody wants called."""
 
     tool: str
@@ -108,30 +115,35 @@ class OfflineModel:
     """Satisfies the model port without a model."""
 
     def __init__(
-        self, *, name: str = "offline", context_tokens: int = 16_000, pace: float = 0.0, price: Priced | None = None
+        self,
+        *,
+        name: str = "offline",
+        context_tokens: int = 16_000,
+        pace: float = 0.0,
+        price: UsagePricing | None = None,
     ) -> None:
         self.name = name
         self.context_tokens = context_tokens
-        self._pace = pace
+        self._seconds_per_word = pace
         self._price = price
 
-    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
-        read = expected(weigh_request(request))
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
+        read = estimate_tokens(weigh_request(request))
         if read > self.context_tokens:
             raise TooLong(f"{self.name}: the request has about {read} tokens, its window holds {self.context_tokens}")
-        text, calls = _reply(request, self.context_tokens)
+        text, calls = _build_reply(request, self.context_tokens)
         for word in re.findall(r"\s*\S+", text):
             if on_text is not None:
                 on_text(word)
-            if self._pace:
-                await asyncio.sleep(self._pace)
-        usage = Usage(input=read, output=weigh(text) + sum(weigh_json(call.arguments) + 10 for call in calls))
+            if self._seconds_per_word:
+                await asyncio.sleep(self._seconds_per_word)
+        usage = ModelUsage(input=read, output=weigh_text(text) + sum(weigh_json(call.arguments) + 10 for call in calls))
         if self._price is not None:
-            usage = structs.replace(usage, usd=self._price.usd(usage))
-        return Answer(text=text, calls=calls, model=self.name, usage=usage)
+            usage = structs.replace(usage, usd=self._price.compute_usd(usage))
+        return ModelResponse(text=text, calls=calls, model=self.name, usage=usage)
 
 
-def _build(settings: OfflineSettings, _: Context) -> OfflineModel:
+def _build(settings: OfflineSettings, _: PluginContext) -> OfflineModel:
     return OfflineModel(
         name=settings.name,
         context_tokens=settings.context_tokens,
@@ -146,39 +158,39 @@ factory: Final = ModelFactory("OfflineSettings", _build)
 # -- what to do --------------------------------------------------------------------------------------------------------
 
 
-def _reply(request: Request, window: int) -> tuple[str, tuple[Call, ...]]:
-    if not request.tools and _SUMMARISE.search(request.system):
-        return _summary(request, window), ()
-    before, turn = _split(request.messages)
-    results = _results(turn)
+def _build_reply(request: ModelRequest, window: int) -> tuple[str, tuple[ToolCall, ...]]:
+    if not request.tools and _SUMMARY_REQUEST.search(request.system):
+        return _build_summary(request, window), ()
+    before, turn = _split_current_turn(request.messages)
+    results = _collect_results(turn)
     parts: list[str] = []
-    wishes: list[Wish] = []
-    earlier = [line for message in before for line in _lines(message)]
+    wishes: list[RequestedToolCall] = []
+    earlier = [line for message in before for line in _extract_lines(message)]
     for message in turn:
-        if message.name == _MEMORY:
-            earlier += _lines(message)
-        if message.role != "user" or message.name in (_GATEWAY, _MEMORY):
+        if message.name == _MEMORY_NAME:
+            earlier += _extract_lines(message)
+        if message.role != "user" or message.name in (_GATEWAY_NAME, _MEMORY_NAME):
             continue
-        said, recalled = unfence(message.text)
-        for item in _wanted(said, _at_hand(request)):
+        said, recalled = split_recalled(message.text)
+        for item in _find_requested_calls(said, _list_callable_tools(request)):
             if isinstance(item, str):
                 parts.append(item)
-            elif (told := results.get(_key(item.tool, item.arguments))) is not None:
+            elif (told := results.get(_make_call_key(item.tool, item.arguments))) is not None:
                 parts.append(told)
             else:
                 wishes.append(item)
-        if not _wanted(said, _at_hand(request)):
-            known = [*earlier, *(Line(text=s, source="recalled") for s in recalled)]
-            parts.append(_answer(said, message.name, known))
-        earlier += _lines(message)
+        if not _find_requested_calls(said, _list_callable_tools(request)):
+            known = [*earlier, *(SpokenLine(text=s, source="recalled") for s in recalled)]
+            parts.append(_answer_text(said, message.name, known))
+        earlier += _extract_lines(message)
     if wishes:
-        return "", tuple(_call(wish, index, request) for index, wish in enumerate(wishes))
-    if _first_contact(request.messages) and WHAT_I_AM not in parts:
-        parts.insert(0, WHAT_I_AM)
-    return "\n\n".join(parts) or WHAT_I_AM, ()
+        return "", tuple(_build_call(wish, index, request) for index, wish in enumerate(wishes))
+    if _is_first_contact(request.messages) and SELF_DESCRIPTION not in parts:
+        parts.insert(0, SELF_DESCRIPTION)
+    return "\n\n".join(parts) or SELF_DESCRIPTION, ()
 
 
-def _split(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
+def _split_current_turn(messages: Sequence[ModelMessage]) -> tuple[Sequence[ModelMessage], Sequence[ModelMessage]]:
     """What is over, and the turn that is being answered: everything after the last answer that called nothing."""
     for index in range(len(messages) - 1, -1, -1):
         if messages[index].role == "assistant" and not messages[index].calls:
@@ -186,14 +198,14 @@ def _split(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Mes
     return (), messages
 
 
-def _first_contact(messages: Sequence[Message]) -> bool:
+def _is_first_contact(messages: Sequence[ModelMessage]) -> bool:
     return not any(
         (message.role == "assistant" and not message.calls) or message.text.startswith("[Summary")
         for message in messages
     )
 
 
-def _results(turn: Sequence[Message]) -> dict[str, str]:
+def _collect_results(turn: Sequence[ModelMessage]) -> dict[str, str]:
     """What came of the calls this turn has made already, in words."""
     calls = {call.id: call for message in turn for call in message.calls}
     told: dict[str, str] = {}
@@ -201,42 +213,42 @@ def _results(turn: Sequence[Message]) -> dict[str, str]:
         call = calls.get(message.call) if message.role == "tool" else None
         if call is not None:
             verb = "failed" if message.error else "returned"
-            told[_key(call.tool, call.arguments)] = f"{call.tool} {verb}: {message.text.strip() or 'nothing'}"
+            told[_make_call_key(call.tool, call.arguments)] = f"{call.tool} {verb}: {message.text.strip() or 'nothing'}"
     return told
 
 
-def _key(tool: str, arguments: dict[str, Any]) -> str:
+def _make_call_key(tool: str, arguments: dict[str, Any]) -> str:
     return tool + json.dumps(arguments, sort_keys=True)
 
 
-def _call(wish: Wish, index: int, request: Request) -> Call:
-    seed = f"{len(request.messages)} {index} {_key(wish.tool, wish.arguments)}"
+def _build_call(wish: RequestedToolCall, index: int, request: ModelRequest) -> ToolCall:
+    seed = f"{len(request.messages)} {index} {_make_call_key(wish.tool, wish.arguments)}"
     id_ = "call_" + hashlib.sha256(seed.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return Call(id=id_, tool=wish.tool, arguments=wish.arguments)
+    return ToolCall(id=id_, tool=wish.tool, arguments=wish.arguments)
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------
 
 
-def _at_hand(request: Request) -> Sequence[ToolSpec]:
+def _list_callable_tools(request: ModelRequest) -> Sequence[ToolSpec]:
     """The tools that may be called."""
     return () if request.params.get("tool_choice") == "none" else request.tools
 
 
-def _wanted(said: str, tools: Sequence[ToolSpec]) -> list[Wish | str]:
+def _find_requested_calls(said: str, tools: Sequence[ToolSpec]) -> list[RequestedToolCall | str]:
     """The calls somebody asks for, or why one cannot be made; nothing if no tool is asked for."""
-    named = [_named(match, said, tools) for match in _USE.finditer(said)]
+    named = [_parse_tool_request(match, said, tools) for match in _TOOL_REQUEST.finditer(said)]
     found = [item for item in named if item is not None]
     if found or said.rstrip().endswith("?"):
         return found
-    if (match := _REMEMBER.match(said)) and (tool := _offered(tools, _KEEPERS)):
-        return [Wish(tool.name, fill(tool, match[1].strip()))]
-    if (match := _SEARCH.match(said)) and (tool := _offered(tools, _FINDERS)):
-        return [Wish(tool.name, fill(tool, match[1].strip(" .!\"'“”")))]
+    if (match := _REMEMBER_REQUEST.match(said)) and (tool := _find_tool(tools, _STORING_TOOLS)):
+        return [RequestedToolCall(tool.name, fill_arguments(tool, match[1].strip()))]
+    if (match := _SEARCH_REQUEST.match(said)) and (tool := _find_tool(tools, _SEARCHING_TOOLS)):
+        return [RequestedToolCall(tool.name, fill_arguments(tool, match[1].strip(" .!\"'“”")))]
     return []
 
 
-def _named(match: re.Match[str], said: str, tools: Sequence[ToolSpec]) -> Wish | str | None:
+def _parse_tool_request(match: re.Match[str], said: str, tools: Sequence[ToolSpec]) -> RequestedToolCall | str | None:
     name = (match[1] or match[2]).rstrip(".,:;")
     tool = next((tool for tool in tools if tool.name == name), None)
     if tool is None:
@@ -247,89 +259,100 @@ def _named(match: re.Match[str], said: str, tools: Sequence[ToolSpec]) -> Wish |
     start = said.find("{", match.end())
     if start < 0 or said[match.end() : start].strip(" :,") not in ("", "with", "with arguments", "arguments"):
         rest = said[match.end() :].strip(" :,.")
-        return Wish(name, fill(tool, rest.removeprefix("with ").strip()) if rest else {})
+        return RequestedToolCall(name, fill_arguments(tool, rest.removeprefix("with ").strip()) if rest else {})
     try:
         arguments, _ = json.JSONDecoder().raw_decode(said, start)
         arguments = json.loads(json.dumps(arguments, ensure_ascii=False).encode())
     except (ValueError, RecursionError):
-        return f"What follows “{name}” is no JSON object: {_quote(said[start:])}"
-    return Wish(name, arguments)
+        return f"What follows “{name}” is no JSON object: {_quote_text(said[start:])}"
+    return RequestedToolCall(name, arguments)
 
 
-def _offered(tools: Sequence[ToolSpec], names: Iterable[str]) -> ToolSpec | None:
+def _find_tool(tools: Sequence[ToolSpec], names: Iterable[str]) -> ToolSpec | None:
     by_name = {tool.name: tool for tool in tools}
     return next((by_name[name] for name in names if name in by_name), None)
 
 
-def fill(tool: ToolSpec, text: str) -> dict[str, Any]:
+def fill_arguments(tool: ToolSpec, text: str) -> dict[str, Any]:
     """Arguments for a tool that is given nothing but words, as its schema wants them."""
     properties: dict[str, Any] = tool.parameters.get("properties", {})
     required: list[str] = list(tool.parameters.get("required", ()))
-    textual: str | None = next((name for name in _TEXTUAL if name in properties), None)
+    textual: str | None = next((name for name in _TEXT_PARAMETERS if name in properties), None)
     if textual is None:
         textual = next((name for name in required if properties.get(name, {}).get("type") == "string"), None)
     arguments: dict[str, Any] = {}
     for name in dict.fromkeys([*required, *([textual] if textual else [])]):
         rule = properties.get(name, {})
         if "enum" in rule:
-            arguments[name] = next((word for word in _ADDING if word in rule["enum"]), rule["enum"][0])
+            arguments[name] = next((word for word in _ADD_ACTIONS if word in rule["enum"]), rule["enum"][0])
         elif name == textual:
             arguments[name] = text
         else:
-            arguments[name] = rule.get("default", _NOTHING.get(rule.get("type", "string"), text))
+            arguments[name] = rule.get("default", _EMPTY_VALUES.get(rule.get("type", "string"), text))
     return arguments
 
 
-_NOTHING: Final[dict[str, Any]] = {"integer": 1, "number": 1, "boolean": False, "array": [], "object": {}, "null": None}
+_EMPTY_VALUES: Final[dict[str, Any]] = {
+    "integer": 1,
+    "number": 1,
+    "boolean": False,
+    "array": [],
+    "object": {},
+    "null": None,
+}
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def _answer(said: str, name: str, known: Sequence[Line]) -> str:
+def _answer_text(said: str, name: str, known: Sequence[SpokenLine]) -> str:
     said = said.strip()
-    if _ABOUT_ME.search(said):
-        return WHAT_I_AM
+    if _IDENTITY_QUESTION.search(said):
+        return SELF_DESCRIPTION
     if _GREETING.match(said):
         return f"Hello{', ' + name if name else ''}."
-    if _SUM_UP.search(said) and len(said) < 120:
-        kept = digest(known, tokens=SUMMARY_TOKENS // 3)
-        return f"So far:\n{bullets(kept)}" if kept else "So far nothing was said that I could sum up."
-    search = _SEARCH.match(said)
-    if said.endswith("?") or _ASKS.match(said) or search:
-        found = best(search[1] if search else said, known, asker=name)
-        return _cite(found, name) if found else "I find nothing about that in this conversation or in what I remember."
-    if match := _REMEMBER.match(said):
-        return f"I have no memory tool here, but it stays in this conversation: {_quote(match[1])}"
-    return f"I heard: {_quote(said)}" if said else "I heard nothing."
+    if _RECAP_REQUEST.search(said) and len(said) < 120:
+        kept = select_key_lines(known, tokens=SUMMARY_TOKENS // 3)
+        return f"So far:\n{format_bullets(kept)}" if kept else "So far nothing was said that I could sum up."
+    search = _SEARCH_REQUEST.match(said)
+    if said.endswith("?") or _QUESTION.match(said) or search:
+        found = find_best_line(search[1] if search else said, known, asker=name)
+        return (
+            _format_citation(found, name)
+            if found
+            else "I find nothing about that in this conversation or in what I remember."
+        )
+    if match := _REMEMBER_REQUEST.match(said):
+        return f"I have no memory tool here, but it stays in this conversation: {_quote_text(match[1])}"
+    return f"I heard: {_quote_text(said)}" if said else "I heard nothing."
 
 
-def _cite(line: Line, asker: str) -> str:
+def _format_citation(line: SpokenLine, asker: str) -> str:
     if line.source == "recalled":
-        return f"I remember: {_quote(line.text)}"
+        return f"I remember: {_quote_text(line.text)}"
     if line.source == "tool":
-        return f"A tool returned: {_quote(line.text)}"
+        return f"A tool returned: {_quote_text(line.text)}"
     if line.source == "summary":
-        return f"From earlier: {line.speaker + ': ' if line.speaker else ''}{_quote(line.text)}"
-    return f"{'You' if line.speaker in ('', asker) else line.speaker} said: {_quote(line.text)}"
+        return f"From earlier: {line.speaker + ': ' if line.speaker else ''}{_quote_text(line.text)}"
+    return f"{'You' if line.speaker in ('', asker) else line.speaker} said: {_quote_text(line.text)}"
 
 
-def _quote(text: str) -> str:
+def _quote_text(text: str) -> str:
     text = " ".join(text.split())
-    return f"“{text if len(text) <= QUOTE else text[: QUOTE - 1] + '…'}”"
+    return f"“{text if len(text) <= MAX_QUOTE_CHARS else text[: MAX_QUOTE_CHARS - 1] + '…'}”"
 
 
-def unfence(text: str) -> tuple[str, list[str]]:
+def split_recalled(text: str) -> tuple[str, list[str]]:
     """What a person said, and the sentences that were recalled beside it."""
     recalled: list[str] = []
-    for fence in _FENCES:
+    for fence in _RECALL_FENCES:
         for match in fence.finditer(text):
-            recalled += sentences(match[2])
+            recalled += split_sentences(match[2])
         text = fence.sub("\n", text)
     return text.strip(), recalled
 
 
-def _quoted(text: str) -> list[str]:
+def _extract_recalled_sentences(text: str) -> list[str]:
     """The sentences of recalled material, without this model's own words, which are quotes already."""
     blocks: list[list[str]] = [[]]
     for line in text.splitlines():
@@ -338,75 +361,79 @@ def _quoted(text: str) -> list[str]:
         elif blocks[-1]:
             blocks.append([])
     said = ["\n".join(block) for block in blocks if block]
-    return [sentence for block in said if not block.startswith(WHAT_I_AM[:40]) for sentence in sentences(block)]
+    return [
+        sentence for block in said if not block.startswith(SELF_DESCRIPTION[:40]) for sentence in split_sentences(block)
+    ]
 
 
-def _lines(message: Message) -> list[Line]:
+def _extract_lines(message: ModelMessage) -> list[SpokenLine]:
     """The sentences of a message that may be quoted later: not this model's own, which are quotes already."""
     if message.role == "assistant":
         return []
-    if message.name == _MEMORY:
-        return [Line(text=sentence, source="recalled") for sentence in _quoted(message.text)]
-    said, recalled = unfence(message.text)
-    out = [Line(text=sentence, source="recalled") for sentence in recalled]
+    if message.name == _MEMORY_NAME:
+        return [SpokenLine(text=sentence, source="recalled") for sentence in _extract_recalled_sentences(message.text)]
+    said, recalled = split_recalled(message.text)
+    out = [SpokenLine(text=sentence, source="recalled") for sentence in recalled]
     if message.role == "tool":
-        return out + [Line(text=s, speaker="tool", source="tool") for s in sentences(said)]
-    if message.name == _GATEWAY and said.startswith("[Summary"):
+        return out + [SpokenLine(text=s, speaker="tool", source="tool") for s in split_sentences(said)]
+    if message.name == _GATEWAY_NAME and said.startswith("[Summary"):
         body = said.partition("\n")[2]
-        return out + [structs.replace(line, source="summary") for line in spoken_lines(body)]
-    if message.name == _GATEWAY:
+        return out + [structs.replace(line, source="summary") for line in parse_spoken_lines(body)]
+    if message.name == _GATEWAY_NAME:
         return out
-    return out + [Line(text=_fact(sentence), speaker=message.name) for sentence in sentences(said)]
+    return out + [SpokenLine(text=_extract_fact(sentence), speaker=message.name) for sentence in split_sentences(said)]
 
 
-def _fact(sentence: str) -> str:
+def _extract_fact(sentence: str) -> str:
     """“Remember that the door is blue” says that the door is blue."""
-    match = _REMEMBER.match(sentence)
+    match = _REMEMBER_REQUEST.match(sentence)
     return match[1].strip() if match and not sentence.endswith("?") else sentence
 
 
 # -- summaries ---------------------------------------------------------------------------------------------------------
 
 
-def _summary(request: Request, window: int) -> str:
-    lines: list[Line] = []
+def _build_summary(request: ModelRequest, window: int) -> str:
+    lines: list[SpokenLine] = []
     for message in request.messages:
         if message.role == "user" and not message.name:
-            lines += _transcript(message.text)
+            lines += _parse_transcript(message.text)
         else:
             speaker = message.name or message.role
-            lines += [structs.replace(line, speaker=line.speaker or speaker) for line in _lines(message)]
+            lines += [structs.replace(line, speaker=line.speaker or speaker) for line in _extract_lines(message)]
             if message.role == "assistant":
-                lines += [Line(text=sentence, speaker="assistant") for sentence in sentences(message.text)]
+                lines += [SpokenLine(text=sentence, speaker="assistant") for sentence in split_sentences(message.text)]
     # what was summed up before stays whole as long as there is room; what is new gives up most of itself
     share = {"summary": 1.0}
-    worth = sum((weigh(line.text) + weigh(line.speaker) + 2) * share.get(line.source, SUMMARY_SHARE) for line in lines)
-    most = min(_allowed(request), window // 4, max(40, int(worth)))
-    kept = digest(lines, tokens=most)
+    worth = sum(
+        (weigh_text(line.text) + weigh_text(line.speaker) + 2) * share.get(line.source, SUMMARY_SHARE) for line in lines
+    )
+    most = min(_find_summary_limit(request), window // 4, max(40, int(worth)))
+    kept = select_key_lines(lines, tokens=most)
     if not kept and lines:
         longest = max(lines, key=lambda line: len(line.text))
         kept = [structs.replace(longest, text=longest.text[: most * 3])]
-    return bullets(kept)
+    return format_bullets(kept)
 
 
-def _transcript(text: str) -> list[Line]:
+def _parse_transcript(text: str) -> list[SpokenLine]:
     """A conversation written down line by line, with the summary of what came before it where there is one."""
-    lines: list[Line] = []
+    lines: list[SpokenLine] = []
     part: list[str] = []
     source = "said"
 
     def close() -> None:
-        for line in spoken_lines("\n".join(part).replace(WHAT_I_AM, "")):
+        for line in parse_spoken_lines("\n".join(part).replace(SELF_DESCRIPTION, "")):
             tool = line.speaker == "tool" and source == "said"
             lines.append(structs.replace(line, source="tool" if tool else source))
         part.clear()
 
-    for raw in unfence(text)[0].split("\n"):
+    for raw in split_recalled(text)[0].split("\n"):
         if _HEADING.search(raw):
             close()
             source = "summary"
         elif not _NOTICE.match(raw):
-            if source == "summary" and _TURN.match(raw):
+            if source == "summary" and _SPEAKER_PREFIX.match(raw):
                 close()
                 source = "said"
             part.append(raw)
@@ -414,7 +441,7 @@ def _transcript(text: str) -> list[Line]:
     return lines
 
 
-def _allowed(request: Request) -> int:
+def _find_summary_limit(request: ModelRequest) -> int:
     """Tokens a summary may have, as the request says it in its parameters or in words."""
     most = SUMMARY_TOKENS
     limit = request.params.get("max_tokens")
@@ -422,7 +449,7 @@ def _allowed(request: Request) -> int:
         most = min(most, limit)
     texts = [request.system, *(message.text[-500:] for message in request.messages[-1:])]
     for text in texts:
-        for match in _AT_MOST.finditer(text):
+        for match in _TOKEN_LIMIT.finditer(text):
             count = int(match[1].replace(",", "") or 0)
             most = min(most, {"words": count * 4 // 3, "tokens": count, "characters": count // 4}[match[2].lower()])
     return max(20, most)

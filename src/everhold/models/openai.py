@@ -11,46 +11,46 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from everhold.core.entries import Call, Usage
-from everhold.core.tokens import expected, weigh, weigh_request
+from everhold.core.entries import ModelUsage, ToolCall
+from everhold.core.tokens import estimate_tokens, weigh_request, weigh_text
 from everhold.errors import Overloaded, Refused, TooLong
+from everhold.infra.secret import SecretString
+from everhold.models.errors import ModelEndpoint, build_body_error, build_dropped_error, build_garbled_error
 from everhold.models.factory import ModelFactory
-from everhold.models.faults import Whom, dropped, fault_within, garbled
-from everhold.models.reasoning import Tagged, opened, seal, shown
+from everhold.models.http_client import ModelHttpClient, join_url
+from everhold.models.reasoning import ThinkTagSplitter, open_seal, seal_reasoning, strip_seal
 from everhold.models.transcript import (
+    AssistantRound,
+    EncodedImage,
     LoadBlob,
-    Picture,
-    Pieces,
-    Round,
-    arguments,
-    distinct,
-    mend,
-    mention,
-    names,
-    outcome,
-    pictures,
-    rounds,
-    schema,
-    spoken,
-    wire_name,
+    TextAccumulator,
+    assign_unique_call_ids,
+    build_parameter_schema,
+    describe_attachment,
+    encode_tool_name,
+    format_result_text,
+    format_user_text,
+    group_rounds,
+    load_images,
+    map_tool_names,
+    parse_arguments,
+    repair_surrogates,
 )
-from everhold.models.wire import Wire, at
 from everhold.ports.clock import Clock
-from everhold.ports.model import Answer, Message, Request, ToolSpec
-from everhold.secret import Secret
+from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse, ToolSpec
 
 if TYPE_CHECKING:
     from everhold.models.settings import OpenAISettings
 
-_BROKEN: Final = frozenset({"error", "network_error", "insufficient_system_resource", "abort", "aborted"})
+_FAILED_REASONS: Final = frozenset({"error", "network_error", "insufficient_system_resource", "abort", "aborted"})
 """Finish reasons that mean the opposite."""
-_FILTERED: Final = frozenset({"content_filter", "sensitive", "safety"})
-_CUT: Final = frozenset({"length", "max_tokens", "model_length", "model_context_window_exceeded"})
+_FILTERED_REASONS: Final = frozenset({"content_filter", "sensitive", "safety"})
+_TRUNCATED_REASONS: Final = frozenset({"length", "max_tokens", "model_length", "model_context_window_exceeded"})
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
 
-MOST_BYTES: Final = 8 * 1024 * 1024
+MAX_CACHE_BYTES: Final = 8 * 1024 * 1024
 """Of conversations that are kept as they were told last."""
 
 
@@ -60,47 +60,47 @@ class OpenAIModel:
     def __init__(self, settings: OpenAISettings, *, clock: Clock, load_blob: LoadBlob | None = None) -> None:
         self.name = settings.name
         self.context_tokens = settings.context_tokens
-        self.most_output = settings.limit if isinstance(settings.limit, int) else None
+        self.max_output_tokens = settings.output_token_limit if isinstance(settings.output_token_limit, int) else None
         self._settings = settings
-        self._load = load_blob if settings.images else None
-        self._wire = Wire(
-            url=at(settings.base_url, "/chat/completions"),
+        self._load_blob = load_blob if settings.images else None
+        self._http_client = ModelHttpClient(
+            url=join_url(settings.base_url, "/chat/completions"),
             model=settings.name,
-            headers={**_authorization(settings), **settings.headers},
-            deadlines=settings.deadline_seconds.deadlines(),
+            headers={**_build_auth_headers(settings), **settings.headers},
+            deadlines=settings.deadline_seconds.to_deadlines(),
             clock=clock,
         )
         host = urlsplit(settings.base_url).hostname or ""
-        self._maker = f"openai:{host}:{settings.name}"
+        self._seal_owner = f"openai:{host}:{settings.name}"
         self._limit_key = settings.limit_key or (
             "max_completion_tokens" if host.endswith("openai.com") else "max_tokens"
         )
         nine = settings.call_ids == "nine" or (not settings.call_ids and host.endswith("mistral.ai"))
-        self._wire_id = _nine if nine else _forty
+        self._encode_call_id = _make_nine_char_id if nine else _shorten_call_id
         replay = settings.reasoning or (
             "reasoning_content" if host.endswith(("deepseek.com", "moonshot.ai", "moonshot.cn")) else "none"
         )
-        self._replay = "" if replay == "none" else replay
-        self._told = _Told()
-        self._tools = _Offered((), {}, msgspec.Raw(b"[]"))
+        self._reasoning_key = "" if replay == "none" else replay
+        self._message_cache = _RenderedMessageCache()
+        self._rendered_tools = _RenderedTools((), {}, msgspec.Raw(b"[]"))
 
     def __repr__(self) -> str:
-        return f"<OpenAIModel {self._wire.whom}>"
+        return f"<OpenAIModel {self._http_client.endpoint}>"
 
     async def aclose(self) -> None:
-        await self._wire.aclose()
+        await self._http_client.aclose()
 
-    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
-        body = await self.body(request)
-        known = self._offered(request.tools).names
-        reading = _Reading(self._wire.whom, known, now=self._wire.now, on_text=on_text)
-        await self._wire.ask(body, reading)
-        return self._finish(request, reading, body)
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
+        body = await self.encode_request(request)
+        known = self._render_tools(request.tools).names
+        reading = _OpenAIResponseReader(self._http_client.endpoint, known, now=self._http_client.now, on_text=on_text)
+        await self._http_client.post(body, reading)
+        return self._build_response(request, reading, body)
 
-    async def body(self, request: Request) -> bytes:
+    async def encode_request(self, request: ModelRequest) -> bytes:
         """The bytes that are sent. Messages come last: a longer conversation begins like the shorter one."""
         settings = self._settings
-        params = settings.wishes(_translated(request))
+        params = settings.merge_params(_translate_params(request))
         if limit := params.pop("max_tokens"):
             params[self._limit_key] = limit
         fields: dict[str, Any] = {"model": self.name}
@@ -109,67 +109,73 @@ class OpenAIModel:
         if settings.stream and settings.stream_usage:
             fields["stream_options"] = {"include_usage": True}
         if request.tools:
-            fields["tools"] = self._offered(request.tools).rendered
-        fields["messages"] = await self._messages(request)
+            fields["tools"] = self._render_tools(request.tools).rendered
+        fields["messages"] = await self._build_messages(request)
         return _encode(fields)
 
-    def _offered(self, tools: tuple[ToolSpec, ...]) -> _Offered:
+    def _render_tools(self, tools: tuple[ToolSpec, ...]) -> _RenderedTools:
         """The tools as they go over the wire; from turn to turn they are the same."""
-        if self._tools.specs is not tools and not _same(self._tools.specs, tools):
-            self._tools = _Offered(
+        if self._rendered_tools.specs is not tools and not _are_same_objects(self._rendered_tools.specs, tools):
+            self._rendered_tools = _RenderedTools(
                 tools,
-                names(tools),
-                msgspec.Raw(_encode([_tool(tool.name, tool.description, schema(tool)) for tool in tools])),
+                map_tool_names(tools),
+                msgspec.Raw(
+                    _encode([_build_tool(tool.name, tool.description, build_parameter_schema(tool)) for tool in tools])
+                ),
             )
-        return self._tools
+        return self._rendered_tools
 
-    async def _messages(self, request: Request) -> list[Any]:
+    async def _build_messages(self, request: ModelRequest) -> list[Any]:
         out: list[Any] = []
         if request.system:
-            out.append({"role": "system", "content": mend(request.system)})
-        if not self._settings.alternate and (words := self._words(request.messages)) is not None:
+            out.append({"role": "system", "content": repair_surrogates(request.system)})
+        if not self._settings.alternate and (words := self._render_plain_messages(request.messages)) is not None:
             return out + words
-        images = await pictures(request.messages, self._load, most=self._settings.max_image_bytes)
-        for item in rounds(request.messages, wire_id=self._wire_id):
-            if isinstance(item, Round):
-                out.append(self._said(item))
+        images = await load_images(request.messages, self._load_blob, most=self._settings.max_image_bytes)
+        for item in group_rounds(request.messages, wire_id=self._encode_call_id):
+            if isinstance(item, AssistantRound):
+                out.append(self._build_assistant_message(item))
                 out += [
-                    {"role": "tool", "tool_call_id": done.id, "content": _result(done.result)} for done in item.calls
+                    {"role": "tool", "tool_call_id": done.id, "content": _format_result(done.result)}
+                    for done in item.calls
                 ]
             elif self._settings.alternate and out and out[-1]["role"] == "user":
-                out[-1]["content"] = _joined(out[-1]["content"], _heard(item, images))
+                out[-1]["content"] = _join_contents(out[-1]["content"], _build_user_content(item, images))
             else:
-                out.append({"role": "user", "content": _heard(item, images)})
+                out.append({"role": "user", "content": _build_user_content(item, images)})
         return out
 
-    def _words(self, messages: tuple[Message, ...]) -> list[msgspec.Raw] | None:
+    def _render_plain_messages(self, messages: tuple[ModelMessage, ...]) -> list[msgspec.Raw] | None:
         """A conversation of nothing but words, as it goes over the wire; None if there is more in it."""
-        out, whole = self._told.beginning(messages), True
+        out, whole = self._message_cache.find_prefix(messages), True
         for message in messages[len(out) :]:
             if message.role == "tool" or message.calls or message.attachments:
                 return None
             if message.role == "assistant" and not message.text.strip():
                 whole = False
                 continue
-            out.append(msgspec.Raw(_encode(self._word(message))))
+            out.append(msgspec.Raw(_encode(self._build_plain_message(message))))
         if whole:
-            self._told.keep(messages, out)
+            self._message_cache.store(messages, out)
         return out
 
-    def _word(self, message: Message) -> dict[str, Any]:
+    def _build_plain_message(self, message: ModelMessage) -> dict[str, Any]:
         if message.role == "assistant":
-            return self._said(Round(message, ()))
-        return {"role": "user", "content": _heard(message, {})}
+            return self._build_assistant_message(AssistantRound(message, ()))
+        return {"role": "user", "content": _build_user_content(message, {})}
 
-    def _said(self, round_: Round) -> dict[str, Any]:
+    def _build_assistant_message(self, round_: AssistantRound) -> dict[str, Any]:
         message = round_.message
-        said: dict[str, Any] = {"role": "assistant", "content": mend(message.text) if message.text.strip() else None}
+        said: dict[str, Any] = {
+            "role": "assistant",
+            "content": repair_surrogates(message.text) if message.text.strip() else None,
+        }
         if not round_.calls:
             return said
-        sealed = opened(message.reasoning, by=self._maker)
+        sealed = open_seal(message.reasoning, by=self._seal_owner)
         kept = sealed if isinstance(sealed, dict) else {}
-        if self._replay:
-            said[self._replay] = mend(shown(message.reasoning))
+        if self._reasoning_key:
+            said[self._reasoning_key] = repair_surrogates(strip_seal(message.reasoning))
         if "details" in kept:
             said["reasoning_details"] = kept["details"]
         extra = kept.get("extra", {})
@@ -178,7 +184,7 @@ class OpenAIModel:
                 "id": done.id,
                 "type": "function",
                 "function": {
-                    "name": wire_name(done.call.tool),
+                    "name": encode_tool_name(done.call.tool),
                     "arguments": _encode(done.call.arguments).decode(),
                 },
                 **({"extra_content": extra[done.call.id]} if done.call.id in extra else {}),
@@ -187,75 +193,77 @@ class OpenAIModel:
         ]
         return said
 
-    def _finish(self, request: Request, reading: _Reading, body: bytes) -> Answer:
-        whom = self._wire.whom
+    def _build_response(self, request: ModelRequest, reading: _OpenAIResponseReader, body: bytes) -> ModelResponse:
+        endpoint = self._http_client.endpoint
         text, reasoning = str(reading.text), str(reading.reasoning)
         written = [call for call in reading.calls if call.name]
-        calls = distinct((call.finished(reading.names) for call in written), taken=request.messages, body=body)
-        usage = self._usage(request, reading, text=text + reasoning)
+        calls = assign_unique_call_ids(
+            (call.build_call(reading.names) for call in written), taken=request.messages, body=body
+        )
+        usage = self._build_usage(request, reading, text=text + reasoning)
         if not text.strip() and not calls:
-            _explain_silence(whom, reading.finish, usage=usage, window=self.context_tokens)
+            _raise_for_empty_answer(endpoint, reading.finish, usage=usage, window=self.context_tokens)
         parts: dict[str, Any] = {}
         if extra := {call.id: w.extra for call, w in zip(calls, written, strict=True) if w.extra is not None}:
             parts["extra"] = extra
         if reading.details and calls:
             parts["details"] = reading.details
         if parts:
-            reasoning = seal(reasoning, by=self._maker, parts=parts)
-        return Answer(
+            reasoning = seal_reasoning(reasoning, by=self._seal_owner, parts=parts)
+        return ModelResponse(
             text=text,
             calls=calls,
             reasoning=reasoning,
             model=reading.model or self.name,
             usage=usage,
-            finish="length" if reading.finish in _CUT else "",
+            finish="length" if reading.finish in _TRUNCATED_REASONS else "",
         )
 
-    def _usage(self, request: Request, reading: _Reading, *, text: str) -> Usage:
+    def _build_usage(self, request: ModelRequest, reading: _OpenAIResponseReader, *, text: str) -> ModelUsage:
         told = reading.usage
         if told is None:
             # a server that counts nothing: an estimate keeps budgets honest, zero would not
-            wrote = weigh(text) + sum(call.weight() for call in reading.calls)
-            usage = Usage(input=expected(weigh_request(request)), output=wrote)
+            wrote = weigh_text(text) + sum(call.estimate_tokens() for call in reading.calls)
+            usage = ModelUsage(input=estimate_tokens(weigh_request(request)), output=wrote)
         else:
-            usage = _usage(told)
+            usage = _parse_usage(told)
         price = self._settings.price
         if price is not None:
-            usd = price.usd(usage)
+            usd = price.compute_usd(usage)
         else:
-            usd = _amount(told.get("cost")) if told is not None else 0.0
+            usd = _as_amount(told.get("cost")) if told is not None else 0.0
         return msgspec.structs.replace(usage, usd=usd)
 
 
-class _Told:
+class _RenderedMessageCache:
     """Conversations as they were told last: most of a request is what the one before it was, to the byte."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[tuple[Message, ...], list[msgspec.Raw], int]] = {}
+        self._entries: dict[int, tuple[tuple[ModelMessage, ...], list[msgspec.Raw], int]] = {}
         """By their first message: while it is kept, no other one can have its id. Who was used last stands last."""
-        self._bytes = 0
+        self._size_bytes = 0
 
-    def beginning(self, messages: tuple[Message, ...]) -> list[msgspec.Raw]:
+    def find_prefix(self, messages: tuple[ModelMessage, ...]) -> list[msgspec.Raw]:
         """What is known of these: of as many of the first as are the very ones that were told before."""
-        before = self._kept.get(id(messages[0])) if messages else None
+        before = self._entries.get(id(messages[0])) if messages else None
         if before is None:
             return []
         same = list(map(operator.is_, messages, before[0]))
         return before[1][: same.index(False) if False in same else len(same)]
 
-    def keep(self, messages: tuple[Message, ...], rendered: list[msgspec.Raw]) -> None:
+    def store(self, messages: tuple[ModelMessage, ...], rendered: list[msgspec.Raw]) -> None:
         if not messages:
             return
-        _, _, before = self._kept.pop(id(messages[0]), ((), [], 0))
+        _, _, before = self._entries.pop(id(messages[0]), ((), [], 0))
         size = sum(map(len, rendered))
-        self._bytes += size - before
-        self._kept[id(messages[0])] = (messages, rendered, size)
-        while self._bytes > MOST_BYTES:
-            _, _, size = self._kept.pop(next(iter(self._kept)))
-            self._bytes -= size
+        self._size_bytes += size - before
+        self._entries[id(messages[0])] = (messages, rendered, size)
+        while self._size_bytes > MAX_CACHE_BYTES:
+            _, _, size = self._entries.pop(next(iter(self._entries)))
+            self._size_bytes -= size
 
 
-class _Offered(NamedTuple):
+class _RenderedTools(NamedTuple):
     """Tools, by their names on the wire and as they are told."""
 
     specs: tuple[ToolSpec, ...]
@@ -263,7 +271,7 @@ class _Offered(NamedTuple):
     rendered: msgspec.Raw
 
 
-class _Writing:
+class _StreamedToolCall:
     """A tool call as it is being written."""
 
     def __init__(self, id_: str) -> None:
@@ -284,136 +292,147 @@ class _Writing:
         elif isinstance(part, dict):
             self._object = part
 
-    def finished(self, known: dict[str, str]) -> Call:
+    def build_call(self, known: dict[str, str]) -> ToolCall:
         written = self._object if self._object is not None else "".join(self._parts)
-        return Call(id=mend(self.id), tool=known.get(self.name, mend(self.name)), arguments=arguments(written))
+        return ToolCall(
+            id=repair_surrogates(self.id),
+            tool=known.get(self.name, repair_surrogates(self.name)),
+            arguments=parse_arguments(written),
+        )
 
-    def weight(self) -> int:
-        return weigh(self.name) + sum(map(weigh, self._parts))
+    def estimate_tokens(self) -> int:
+        return weigh_text(self.name) + sum(map(weigh_text, self._parts))
 
 
-class _Reading:
+class _OpenAIResponseReader:
     """Makes one answer out of chunks, or out of one whole completion."""
 
     def __init__(
-        self, whom: Whom, known: dict[str, str], *, now: Callable[[], float], on_text: Callable[[str], None] | None
+        self,
+        endpoint: ModelEndpoint,
+        known: dict[str, str],
+        *,
+        now: Callable[[], float],
+        on_text: Callable[[str], None] | None,
     ) -> None:
         """`known` tools: name on the wire -> name at home."""
-        self._whom = whom
+        self._endpoint = endpoint
         self._now = now
         self.names = known
-        self.text = Pieces(on_text)
-        self.reasoning = Pieces()
+        self.text = TextAccumulator(on_text)
+        self.reasoning = TextAccumulator()
         self.details: list[Any] = []
-        self.calls: list[_Writing] = []
-        self._by_index: dict[int, _Writing] = {}
+        self.calls: list[_StreamedToolCall] = []
+        self._by_index: dict[int, _StreamedToolCall] = {}
         self.usage: dict[str, Any] | None = None
         self.model = ""
         self.finish = ""
         self.closed = False
-        self._tagged = Tagged()
+        self._think_splitter = ThinkTagSplitter()
 
     @property
     def finished(self) -> bool:
         return bool(self.finish)
 
-    def event(self, name: str, data: bytes) -> None:
+    def read_event(self, name: str, data: bytes) -> None:
         data = data.strip()
         if data == b"[DONE]":
             self.closed = True
             if not self.finish:
-                raise dropped(self._whom, "the stream was closed without a finish reason")
+                raise build_dropped_error(self._endpoint, "the stream was closed without a finish reason")
             return
         if self.closed or not data:
             return
-        chunk = self._object(data)
+        chunk = self._decode_object(data)
         if name == "error" and "error" not in chunk:
             chunk = {"error": chunk}
-        self._take(chunk, "delta")
+        self._read_chunk(chunk, "delta")
 
-    def whole(self, data: bytes) -> None:
-        body = self._object(data)
-        self._take(body, "message")
+    def read_whole(self, data: bytes) -> None:
+        body = self._decode_object(data)
+        self._read_chunk(body, "message")
         if not self.finish:
             if not body.get("choices"):
-                raise garbled(self._whom, "JSON that is no completion")
+                raise build_garbled_error(self._endpoint, "JSON that is no completion")
             self.finish = "stop"  # what parses as a whole was not cut off
 
-    def _object(self, data: bytes) -> dict[str, Any]:
+    def _decode_object(self, data: bytes) -> dict[str, Any]:
         try:
             value = _decode(data)
         except (ValueError, RecursionError):
-            value = _lenient(data)
+            value = _decode_leniently(data)
         if isinstance(value, list) and value and isinstance(value[0], dict):
             value = value[0]
         if not isinstance(value, dict):
-            raise garbled(self._whom, f"something that is no JSON object: {data[:80].decode('utf-8', 'replace')!r}")
+            raise build_garbled_error(
+                self._endpoint, f"something that is no JSON object: {data[:80].decode('utf-8', 'replace')!r}"
+            )
         return value
 
-    def _take(self, chunk: dict[str, Any], key: str) -> None:
+    def _read_chunk(self, chunk: dict[str, Any], key: str) -> None:
         if chunk.get("error"):
-            raise fault_within(self._whom, chunk, now=self._now())
+            raise build_body_error(self._endpoint, chunk, now=self._now())
         if isinstance(model := chunk.get("model"), str) and model and model != self.model:
-            self.model = mend(model)
-        self._count(chunk)
+            self.model = repair_surrogates(model)
+        self._read_usage(chunk)
         choices = chunk.get("choices")
         if not isinstance(choices, list):
             return
         for choice in choices:
             if isinstance(choice, dict) and choice.get("index", 0) in (0, None):
-                self._choice(choice, key)
+                self._read_choice(choice, key)
 
-    def _count(self, chunk: dict[str, Any]) -> None:
+    def _read_usage(self, chunk: dict[str, Any]) -> None:
         groq = chunk.get("x_groq")
         for usage in (chunk.get("usage"), groq.get("usage") if isinstance(groq, dict) else None):
             if isinstance(usage, dict) and usage:
                 self.usage = usage
 
-    def _choice(self, choice: dict[str, Any], key: str) -> None:
+    def _read_choice(self, choice: dict[str, Any], key: str) -> None:
         if isinstance(usage := choice.get("usage"), dict) and usage:
             self.usage = usage
         delta = choice.get(key) or choice.get("delta") or choice.get("message")
         if isinstance(delta, dict):
-            self._delta(delta)
+            self._read_delta(delta)
         finish = choice.get("finish_reason")
         if not isinstance(finish, str) or not finish:
             return
-        if finish in _BROKEN:
+        if finish in _FAILED_REASONS:
             if isinstance(choice.get("error"), dict):
-                raise fault_within(self._whom, choice, now=self._now())
-            raise dropped(self._whom, f"the answer broke off ({finish})")
-        self._word(self._tagged.close())
+                raise build_body_error(self._endpoint, choice, now=self._now())
+            raise build_dropped_error(self._endpoint, f"the answer broke off ({finish})")
+        self._add_split_text(self._think_splitter.close())
         self.finish = finish
 
-    def _delta(self, delta: dict[str, Any]) -> None:
+    def _read_delta(self, delta: dict[str, Any]) -> None:
         for name in ("reasoning_content", "reasoning"):
             if isinstance(piece := delta.get(name), str) and piece:
                 self.reasoning.add(piece)
                 break
         if isinstance(details := delta.get("reasoning_details"), list):
             self.details += details
-        self._content(delta.get("content"))
+        self._read_content(delta.get("content"))
         if isinstance(refusal := delta.get("refusal"), str):
             self.text.add(refusal)
         calls = delta.get("tool_calls")
         if isinstance(calls, list):
             for call in calls:
                 if isinstance(call, dict):
-                    self._call(call)
+                    self._read_call_fragment(call)
 
-    def _content(self, content: Any) -> None:
+    def _read_content(self, content: Any) -> None:
         if isinstance(content, str):
-            self._word(self._tagged.feed(content))
+            self._add_split_text(self._think_splitter.feed(content))
         elif isinstance(content, list):
             for part in content:
                 if not isinstance(part, dict):
                     continue
                 if isinstance(text := part.get("text"), str):
-                    self._word(self._tagged.feed(text))
+                    self._add_split_text(self._think_splitter.feed(text))
                 elif "thinking" in part:
-                    self._thought(part["thinking"])
+                    self._read_thinking(part["thinking"])
 
-    def _thought(self, thinking: Any) -> None:
+    def _read_thinking(self, thinking: Any) -> None:
         if isinstance(thinking, str):
             self.reasoning.add(thinking)
         elif isinstance(thinking, list):
@@ -421,14 +440,14 @@ class _Reading:
                 if isinstance(part, dict) and isinstance(text := part.get("text"), str):
                     self.reasoning.add(text)
 
-    def _word(self, split: tuple[str, str]) -> None:
+    def _add_split_text(self, split: tuple[str, str]) -> None:
         thought, text = split
         if thought:
             self.reasoning.add(thought)
         if text:
             self.text.add(text)
 
-    def _call(self, fragment: dict[str, Any]) -> None:
+    def _read_call_fragment(self, fragment: dict[str, Any]) -> None:
         id_ = fragment.get("id")
         id_ = id_ if isinstance(id_, str) else ""
         index = fragment.get("index")
@@ -437,7 +456,7 @@ class _Reading:
         writing = self._by_index.get(index) if isinstance(index, int) else (self.calls[-1] if self.calls else None)
         # servers that do not count give every call of an answer the same index, or none
         if writing is None or (id_ and writing.id and id_ != writing.id and function.get("name")):
-            writing = _Writing(id_)
+            writing = _StreamedToolCall(id_)
             self.calls.append(writing)
             if isinstance(index, int):
                 self._by_index[index] = writing
@@ -456,76 +475,80 @@ factory: Final = ModelFactory(
 # -- rendering ---------------------------------------------------------------------------------------------------------
 
 
-def _authorization(settings: OpenAISettings) -> dict[str, Secret]:
+def _build_auth_headers(settings: OpenAISettings) -> dict[str, SecretString]:
     if not settings.api_key or settings.auth == "none":
         return {}
     key = settings.api_key.reveal().strip()
-    return {"authorization": Secret(f"Bearer {key}")} if settings.auth == "bearer" else {"api-key": Secret(key)}
+    return (
+        {"authorization": SecretString(f"Bearer {key}")}
+        if settings.auth == "bearer"
+        else {"api-key": SecretString(key)}
+    )
 
 
-def _translated(request: Request) -> dict[str, Any]:
+def _translate_params(request: ModelRequest) -> dict[str, Any]:
     """What was asked for; a choice of tools where there are any."""
     params = dict(request.params)
     choice = params.pop("tool_choice", None)
     if choice and request.tools:
         named = isinstance(choice, dict)
         params["tool_choice"] = (
-            {"type": "function", "function": {"name": wire_name(choice["name"])}} if named else choice
+            {"type": "function", "function": {"name": encode_tool_name(choice["name"])}} if named else choice
         )
     return params
 
 
-def _tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+def _build_tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "function",
-        "function": {"name": wire_name(name), "description": description, "parameters": parameters},
+        "function": {"name": encode_tool_name(name), "description": description, "parameters": parameters},
     }
 
 
-def _heard(message: Message, images: dict[str, Picture | str]) -> str | list[dict[str, Any]]:
-    text = spoken(message)
+def _build_user_content(message: ModelMessage, images: dict[str, EncodedImage | str]) -> str | list[dict[str, Any]]:
+    text = format_user_text(message)
     shown_: list[dict[str, Any]] = []
     for attachment in message.attachments:
         picture = images.get(attachment.blob)
-        if isinstance(picture, Picture):
+        if isinstance(picture, EncodedImage):
             url = f"data:{picture.media};base64,{picture.data}"
             shown_.append({"type": "image_url", "image_url": {"url": url}})
         else:
-            text += ("\n" if text else "") + mention(attachment, picture or "")
+            text += ("\n" if text else "") + describe_attachment(attachment, picture or "")
     if not shown_:
         return text or "(empty message)"
     return [*([{"type": "text", "text": text}] if text else []), *shown_]
 
 
-def _result(message: Message) -> str:
-    text = outcome(message)
+def _format_result(message: ModelMessage) -> str:
+    text = format_result_text(message)
     return f"Error: {text}" if message.error and not text.lower().startswith("error") else text
 
 
-def _joined(first: str | list[dict[str, Any]], second: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+def _join_contents(first: str | list[dict[str, Any]], second: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}\n\n{second}"
-    return [*_parts(first), *_parts(second)]
+    return [*_as_parts(first), *_as_parts(second)]
 
 
-def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _as_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _forty(id_: str) -> str:
+def _shorten_call_id(id_: str) -> str:
     """An id as OpenAI takes it: at most forty characters."""
-    return id_ if 0 < len(id_) <= 40 and id_.isascii() else "call_" + _hash(id_)[:24]
+    return id_ if 0 < len(id_) <= 40 and id_.isascii() else "call_" + _hash_id(id_)[:24]
 
 
-def _nine(id_: str) -> str:
-    return id_ if len(id_) == 9 and id_.isascii() and id_.isalnum() else _hash(id_)[:9]
+def _make_nine_char_id(id_: str) -> str:
+    return id_ if len(id_) == 9 and id_.isascii() and id_.isalnum() else _hash_id(id_)[:9]
 
 
-def _hash(id_: str) -> str:
+def _hash_id(id_: str) -> str:
     return hashlib.sha256(id_.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _same(some: tuple[object, ...], others: tuple[object, ...]) -> bool:
+def _are_same_objects(some: tuple[object, ...], others: tuple[object, ...]) -> bool:
     """Whether these are the very same objects."""
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
@@ -533,7 +556,7 @@ def _same(some: tuple[object, ...], others: tuple[object, ...]) -> bool:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _lenient(data: bytes) -> object:
+def _decode_leniently(data: bytes) -> object:
     """What stricter readers refuse and servers send all the same, half a surrogate pair for one; None if it is none."""
     try:
         return json.loads(data)
@@ -541,35 +564,37 @@ def _lenient(data: bytes) -> object:
         return None
 
 
-def _usage(told: dict[str, Any]) -> Usage:
-    read = _tokens(told.get("prompt_tokens"))
-    wrote = _tokens(told.get("completion_tokens"))
-    total = _tokens(told.get("total_tokens"))
+def _parse_usage(told: dict[str, Any]) -> ModelUsage:
+    read = _as_token_count(told.get("prompt_tokens"))
+    wrote = _as_token_count(told.get("completion_tokens"))
+    total = _as_token_count(told.get("total_tokens"))
     details = told.get("prompt_tokens_details")
-    cached = _tokens(details.get("cached_tokens")) if isinstance(details, dict) else 0
-    cached = cached or _tokens(told.get("cached_tokens")) or _tokens(told.get("prompt_cache_hit_tokens"))
+    cached = _as_token_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+    cached = (
+        cached or _as_token_count(told.get("cached_tokens")) or _as_token_count(told.get("prompt_cache_hit_tokens"))
+    )
     # some vendors leave reasoning out of what was completed, but not out of the total
-    return Usage(input=read, cached=min(cached, read), output=max(wrote, total - read))
+    return ModelUsage(input=read, cached=min(cached, read), output=max(wrote, total - read))
 
 
-def _tokens(value: Any) -> int:
+def _as_token_count(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40 else 0
 
 
-def _amount(value: Any) -> float:
+def _as_amount(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e6 else 0.0
 
 
-def _explain_silence(whom: Whom, finish: str, *, usage: Usage, window: int) -> None:
+def _raise_for_empty_answer(endpoint: ModelEndpoint, finish: str, *, usage: ModelUsage, window: int) -> None:
     """An answer without a word is an answer only if the model meant to be silent."""
-    if finish in _FILTERED:
-        raise Refused(f"{whom}: the provider's content filter withheld the answer", remedy="word it differently")
-    if finish in _CUT:
+    if finish in _FILTERED_REASONS:
+        raise Refused(f"{endpoint}: the provider's content filter withheld the answer", remedy="word it differently")
+    if finish in _TRUNCATED_REASONS:
         if finish == "model_context_window_exceeded" or usage.input + usage.output >= window:
-            raise TooLong(f"{whom}: its window was full before it could say anything")
+            raise TooLong(f"{endpoint}: its window was full before it could say anything")
         raise Refused(
-            f"{whom} used up its {usage.output} output tokens before it said anything",
+            f"{endpoint} used up its {usage.output} output tokens before it said anything",
             remedy="raise `max_tokens` for this model, or let it reason less",
         )
     if finish == "tool_calls":
-        raise Overloaded(f"{whom} announced tool calls and made none")
+        raise Overloaded(f"{endpoint} announced tool calls and made none")

@@ -9,25 +9,25 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-SEAL: Final = "\x1e"
-OPEN: Final = "<think>"
-CLOSE: Final = "</think>"
+SEAL_CHAR: Final = "\x1e"
+THINK_OPEN_TAG: Final = "<think>"
+THINK_CLOSE_TAG: Final = "</think>"
 
 
-def seal(text: str, *, by: str, parts: Any) -> str:
+def seal_reasoning(text: str, *, by: str, parts: Any) -> str:
     """`text` with `parts` attached for the model `by`."""
-    return f"{text}{SEAL}{json.dumps({'by': by, 'parts': parts}, ensure_ascii=True, separators=(',', ':'))}"
+    return f"{text}{SEAL_CHAR}{json.dumps({'by': by, 'parts': parts}, ensure_ascii=True, separators=(',', ':'))}"
 
 
-def shown(reasoning: str) -> str:
+def strip_seal(reasoning: str) -> str:
     """What of it is for people."""
-    text, mark, _ = reasoning.rpartition(SEAL)
+    text, mark, _ = reasoning.rpartition(SEAL_CHAR)
     return text if mark else reasoning
 
 
-def opened(reasoning: str, *, by: str) -> Any:
+def open_seal(reasoning: str, *, by: str) -> Any:
     """The parts that `by` attached, or None if it is not theirs."""
-    _, mark, sealed = reasoning.rpartition(SEAL)
+    _, mark, sealed = reasoning.rpartition(SEAL_CHAR)
     if not mark:
         return None
     try:
@@ -37,7 +37,7 @@ def opened(reasoning: str, *, by: str) -> Any:
     return found.get("parts") if isinstance(found, dict) and found.get("by") == by else None
 
 
-class Tagged:
+class ThinkTagSplitter:
     """Tells reasoning from text on servers that do not: it stands in think tags at the very beginning, or nowhere."""
 
     def __init__(self) -> None:
@@ -52,32 +52,32 @@ class Tagged:
         thought = ""
         if self._state == "before":
             start = self._held.lstrip()
-            if OPEN.startswith(start[: len(OPEN)]):
-                if len(start) < len(OPEN):
+            if THINK_OPEN_TAG.startswith(start[: len(THINK_OPEN_TAG)]):
+                if len(start) < len(THINK_OPEN_TAG):
                     return "", ""
-                self._state, self._held = "thinking", start[len(OPEN) :]
+                self._state, self._held = "thinking", start[len(THINK_OPEN_TAG) :]
             else:
-                return "", self._release()
+                return "", self._release_held()
         if self._state == "thinking":
-            thought, mark, rest = self._held.partition(CLOSE)
+            thought, mark, rest = self._held.partition(THINK_CLOSE_TAG)
             if not mark:
-                keep = max(0, len(thought) - len(CLOSE) + 1)
+                keep = max(0, len(thought) - len(THINK_CLOSE_TAG) + 1)
                 thought, self._held = thought[:keep], thought[keep:]
                 return thought, ""
             self._state, self._held = "after", rest
         if not self._held.strip():
             return thought, ""
         self._held = self._held.lstrip()
-        return thought, self._release()
+        return thought, self._release_held()
 
     def close(self) -> tuple[str, str]:
         """What was held back, once nothing more comes."""
         thinking, after = self._state == "thinking", self._state == "after"
-        rest = self._release()
+        rest = self._release_held()
         if after:
             return "", ""
         return (rest, "") if thinking else ("", rest)
 
-    def _release(self) -> str:
+    def _release_held(self) -> str:
         held, self._held, self._state = self._held, "", "text"
         return held

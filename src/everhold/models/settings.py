@@ -7,27 +7,27 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from everhold.core.entries import Usage
-from everhold.models.wire import Deadlines
-from everhold.secret import Secret
+from everhold.core.entries import ModelUsage
+from everhold.infra.secret import SecretString
+from everhold.models.http_client import ModelDeadlines
 
-RESERVED: Final = frozenset({"model", "messages", "system", "tools", "stream", "stream_options"})
+RESERVED_PARAMS: Final = frozenset({"model", "messages", "system", "tools", "stream", "stream_options"})
 """What an adapter decides itself."""
-LIMITS: Final = ("max_tokens", "max_completion_tokens")
+OUTPUT_LIMIT_PARAMS: Final = ("max_tokens", "max_completion_tokens")
 """What servers call the limit of an answer."""
 
 
-def _own_params(params: dict[str, Any]) -> dict[str, Any]:
-    if taken := sorted(RESERVED & params.keys()):
+def _reject_reserved_params(params: dict[str, Any]) -> dict[str, Any]:
+    if taken := sorted(RESERVED_PARAMS & params.keys()):
         raise ValueError(f"{', '.join(taken)} cannot be set here: everhold decides it for every request")
     return params
 
 
-class _Section(BaseModel):
+class _ModelSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Price(_Section):
+class ModelPrice(_ModelSection):
     """USD per million tokens. What is left out costs like input; writing to a vendor's cache may cost more."""
 
     input: float = Field(default=0.0, ge=0, description="USD per million input tokens")
@@ -35,7 +35,7 @@ class Price(_Section):
     cache_write: float | None = Field(default=None, ge=0, description="USD per million input tokens put into the cache")
     output: float = Field(default=0.0, ge=0, description="USD per million output tokens")
 
-    def usd(self, usage: Usage, *, written: int = 0) -> float:
+    def compute_usd(self, usage: ModelUsage, *, written: int = 0) -> float:
         """What `usage` costs; `written` of its input went into the cache."""
         plain = max(0, usage.input - usage.cached - written)
         return (
@@ -46,7 +46,7 @@ class Price(_Section):
         ) / 1_000_000
 
 
-class Waits(_Section):
+class ModelDeadlineSettings(_ModelSection):
     """Seconds after which an answer is given up."""
 
     connect: float = Field(default=10.0, gt=0, description="until the connection stands")
@@ -55,46 +55,48 @@ class Waits(_Section):
     total: float = Field(default=600.0, gt=0, description="for the whole answer")
     tail: float = Field(default=5.0, gt=0, description="for what may follow a complete answer; no failure")
 
-    def deadlines(self) -> Deadlines:
-        return Deadlines(**self.model_dump())
+    def to_deadlines(self) -> ModelDeadlines:
+        return ModelDeadlines(**self.model_dump())
 
 
-class OfflineSettings(_Section):
+class OfflineSettings(_ModelSection):
     """The model that needs nothing."""
 
     name: str = Field(default="offline", min_length=1)
     context_tokens: int = Field(default=16_000, ge=256, description="tokens a request may have")
     seconds_per_word: float = Field(default=0.0, ge=0, le=10, description="seconds between two words")
-    price: Price | None = None
+    price: ModelPrice | None = None
 
 
-class _Remote(_Section):
+class _RemoteModelSettings(_ModelSection):
     name: str = Field(min_length=1, description="the model's name at the provider")
-    api_key: Secret | None = Field(default=None, description="write `api_key_env`: the variable that holds it")
+    api_key: SecretString | None = Field(default=None, description="write `api_key_env`: the variable that holds it")
     context_tokens: int = Field(default=128_000, ge=256, description="tokens its context window holds")
     max_tokens: int | None = Field(default=None, ge=1, description="tokens one answer may have")
-    price: Price | None = Field(default=None, description="needed for budgets in USD")
+    price: ModelPrice | None = Field(default=None, description="needed for budgets in USD")
     stream: bool = Field(default=True, description="false for servers that cannot stream")
     images: bool = Field(default=True, description="false for models that cannot see")
     max_image_bytes: int = Field(default=5_000_000, ge=0)
-    params: Annotated[dict[str, Any], AfterValidator(_own_params)] = Field(
+    params: Annotated[dict[str, Any], AfterValidator(_reject_reserved_params)] = Field(
         default_factory=dict, description="sent with every request, such as temperature"
     )
-    headers: dict[str, Secret] = Field(default_factory=dict, description="sent with every request")
-    deadline_seconds: Waits = Waits()
+    headers: dict[str, SecretString] = Field(default_factory=dict, description="sent with every request")
+    deadline_seconds: ModelDeadlineSettings = ModelDeadlineSettings()
 
     @property
-    def limit(self) -> Any:
+    def output_token_limit(self) -> Any:
         """Tokens an answer may have, under whichever name they were written; None if nobody did."""
-        return next((self.params[name] for name in LIMITS if self.params.get(name)), None) or self.max_tokens
+        return (
+            next((self.params[name] for name in OUTPUT_LIMIT_PARAMS if self.params.get(name)), None) or self.max_tokens
+        )
 
-    def wishes(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def merge_params(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """These settings and what was asked for, which comes first; the limit of an answer is `max_tokens`."""
-        own = {name: value for name, value in self.params.items() if name not in LIMITS}
-        return {"max_tokens": self.limit, **own, **asked}
+        own = {name: value for name, value in self.params.items() if name not in OUTPUT_LIMIT_PARAMS}
+        return {"max_tokens": self.output_token_limit, **own, **asked}
 
 
-class OpenAISettings(_Remote):
+class OpenAISettings(_RemoteModelSettings):
     """Any server that speaks chat completions."""
 
     base_url: str = "https://api.openai.com/v1"
@@ -112,7 +114,7 @@ class OpenAISettings(_Remote):
     )
 
 
-class AnthropicSettings(_Remote):
+class AnthropicSettings(_RemoteModelSettings):
     """Anthropic's messages API, and whoever copies it."""
 
     base_url: str = "https://api.anthropic.com"

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from typing import Final
 
-MOST: Final = 16 * 1024 * 1024
+MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 """Bytes of one event. Beyond it the other side is not speaking to us."""
-MARK: Final = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
-class Oversized(ValueError):
+class StreamTooLarge(ValueError):
     """An event that does not end."""
 
 
-class Events:
+class SseParser:
     """Feed it bytes, get whole events: (name, data). Comments and unknown fields are passed over."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()
-        self._fresh = True
+        self._unparsed = bytearray()
+        self._at_start = True
         self._after_cr = False
         self._size = 0
         self._name = b""
         self._data: list[bytes] = []
 
     def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
-        if self._fresh:
-            chunk = bytes(self._rest) + chunk
-            self._rest.clear()
-            if len(chunk) < 3 and MARK.startswith(chunk):
-                self._rest += chunk
+        if self._at_start:
+            chunk = bytes(self._unparsed) + chunk
+            self._unparsed.clear()
+            if len(chunk) < 3 and BYTE_ORDER_MARK.startswith(chunk):
+                self._unparsed += chunk
                 return []
-            self._fresh = False
-            chunk = chunk.removeprefix(MARK)
+            self._at_start = False
+            chunk = chunk.removeprefix(BYTE_ORDER_MARK)
         if not chunk:
             return []
         # a CR ends its line at once; an LF that turns out to belong to it ends nothing
@@ -43,23 +43,23 @@ class Events:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         out: list[tuple[str, bytes]] = []
         if b"\n" in chunk:
-            *lines, rest = (bytes(self._rest) + chunk).split(b"\n")
-            self._rest = bytearray(rest)
-            self._take(lines, out)
+            *lines, rest = (bytes(self._unparsed) + chunk).split(b"\n")
+            self._unparsed = bytearray(rest)
+            self._parse_lines(lines, out)
         else:
-            self._rest += chunk
-        if self._size + len(self._rest) > MOST:
-            raise Oversized(f"an event of more than {MOST} bytes")
+            self._unparsed += chunk
+        if self._size + len(self._unparsed) > MAX_EVENT_BYTES:
+            raise StreamTooLarge(f"an event of more than {MAX_EVENT_BYTES} bytes")
         return out
 
     def close(self) -> list[tuple[str, bytes]]:
         """The event an ending without a blank line leaves behind: servers forget the last one."""
         out: list[tuple[str, bytes]] = []
-        self._take([bytes(self._rest), b""] if self._rest else [b""], out)
-        self._rest.clear()
+        self._parse_lines([bytes(self._unparsed), b""] if self._unparsed else [b""], out)
+        self._unparsed.clear()
         return out
 
-    def _take(self, lines: list[bytes], out: list[tuple[str, bytes]]) -> None:
+    def _parse_lines(self, lines: list[bytes], out: list[tuple[str, bytes]]) -> None:
         for line in lines:
             if line.startswith(b"data: "):  # most lines
                 self._data.append(line[6:])

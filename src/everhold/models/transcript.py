@@ -15,50 +15,52 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
-from everhold.core.entries import INVALID, Attachment, Call, clean
-from everhold.ports.model import Message, ToolSpec
+from everhold.core.entries import INVALID_ARGUMENTS_KEY, Attachment, ToolCall, strip_surrogates
+from everhold.ports.model import ModelMessage, ToolSpec
 
 LoadBlob: TypeAlias = Callable[[str], Awaitable[bytes | None]]
 """Content hash -> bytes; None if it was erased."""
 
-NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-NOTHING: Final = "(nothing)"
+TOOL_NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+EMPTY_RESULT_TEXT: Final = "(nothing)"
 _SPACE: Final = re.compile(r"[\s\x00-\x1f\x7f]+")
 
 
-class Answered(Struct, frozen=True):
+class AnsweredCall(Struct, frozen=True):
     """A call with its result. `id` is the one both carry on the wire."""
 
     id: str
-    call: Call
-    result: Message
+    call: ToolCall
+    result: ModelMessage
 
 
-class Round(Struct, frozen=True):
+class AssistantRound(Struct, frozen=True):
     """Something the assistant said, with those of its calls that have results."""
 
-    message: Message
-    calls: tuple[Answered, ...]
+    message: ModelMessage
+    calls: tuple[AnsweredCall, ...]
 
 
-class Picture(Struct, frozen=True):
+class EncodedImage(Struct, frozen=True):
     """An image as bytes go over the wire."""
 
     media: str
     data: str
 
 
-def rounds(messages: Iterable[Message], *, wire_id: Callable[[str], str]) -> list[Message | Round]:
+def group_rounds(
+    messages: Iterable[ModelMessage], *, wire_id: Callable[[str], str]
+) -> list[ModelMessage | AssistantRound]:
     """The conversation with every result beside its call: what has no counterpart is left out, and so is the empty.
 
     What people said between a call and its result comes after it. An id used again is told apart by a number.
     """
-    out: list[Message | Round] = []
+    out: list[ModelMessage | AssistantRound] = []
     used: set[str] = set()
     times: dict[str, int] = {}
-    pending: list[Message] = []
-    speaking: Message | None = None
-    results: dict[str, Message] = {}
+    pending: list[ModelMessage] = []
+    speaking: ModelMessage | None = None
+    results: dict[str, ModelMessage] = {}
 
     def unused(id_: str) -> str:
         name = wire_id(id_)
@@ -72,12 +74,12 @@ def rounds(messages: Iterable[Message], *, wire_id: Callable[[str], str]) -> lis
         nonlocal speaking
         if speaking is not None:
             calls = tuple(
-                Answered(unused(call.id), call, result)
+                AnsweredCall(unused(call.id), call, result)
                 for call in speaking.calls
                 if (result := results.pop(call.id, None)) is not None
             )
             if calls or speaking.text.strip():
-                out.append(Round(speaking, calls))
+                out.append(AssistantRound(speaking, calls))
         out.extend(pending)
         speaking = None
         pending.clear()
@@ -92,7 +94,7 @@ def rounds(messages: Iterable[Message], *, wire_id: Callable[[str], str]) -> lis
             if message.calls:
                 speaking = message
             elif message.text.strip():
-                out.append(Round(message, ()))
+                out.append(AssistantRound(message, ()))
         elif message.role == "tool":
             results.setdefault(message.call, message)
         elif speaking is None:
@@ -103,41 +105,41 @@ def rounds(messages: Iterable[Message], *, wire_id: Callable[[str], str]) -> lis
     return out
 
 
-def spoken(message: Message) -> str:
+def format_user_text(message: ModelMessage) -> str:
     """A person's words with who they are, where that is known."""
     if not message.name:
-        return _clean(message.text)
+        return _clean_text(message.text)
     name = _SPACE.sub(" ", message.name).strip(" :")[:64]
-    text = _clean(message.text)
+    text = _clean_text(message.text)
     return f"{name}: {text}" if name else text
 
 
-def outcome(message: Message) -> str:
+def format_result_text(message: ModelMessage) -> str:
     """A tool's words; never empty, which some servers refuse."""
-    return _clean(message.text) if message.text.strip() else NOTHING
+    return _clean_text(message.text) if message.text.strip() else EMPTY_RESULT_TEXT
 
 
-def wire_name(name: str) -> str:
+def encode_tool_name(name: str) -> str:
     """A tool's name as every vendor takes it; the same name always becomes the same."""
-    if NAME.match(name):
+    if TOOL_NAME_PATTERN.match(name):
         return name
     mark = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:55]}_{mark}"
 
 
-def names(tools: Sequence[ToolSpec]) -> dict[str, str]:
+def map_tool_names(tools: Sequence[ToolSpec]) -> dict[str, str]:
     """Name on the wire -> name at home."""
-    return {wire_name(tool.name): tool.name for tool in tools}
+    return {encode_tool_name(tool.name): tool.name for tool in tools}
 
 
-def schema(tool: ToolSpec) -> dict[str, Any]:
+def build_parameter_schema(tool: ToolSpec) -> dict[str, Any]:
     """Its parameters, as an object even if it takes none."""
     if tool.parameters.get("type") == "object":
         return tool.parameters if "properties" in tool.parameters else {**tool.parameters, "properties": {}}
     return {"type": "object", "properties": {}, **tool.parameters}
 
 
-def arguments(written: object) -> dict[str, Any]:
+def parse_arguments(written: object) -> dict[str, Any]:
     """What a model wrote as a call's arguments. What is no JSON object is kept as it was written."""
     if isinstance(written, dict):
         return written
@@ -145,37 +147,39 @@ def arguments(written: object) -> dict[str, Any]:
     if not raw.strip():
         return {}
     try:
-        value = json.loads(raw, parse_constant=_no_constant)
+        value = json.loads(raw, parse_constant=_reject_constant)
         if isinstance(value, str):  # some models wrap the object in a string once more
-            value = json.loads(value, parse_constant=_no_constant)
+            value = json.loads(value, parse_constant=_reject_constant)
         if value is None:
             return {}
         json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError):
-        return {INVALID: mend(raw)}
-    return value if isinstance(value, dict) else {INVALID: mend(raw)}
+        return {INVALID_ARGUMENTS_KEY: repair_surrogates(raw)}
+    return value if isinstance(value, dict) else {INVALID_ARGUMENTS_KEY: repair_surrogates(raw)}
 
 
-def made_id(body: bytes, index: int) -> str:
+def make_call_id(body: bytes, index: int) -> str:
     """An id for a call that came without a usable one: the same answer to the same request gives the same id."""
     return "call_" + hashlib.sha256(body + b"\n%d" % index).hexdigest()[:24]
 
 
-def distinct(calls: Iterable[Call], *, taken: Iterable[Message], body: bytes) -> tuple[Call, ...]:
+def assign_unique_call_ids(
+    calls: Iterable[ToolCall], *, taken: Iterable[ModelMessage], body: bytes
+) -> tuple[ToolCall, ...]:
     """The calls with ids that are theirs alone in this conversation."""
     calls = list(calls)
     if not calls:
         return ()
     ids = {call.id for message in taken for call in message.calls}
-    out: list[Call] = []
+    out: list[ToolCall] = []
     for index, call in enumerate(calls):
-        id_ = call.id if call.id and call.id not in ids else made_id(body, index)
+        id_ = call.id if call.id and call.id not in ids else make_call_id(body, index)
         ids.add(id_)
-        out.append(Call(id=id_, tool=call.tool, arguments=call.arguments))
+        out.append(ToolCall(id=id_, tool=call.tool, arguments=call.arguments))
     return tuple(out)
 
 
-def mend(text: str) -> str:
+def repair_surrogates(text: str) -> str:
     """`text` with surrogate pairs that came in two pieces put together, and halves replaced."""
     try:
         text.encode()
@@ -184,45 +188,47 @@ def mend(text: str) -> str:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-class Pieces:
+class TextAccumulator:
     """Text that arrives in pieces. Gives on only what is whole, so half a character never reaches a reader."""
 
     def __init__(self, hear: Callable[[str], None] | None = None) -> None:
-        self._hear = hear
-        self._said: list[str] = []
-        self._half = ""
+        self._on_text = hear
+        self._pieces: list[str] = []
+        self._pending_surrogate = ""
 
     def add(self, piece: str) -> None:
-        piece = self._half + piece
-        self._half = ""
+        piece = self._pending_surrogate + piece
+        self._pending_surrogate = ""
         if piece and "\ud800" <= piece[-1] <= "\udbff":
-            piece, self._half = piece[:-1], piece[-1]
+            piece, self._pending_surrogate = piece[:-1], piece[-1]
         if piece:
-            piece = mend(piece)
-            self._said.append(piece)
-            if self._hear is not None:
-                self._hear(piece)
+            piece = repair_surrogates(piece)
+            self._pieces.append(piece)
+            if self._on_text is not None:
+                self._on_text(piece)
 
     def __str__(self) -> str:
-        return "".join(self._said) + ("\ufffd" if self._half else "")
+        return "".join(self._pieces) + ("\ufffd" if self._pending_surrogate else "")
 
 
 # -- attachments -------------------------------------------------------------------------------------------------------
 
 
-async def pictures(messages: Iterable[Message], load: LoadBlob | None, *, most: int) -> dict[str, Picture | str]:
+async def load_images(
+    messages: Iterable[ModelMessage], load: LoadBlob | None, *, most: int
+) -> dict[str, EncodedImage | str]:
     """Every image in the conversation by blob: as bytes, or as the reason why there are none."""
-    found: dict[str, Picture | str] = {}
+    found: dict[str, EncodedImage | str] = {}
     if load is None:
         return found
     for message in messages:
         for attachment in message.attachments:
             if attachment.blob not in found and attachment.media.startswith("image/"):
-                found[attachment.blob] = _picture(await load(attachment.blob), most)
+                found[attachment.blob] = _encode_image(await load(attachment.blob), most)
     return found
 
 
-def mention(attachment: Attachment, why: str = "") -> str:
+def describe_attachment(attachment: Attachment, why: str = "") -> str:
     """An attachment that is not shown, in words."""
     name = _SPACE.sub(" ", attachment.name).strip() or "unnamed"
     kind = attachment.media or "file"
@@ -230,16 +236,16 @@ def mention(attachment: Attachment, why: str = "") -> str:
     return f"[attachment {name} ({kind}{size}){': ' + why if why else ''}]"
 
 
-def _picture(data: bytes | None, most: int) -> Picture | str:
+def _encode_image(data: bytes | None, most: int) -> EncodedImage | str:
     if data is None:
         return "no longer there"
     if len(data) > most:
         return "too large to look at"
-    media = _media(data)
-    return Picture(media, base64.b64encode(data).decode()) if media else "of a kind that cannot be looked at"
+    media = _detect_media_type(data)
+    return EncodedImage(media, base64.b64encode(data).decode()) if media else "of a kind that cannot be looked at"
 
 
-def _media(data: bytes) -> str:
+def _detect_media_type(data: bytes) -> str:
     """What the bytes are, whatever the sender called them: vendors refuse a wrong name."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
@@ -252,9 +258,9 @@ def _media(data: bytes) -> str:
     return ""
 
 
-def _clean(text: str) -> str:
-    return clean(text)[0]
+def _clean_text(text: str) -> str:
+    return strip_surrogates(text)[0]
 
 
-def _no_constant(name: str) -> None:
+def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")

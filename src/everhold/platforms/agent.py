@@ -8,32 +8,32 @@ from __future__ import annotations
 
 from typing import Final
 
-from everhold.core.entries import Place
+from everhold.core.entries import ChatLocation
 from everhold.errors import Refused, StoreFull, Transient
-from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
+from everhold.ports.platform import AcceptMessage, DeliveryGuarantee, IncomingMessage, OutgoingMessage
 
 NAME: Final = "agent"
 
 
-class Between:
+class AgentPlatform:
     """The way from one agent to all others."""
 
     name = NAME
-    delivery = Delivery.KEYED
+    delivery = DeliveryGuarantee.KEYED
     text_limit = 1_000_000
     visible_after = 0.0
 
-    def __init__(self, speaker: str, accept: Accept) -> None:
+    def __init__(self, speaker: str, accept: AcceptMessage) -> None:
         self.account = speaker
         self._accept = accept
 
-    async def listen(self, accept: Accept) -> None:
+    async def listen(self, accept: AcceptMessage) -> None:
         """Nothing to do: messages are brought by `send`."""
 
-    async def send(self, out: Outgoing) -> str:
+    async def send(self, out: OutgoingMessage) -> str:
         listener = out.to.chat
-        incoming = Incoming(
-            origin=Place(platform=NAME, account=listener, chat=self.account, message=out.key),
+        incoming = IncomingMessage(
+            origin=ChatLocation(platform=NAME, account=listener, chat=self.account, message=out.key),
             text=out.text,
             sender=self.account,
             name=self.account,
@@ -51,5 +51,5 @@ class Between:
             raise Refused(f"{listener} does not hear {self.account}: {verdict.reason}")
         raise Transient(f"{listener} could not take it: {verdict.outcome}")
 
-    async def probe(self, out: Outgoing) -> str | None:
+    async def probe(self, out: OutgoingMessage) -> str | None:
         raise Refused("agents are reached by key: nobody has to ask")

@@ -10,33 +10,35 @@ from typing import Final
 
 from msgspec import structs
 
-from everhold.core.address import derive
-from everhold.core.entries import Place
-from everhold.ports.platform import Incoming
+from everhold.core.address import derive_address
+from everhold.core.entries import ChatLocation
+from everhold.ports.platform import IncomingMessage
 
 NAME: Final = "http"
 
 
-def place(*, chat: str, sender: str, local: bool, id: str = "") -> Place:
+def locate_chat(*, chat: str, sender: str, local: bool, id: str = "") -> ChatLocation:
     """Where a conversation called `chat` by `sender` happens; `local` is whoever sits at this machine."""
     if local:
-        return Place(platform=NAME, chat=chat, message=id)
-    return Place(platform=NAME, chat=sender, thread=chat, message=id)
+        return ChatLocation(platform=NAME, chat=chat, message=id)
+    return ChatLocation(platform=NAME, chat=sender, thread=chat, message=id)
 
 
-def incoming(*, agent: str, text: str, sender: str, origin: Place) -> Incoming:
+def build_incoming_message(*, agent: str, text: str, sender: str, origin: ChatLocation) -> IncomingMessage:
     """A message. With an id in its origin it is recognised when it comes again, to the same agent in the same chat."""
     # which conversation an id counts in: agent names hold no spaces
     event = f"message to {agent} in {origin.thread}"
-    return Incoming(origin=origin, text=text, sender=sender, event=event, agent=agent)
+    return IncomingMessage(origin=origin, text=text, sender=sender, event=event, agent=agent)
 
 
-def with_id(message: Incoming, id: str) -> Incoming:
+def with_message_id(message: IncomingMessage, id: str) -> IncomingMessage:
     return structs.replace(message, origin=structs.replace(message.origin, message=id))
 
 
-def address(place: Place, *, agent: str) -> str:
+def format_address(place: ChatLocation, *, agent: str) -> str:
     """The conversation with `agent` at a place."""
     return str(
-        derive(agent=agent, platform=NAME, account=place.account, kind="dm", chat=place.chat, thread=place.thread)
+        derive_address(
+            agent=agent, platform=NAME, account=place.account, kind="dm", chat=place.chat, thread=place.thread
+        )
     )

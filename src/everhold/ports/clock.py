@@ -13,7 +13,7 @@ class Clock(Protocol):
     def monotonic(self) -> float: ...
 
 
-class Chance(Protocol):
+class RandomSource(Protocol):
     """Where ids, salts and jitter come from."""
 
     def bytes(self, n: int, /) -> bytes: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Log(Protocol):
+class EventLogger(Protocol):
     """An event name and fields: `log.info("compression.done", entries=194, kept=26)`. Never raises.
 
     Whoever holds a claim binds `session` and `op` from it once and passes the bound log on, so that no line of that
@@ -20,5 +20,5 @@ class Log(Protocol):
 
     def error(self, event: str, /, **fields: object) -> None: ...
 
-    def bind(self, **fields: object) -> Log:
+    def bind(self, **fields: object) -> EventLogger:
         """This log with `fields` on every line; a field bound later, or given with a line, wins."""

@@ -12,12 +12,12 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 from msgspec import Struct
 
 from everhold.core.entries import Stamp
-from everhold.ports.platform import Delivery
-from everhold.ports.plugin import Context
+from everhold.ports.platform import DeliveryGuarantee
+from everhold.ports.plugin import PluginContext
 from everhold.ports.tool import Tool
 
 
-class Utterance(Struct, frozen=True, kw_only=True):
+class MemoryUtterance(Struct, frozen=True, kw_only=True):
     """Who said what in an exchange."""
 
     author: str
@@ -35,8 +35,8 @@ class Exchange(Struct, frozen=True, kw_only=True):
     session: str
     agent: str
     op: int
-    heard: tuple[Utterance, ...]
-    said: tuple[Utterance, ...]
+    heard: tuple[MemoryUtterance, ...]
+    said: tuple[MemoryUtterance, ...]
     did: tuple[str, ...] = ()
     at: float = 0.0
     stamp: Stamp = Stamp()
@@ -44,7 +44,7 @@ class Exchange(Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
 
 
-class Note(Struct, frozen=True, kw_only=True):
+class MemoryNote(Struct, frozen=True, kw_only=True):
     """A fact somebody wants kept."""
 
     key: str
@@ -65,7 +65,7 @@ class Note(Struct, frozen=True, kw_only=True):
     """Whose words these are if not those of somebody who was there: `tool:<name>`, `bot:<name>`, `file:<name>`."""
 
 
-class Retraction(Struct, frozen=True, kw_only=True):
+class MemoryRetraction(Struct, frozen=True, kw_only=True):
     """What was stored under these keys was undone."""
 
     key: str
@@ -75,7 +75,7 @@ class Retraction(Struct, frozen=True, kw_only=True):
     at: float = 0.0
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class JobResult(Struct, frozen=True, kw_only=True):
     """Something was worked on beside the conversation, and is finished. The next exchange holds the result as well."""
 
     key: str
@@ -91,16 +91,16 @@ class Job(Struct, frozen=True, kw_only=True):
     """Of whoever asked for it."""
 
 
-Memory: TypeAlias = Exchange | Note | Retraction
+MemoryItem: TypeAlias = Exchange | MemoryNote | MemoryRetraction
 
 
-class Batch(Struct, frozen=True, kw_only=True):
+class MemoryBatch(Struct, frozen=True, kw_only=True):
     """What is handed over at once: one session's, in order. A repeat is exactly the same batch."""
 
     name: str
     """The memory session's name."""
-    items: tuple[Memory, ...]
-    jobs: tuple[Job, ...] = ()
+    items: tuple[MemoryItem, ...]
+    jobs: tuple[JobResult, ...] = ()
     """Only for those who declare `jobs`, and never together with items."""
     replaced: dict[str, str] = {}
     """What notes said that are replaced, as far as it is still known: for services that keep no key of ours.
@@ -111,7 +111,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     """The audience of what is retracted or replaced, by its key as above, as far as it is still known."""
 
 
-class Query(Struct, frozen=True, kw_only=True):
+class MemoryQuery(Struct, frozen=True, kw_only=True):
     """What to look for, and for whom. There is no default scope."""
 
     text: str
@@ -129,7 +129,7 @@ class Query(Struct, frozen=True, kw_only=True):
     """Where and by whom it is asked, as it will be stamped on what is said about it; empty if nobody is talking."""
 
 
-class Found(Struct, frozen=True, kw_only=True):
+class MemoryHit(Struct, frozen=True, kw_only=True):
     """Something a provider remembers, and where it came from."""
 
     text: str
@@ -148,7 +148,7 @@ class Found(Struct, frozen=True, kw_only=True):
     """Whose words these are if not those of somebody who was there: `tool:<name>`, `bot:<name>`, `file:<name>`."""
 
 
-class Scope(Struct, frozen=True, kw_only=True):
+class MemoryScope(Struct, frozen=True, kw_only=True):
     """For whom, and where, a provider is asked for something that is not a search."""
 
     agent: str
@@ -159,16 +159,16 @@ class Scope(Struct, frozen=True, kw_only=True):
     audience: tuple[str, ...] = ()
 
 
-class Switch(Struct, frozen=True, kw_only=True):
+class SessionSwitch(Struct, frozen=True, kw_only=True):
     """A conversation goes on elsewhere, or afresh. Nothing has to be flushed: what was said goes out by itself."""
 
     how: str
     """new, resume, branch, or fold."""
-    before: Scope
-    after: Scope
+    before: MemoryScope
+    after: MemoryScope
 
 
-class Forgotten(Struct, frozen=True, kw_only=True):
+class ForgetResult(Struct, frozen=True, kw_only=True):
     """What a provider deleted, and what it could not."""
 
     deleted: int
@@ -176,18 +176,18 @@ class Forgotten(Struct, frozen=True, kw_only=True):
     """What is still there, one line each, with the reason."""
 
 
-SEEN: Final = "seen"
+SEEN_REMOTE_ID: Final = "seen"
 """The remote id of something that an unacknowledged provider was told, and showed when it was searched."""
 
 
-class Health(Struct, frozen=True, kw_only=True):
+class ProviderHealth(Struct, frozen=True, kw_only=True):
     """How a provider is. `text` is for people."""
 
     well: bool
     text: str = ""
 
 
-class Capability(StrEnum):
+class MemoryCapability(StrEnum):
     """What a provider may offer besides `store` and `find`. Only what it declares is ever called."""
 
     PROBE = "probe"
@@ -207,7 +207,7 @@ class Capability(StrEnum):
     SIGNATURE = "cache_busting_signature"
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class SetupQuestion(Struct, frozen=True, kw_only=True):
     """Something a provider has to be told before it can be used."""
 
     key: str
@@ -226,45 +226,47 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
-class Interviewing(Protocol):
+class SupportsSetup(Protocol):
     """A factory whose providers keep settings of their own, besides their section in config.yaml."""
 
-    async def questions(self, settings: Any, context: Context) -> Sequence[Wanted]: ...
+    async def list_setup_questions(self, settings: Any, context: PluginContext) -> Sequence[SetupQuestion]: ...
 
-    async def answered(self, settings: Any, context: Context, answers: Mapping[str, str]) -> Mapping[str, Any]:
+    async def save_setup_answers(
+        self, settings: Any, context: PluginContext, answers: Mapping[str, str]
+    ) -> Mapping[str, Any]:
         """Keep what is no secret where it belongs; what else has to stand in its section. Of a secret, `answers` holds
         the name of its variable.
         """
 
-    async def tried(self, settings: Any, context: Context) -> str:
+    async def test_setup(self, settings: Any, context: PluginContext) -> str:
         """Try it, without leaving a trace; what it is called. Raises what is wrong."""
 
 
 class MemoryProvider(Protocol):
     """One instance for one agent. These two are enough to be correct; what else there is, `Capable` says."""
 
-    async def store(self, batch: Batch) -> Mapping[str, str]:
+    async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         """Keep every item; the remote id of each key. Raises Transient, Refused, or InDoubt.
 
         The first two say that nothing of the batch was kept. If something was before the rest was refused: Partial.
         """
 
-    async def find(self, query: Query) -> Sequence[Found]: ...
+    async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]: ...
 
 
-class Capable(MemoryProvider, Protocol):
+class ExtendedMemoryProvider(MemoryProvider, Protocol):
     """Everything a provider may have. It implements what its `capabilities` name, and nothing else is asked of it."""
 
-    capabilities: frozenset[Capability]
+    capabilities: frozenset[MemoryCapability]
     """Nothing if left out."""
-    delivery: Delivery
+    delivery: DeliveryGuarantee
     """`blind` if left out: nobody can tell what became of a lost answer."""
     deadline: float
     """Seconds a call may take; 30 if left out."""
     visible_after: float
     """Seconds until what was stored can be found by `probe`; 0 if left out."""
 
-    async def probe(self, batch: Batch) -> Sequence[str]:
+    async def probe(self, batch: MemoryBatch) -> Sequence[str]:
         """For `probe` delivery: those keys of `batch` that have arrived."""
 
     def tools(self) -> Sequence[Tool]:
@@ -273,19 +275,19 @@ class Capable(MemoryProvider, Protocol):
     def prompt(self) -> str:
         """A block for the system prompt; the same until the agent is built anew. No I/O."""
 
-    async def before_compress(self, scope: Scope, view: Sequence[Utterance]) -> str:
+    async def before_compress(self, scope: MemoryScope, view: Sequence[MemoryUtterance]) -> str:
         """What the summary of `view` should not lose, or nothing."""
 
-    async def session_switched(self, switch: Switch) -> None:
+    async def session_switched(self, switch: SessionSwitch) -> None:
         """News, not a duty: whatever was said before goes out under its own session's name without it."""
 
-    async def forget(self, person: str) -> Forgotten:
+    async def forget(self, person: str) -> ForgetResult:
         """Delete what belongs to a person."""
 
-    def export(self, person: str) -> AsyncIterator[Found]:
+    def export(self, person: str) -> AsyncIterator[MemoryHit]:
         """Everything that belongs to a person."""
 
-    async def health(self) -> Health: ...
+    async def health(self) -> ProviderHealth: ...
 
     async def close(self) -> None:
         """Let connections go. Nothing is pending in here that could get lost."""

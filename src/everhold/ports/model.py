@@ -7,16 +7,16 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from everhold.core.entries import Attachment, Call, Usage
+from everhold.core.entries import Attachment, ModelUsage, ToolCall
 
 
-class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ModelMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One message of a request. `call` ties a tool's result to the call it answers."""
 
     role: Literal["user", "assistant", "tool"]
     text: str = ""
     name: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     call: str = ""
     error: bool = False
     reasoning: str = ""
@@ -31,7 +31,7 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any]
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class ModelRequest(Struct, frozen=True, kw_only=True):
     """Everything a model sees. The system text and the tools are byte-stable from turn to turn.
 
     `params` are wishes of whoever asks: `temperature`, `top_p`, `max_tokens`, `stop`, `seed`, and `tool_choice`
@@ -40,19 +40,19 @@ class Request(Struct, frozen=True, kw_only=True):
     """
 
     system: str
-    messages: tuple[Message, ...]
+    messages: tuple[ModelMessage, ...]
     tools: tuple[ToolSpec, ...] = ()
     params: dict[str, Any] = {}
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class ModelResponse(Struct, frozen=True, kw_only=True):
     """What a model answered."""
 
     text: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
     model: str = ""
-    usage: Usage = Usage()
+    usage: ModelUsage = ModelUsage()
     finish: str = ""
     """`length` if the answer was cut off at its limit; empty if it came to its own end."""
 
@@ -66,19 +66,19 @@ class Model(Protocol):
     name: str
     context_tokens: int
 
-    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
         """`on_text` gets the text as it grows, piece by piece; it is lossy and never the record."""
 
 
 @runtime_checkable
-class Bounded(Protocol):
+class SupportsOutputLimit(Protocol):
     """A model that knows how many tokens an answer of its own can have; None: nobody has said."""
 
-    most_output: int | None
+    max_output_tokens: int | None
 
 
 @runtime_checkable
-class Closing(Protocol):
+class SupportsModelClose(Protocol):
     """A model that holds connections, which it lets go of when it is not needed any more."""
 
     async def aclose(self) -> None: ...

@@ -9,19 +9,19 @@ from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
 
 from msgspec import Struct
 
-from everhold.core.entries import Attachment, Place
+from everhold.core.entries import Attachment, ChatLocation
 from everhold.ports.store import StateWrite
 
-UNREADABLE: Final = "unreadable"
+UNPARSED_EVENT: Final = "unreadable"
 """The event of an update that an adapter cannot take apart. It is kept as it came, nobody answers it, and reading goes
 on behind it."""
 
 
-SCHEDULED: Final = "schedule"
+SCHEDULED_EVENT: Final = "schedule"
 """The event of a message whose time has come."""
 
 
-class Delivery(StrEnum):
+class DeliveryGuarantee(StrEnum):
     """How a repeated hand-over stays safe."""
 
     KEYED = "keyed"
@@ -43,10 +43,10 @@ class PlatformOffset(Struct, frozen=True, kw_only=True):
     value: str
 
 
-class Incoming(Struct, frozen=True, kw_only=True):
+class IncomingMessage(Struct, frozen=True, kw_only=True):
     """A message at the door, as the platform tells it. Ids are the platform's stable ones, never display names."""
 
-    origin: Place
+    origin: ChatLocation
     text: str
     sender: str
     """The platform's id of whoever speaks."""
@@ -57,7 +57,7 @@ class Incoming(Struct, frozen=True, kw_only=True):
     revision: str = ""
     addressed: bool = True
     """Mentioned, replied to, or alone with the agent."""
-    changes_hands: bool = False
+    can_change_owner: bool = False
     """Of a direct chat: somebody else may be alone with the agent in it one day. Whoever is heard first keeps it."""
     bot: bool = False
     notice: bool = False
@@ -76,7 +76,7 @@ class Incoming(Struct, frozen=True, kw_only=True):
     """Committed with the message. Raises Conflict, and nothing is accepted, if the record has another version."""
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class AcceptResult(Struct, frozen=True, kw_only=True):
     """What became of a message at the door. Only `accepted` and `duplicate` may be acknowledged as kept."""
 
     outcome: str
@@ -86,13 +86,13 @@ class Verdict(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-Accept = Callable[[Incoming], Awaitable[Verdict]]
+AcceptMessage = Callable[[IncomingMessage], Awaitable[AcceptResult]]
 
 
-class Outgoing(Struct, frozen=True, kw_only=True):
+class OutgoingMessage(Struct, frozen=True, kw_only=True):
     """One part of a reply on its way out. `key` is the same whenever the same part is sent again."""
 
-    to: Place
+    to: ChatLocation
     text: str
     key: str
     edits: str = ""
@@ -110,35 +110,35 @@ class Platform(Protocol):
 
     name: str
     account: str
-    delivery: Delivery
+    delivery: DeliveryGuarantee
     text_limit: int
     """The longest text one message may carry."""
     visible_after: float
     """Seconds until something that was delivered can be found by `probe`."""
 
-    async def listen(self, accept: Accept) -> None:
+    async def listen(self, accept: AcceptMessage) -> None:
         """Receive until cancelled. Acknowledge a message only after `accept` has returned."""
 
-    async def send(self, out: Outgoing) -> str:
+    async def send(self, out: OutgoingMessage) -> str:
         """Deliver; the remote id. Raises Transient (known unsent), Refused, or InDoubt."""
 
-    async def probe(self, out: Outgoing) -> str | None:
+    async def probe(self, out: OutgoingMessage) -> str | None:
         """For `probe` delivery: the remote id if `out.key` has arrived, None if it has not."""
 
 
 @runtime_checkable
-class Drafting(Protocol):
+class SupportsDrafts(Protocol):
     """What a platform may offer besides: a reply that is seen while it grows. `Outgoing.edits` then names the draft."""
 
-    async def draft(self, out: Outgoing) -> str:
+    async def draft(self, out: OutgoingMessage) -> str:
         """Show an unfinished reply; its remote id, for `Outgoing.edits`."""
 
-    async def revise(self, remote: str, out: Outgoing) -> None:
+    async def revise(self, remote: str, out: OutgoingMessage) -> None:
         """Show more of it."""
 
 
 @runtime_checkable
-class Carrying(Protocol):
+class SupportsFiles(Protocol):
     """What a platform may offer besides: files that go with a reply. `Outgoing.file` is only sent to those that do."""
 
     file_limit: int
@@ -146,39 +146,39 @@ class Carrying(Protocol):
 
 
 @runtime_checkable
-class Typing(Protocol):
+class SupportsTyping(Protocol):
     """What a platform may offer besides: a sign that a reply is being made."""
 
-    async def typing(self, to: Place) -> None:
+    async def send_typing(self, to: ChatLocation) -> None:
         """Show it for a few seconds. Asked for again while the work goes on; losing one harms nobody."""
 
 
-def can_draft(platform: object) -> TypeGuard[Drafting]:
+def can_draft(platform: object) -> TypeGuard[SupportsDrafts]:
     kind: Any = type(platform)
-    return _offers(kind, Drafting)
+    return _is_supported(kind, SupportsDrafts)
 
 
-def can_type(platform: object) -> TypeGuard[Typing]:
+def can_type(platform: object) -> TypeGuard[SupportsTyping]:
     kind: Any = type(platform)
-    return _offers(kind, Typing)
+    return _is_supported(kind, SupportsTyping)
 
 
 @cache
-def _offers(kind: Any, what: Any) -> bool:
+def _is_supported(kind: Any, what: Any) -> bool:
     """Asked several times in every turn, and slow to find out."""
     return issubclass(kind, what)
 
 
 @runtime_checkable
-class Attended(Protocol):
+class SupportsPresence(Protocol):
     """What a platform may offer besides, where direct chats change hands: who is there now."""
 
-    async def alone_with(self, to: Place, sender: str) -> bool:
+    async def is_alone_with(self, to: ChatLocation, sender: str) -> bool:
         """Whether nobody else than `sender` would read what is said there. Asked before something is said that nobody
         has just asked for; raises where it cannot be found out now, and is asked again later."""
 
 
-class Introduction(Struct, frozen=True, kw_only=True):
+class AccountIntroduction(Struct, frozen=True, kw_only=True):
     """Who an account is on its platform."""
 
     name: str
@@ -187,15 +187,15 @@ class Introduction(Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
-class Introducing(Protocol):
+class SupportsIntroduction(Protocol):
     """What a platform may offer besides: saying who it is, which shows that its settings work."""
 
-    async def introduce(self) -> Introduction:
+    async def introduce(self) -> AccountIntroduction:
         """Raises Refused or Transient, with what helps."""
 
 
 @runtime_checkable
-class Leaving(Protocol):
+class SupportsClose(Protocol):
     """What a platform may offer besides: letting go of its connections when its account is gone."""
 
     async def aclose(self) -> None: ...

@@ -8,66 +8,66 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from everhold.ports.clock import Chance, Clock
-from everhold.ports.log import Log
+from everhold.ports.clock import Clock, RandomSource
+from everhold.ports.log import EventLogger
 
 
-class Positions(Protocol):
+class PlatformOffsets(Protocol):
     """How far an account was read. An offset that belongs to a message goes with it, in `Incoming.offset`."""
 
     async def read(self, name: str) -> str | None: ...
 
-    async def move(self, name: str, value: str) -> None:
+    async def advance(self, name: str, value: str) -> None:
         """Go on without a message: everything up to there is kept, or was nothing to keep."""
 
 
-class Fetched(Struct, frozen=True, kw_only=True):
+class FetchedContent(Struct, frozen=True, kw_only=True):
     """What was found at a URL."""
 
     data: bytes
     media: str = ""
 
 
-class Fetch(Protocol):
+class FetchUrl(Protocol):
     """The one way to a URL that came with a message: no private address, no endless body, no other scheme."""
 
-    async def __call__(self, url: str, *, headers: Mapping[str, str] | None = None) -> Fetched:
+    async def __call__(self, url: str, *, headers: Mapping[str, str] | None = None) -> FetchedContent:
         """Raises Refused for what must not or cannot be fetched, Transient for what may work later."""
 
 
-class Report(Protocol):
+class ConnectionReporter(Protocol):
     """How a connection is, for `status`: nothing when it is well, else what is wrong and what helps."""
 
     def __call__(self, trouble: str = "", remedy: str = "") -> None: ...
 
 
-async def _nothing_moved(old: str, new: str) -> None:
+async def _ignore_chat_alias(old: str, new: str) -> None:
     """Whoever plays a station need not care."""
 
 
-class Station(Struct, frozen=True, kw_only=True):
+class AccountContext(Struct, frozen=True, kw_only=True):
     """What a platform account is given besides: where it stands, and how it tells how it is doing."""
 
     account: str
-    positions: Positions
-    fetch: Fetch
-    chance: Chance
+    offsets: PlatformOffsets
+    fetch: FetchUrl
+    chance: RandomSource
     sleep: Callable[[float], Awaitable[None]]
     """How a listener waits before it tries again."""
     commands: Mapping[str, str]
     """The commands to announce where the platform can show them: name -> what it does."""
-    report: Report
+    report: ConnectionReporter
     """To be told when the connection is made, and whenever it is lost."""
-    moved: Callable[[str, str], Awaitable[None]] = _nothing_moved
+    add_chat_alias: Callable[[str, str], Awaitable[None]] = _ignore_chat_alias
     """To be told when a chat gets another id: what it was, and what it is now. It stays the conversation it was."""
-    most_bytes: int = 20_000_000
+    max_file_bytes: int = 20_000_000
     """The largest file that is taken in."""
-    friends: Callable[[], frozenset[str]] = frozenset
+    list_known_senders: Callable[[], frozenset[str]] = frozenset
     """The platform's ids of those who may write directly, as far as they are configured: for platforms where a direct
     chat has to be asked for by whom it is with."""
 
 
-class Context(Struct, frozen=True, kw_only=True):
+class PluginContext(Struct, frozen=True, kw_only=True):
     """On whose behalf an instance is built: one instance per configured name and agent."""
 
     agent: str
@@ -75,10 +75,10 @@ class Context(Struct, frozen=True, kw_only=True):
     """The name it has in the configuration; a provider may be configured twice."""
     directory: PurePath
     """Its own directory inside the home, for what it may lose: caches, models. It exists, and is nobody else's."""
-    log: Log
+    log: EventLogger
     """Bound to agent and instance."""
     clock: Clock
     blob: Callable[[str], Awaitable[bytes | None]] | None = None
     """What is kept under a digest, such as a picture that somebody sent. For models, which show it."""
-    station: Station | None = None
+    account_context: AccountContext | None = None
     """For platforms."""

@@ -13,7 +13,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from everhold.core.entries import Draft, Entry, Kind, Record
+from everhold.core.entries import Entry, EntryDraft, EntryKind, StoredRecord
 
 CURSOR_SEPARATOR: Final = "\t"
 """Separates consumer and session in the name of a cursor. No consumer's name contains it."""
@@ -56,7 +56,7 @@ class Step(StrEnum):
 # -- cursors -----------------------------------------------------------------------------------------------------------
 
 
-class Item(Record, frozen=True):
+class Item(StoredRecord, frozen=True):
     """One thing in a batch: the entry and part it stands for, and the key by which a repeat is recognised."""
 
     seq: int
@@ -64,7 +64,7 @@ class Item(Record, frozen=True):
     part: int = 0
 
 
-class InFlightBatch(Record, frozen=True):
+class InFlightBatch(StoredRecord, frozen=True):
     """What a consumer has sent to its destination without an answer so far. A retry repeats exactly this.
 
     `state`: `unsent` is known not to have arrived; `sent` may have left; `in_doubt` left and its answer was lost;
@@ -317,7 +317,7 @@ class Change(Struct, frozen=True, kw_only=True):
     step: Step
     session: str
     at: float
-    entries: tuple[Draft, ...] = ()
+    entries: tuple[EntryDraft, ...] = ()
     opens: Opening | None = None
     # conditions
     claim: Claim | None = None
@@ -517,7 +517,7 @@ class Store(Protocol):
         *,
         after: int = 0,
         upto: int | None = None,
-        kinds: Sequence[Kind] = (),
+        kinds: Sequence[EntryKind] = (),
         limit: int | None = None,
     ) -> list[Entry]: ...
 

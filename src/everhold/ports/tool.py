@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from everhold.core.entries import Attachment, Noted, Place, Stamp
+from everhold.core.entries import Attachment, ChatLocation, Noted, Stamp
 from everhold.ports.model import ToolSpec
 
 
-class Effect(StrEnum):
+class ToolEffect(StrEnum):
     """What a repeat does. A tool that does not say is `once`."""
 
     PURE = "pure"
@@ -33,7 +33,7 @@ class ToolContext(Struct, frozen=True, kw_only=True):
     op: int
     key: str
     stamp: Stamp
-    origin: Place | None = None
+    origin: ChatLocation | None = None
     hops: int = 0
     said: tuple[str, ...] = ()
     """What people said in this turn, word for word."""
@@ -41,15 +41,15 @@ class ToolContext(Struct, frozen=True, kw_only=True):
     """Who else had a say in it: `tool:<name>`, `bot:<name>`. What rests on their words alone is no fact."""
 
 
-class Saying(Struct, frozen=True, kw_only=True):
+class SendRequest(Struct, frozen=True, kw_only=True):
     """Something a tool wants said somewhere; committed with its result, delivered by voice."""
 
     text: str
-    to: Place
+    to: ChatLocation
     hops: int = 0
 
 
-class File(Struct, frozen=True, kw_only=True):
+class ToolFile(Struct, frozen=True, kw_only=True):
     """A file that a tool made or found. Its name is a label: nobody opens it as a path."""
 
     data: bytes
@@ -57,14 +57,14 @@ class File(Struct, frozen=True, kw_only=True):
     media: str = ""
 
 
-class Result(Struct, frozen=True, kw_only=True):
+class ToolResult(Struct, frozen=True, kw_only=True):
     """What a tool gives back; notes, sayings and files commit together with it."""
 
     text: str
     error: bool = False
     notes: Sequence[Noted] = ()
-    sayings: Sequence[Saying] = ()
-    files: Sequence[File] = ()
+    send_requests: Sequence[SendRequest] = ()
+    files: Sequence[ToolFile] = ()
     """Kept by content hash, so that they can be attached to a reply, now or later."""
     attached: Sequence[Attachment] = ()
     """Files that are kept, to go with the turn's reply."""
@@ -74,11 +74,11 @@ class Tool(Protocol):
     """Runs when a model calls it. A failure becomes the result the model sees."""
 
     spec: ToolSpec
-    effect: Effect
+    effect: ToolEffect
     deadline: float
     """Seconds after which a run is given up."""
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result: ...
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult: ...
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         """For `probe` tools: the result if this key was done, None if it was not."""

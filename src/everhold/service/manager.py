@@ -19,13 +19,13 @@ from typing import Final
 from everhold.errors import Refused
 from everhold.service import unit
 
-ASK_SECONDS: Final = 30.0
+QUERY_SECONDS: Final = 30.0
 """What a question may take."""
 STOP_SECONDS: Final = unit.STOP_SECONDS + 30.0
 
 
 @dataclass(frozen=True)
-class State:
+class ServiceState:
     """How a service is. `active` is the manager's own word for it."""
 
     active: str
@@ -40,7 +40,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Ran:
+class ProgramResult:
     """A program that has ended."""
 
     code: int
@@ -48,7 +48,9 @@ class Ran:
     err: str
 
 
-def run(*words: str, seconds: float | None = ASK_SECONDS, environ: Mapping[str, str] | None = None) -> Ran:
+def run_program(
+    *words: str, seconds: float | None = QUERY_SECONDS, environ: Mapping[str, str] | None = None
+) -> ProgramResult:
     """Run a manager's program. Raises Refused where there is none, or where it does not answer."""
     try:
         done = subprocess.run(
@@ -62,23 +64,23 @@ def run(*words: str, seconds: float | None = ASK_SECONDS, environ: Mapping[str, 
             check=False,
         )
     except FileNotFoundError:
-        raise Refused(f"there is no {words[0]} here", remedy=_ELSEWHERE) from None
+        raise Refused(f"there is no {words[0]} here", remedy=_UNSUPPORTED_REMEDY) from None
     except subprocess.TimeoutExpired:
         raise Refused(f"`{' '.join(words)}` did not answer within {seconds:g} s", remedy="try it by hand") from None
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return ProgramResult(done.returncode, done.stdout, done.stderr)
 
 
-_ELSEWHERE: Final = (
+_UNSUPPORTED_REMEDY: Final = (
     "`everhold service print` shows what would be written; docs/how-to/run-as-a-service.md has other ways"
 )
 
 
-class Manager(ABC):
+class ServiceBackend(ABC):
     """One service manager, for one user."""
 
     name: str
     suffix: str
-    text: Callable[[unit.Wanted], str]
+    render: Callable[[unit.ServiceSpec], str]
 
     def __init__(self, environ: Mapping[str, str], user_home: Path) -> None:
         self.environ = environ
@@ -86,26 +88,26 @@ class Manager(ABC):
 
     @property
     @abstractmethod
-    def folder(self) -> Path:
+    def description_directory(self) -> Path:
         """Where its descriptions are."""
 
     @abstractmethod
-    def read(self, text: str) -> unit.Written: ...
+    def parse_description(self, text: str) -> unit.ServiceDescription: ...
 
     @abstractmethod
-    def check(self) -> None:
+    def check_available(self) -> None:
         """Raise Refused if it is not there to be spoken to."""
 
     @abstractmethod
-    def adopt(self, name: str) -> None:
+    def register(self, name: str) -> None:
         """Take note of a description that was written, and start it from now on at every login."""
 
     @abstractmethod
-    def drop(self, name: str) -> None:
+    def unregister(self, name: str) -> None:
         """Stop it, and start it no more. Its description is removed next."""
 
     @abstractmethod
-    def forget(self) -> None:
+    def reload_descriptions(self) -> None:
         """Take note that a description was removed."""
 
     @abstractmethod
@@ -116,30 +118,30 @@ class Manager(ABC):
     def stop(self, name: str) -> None: ...
 
     @abstractmethod
-    def state(self, name: str) -> State: ...
+    def get_state(self, name: str) -> ServiceState: ...
 
-    def lingers(self) -> bool | None:
+    def is_lingering(self) -> bool | None:
         """Whether services run while the user is not logged in; None where that cannot be told or chosen."""
         return None
 
-    def path(self, name: str) -> Path:
-        return self.folder / f"{name}{self.suffix}"
+    def get_path(self, name: str) -> Path:
+        return self.description_directory / f"{name}{self.suffix}"
 
-    def _must(self, *words: str, seconds: float | None = ASK_SECONDS) -> Ran:
-        done = run(*words, seconds=seconds, environ=self.environ)
+    def _run_checked(self, *words: str, seconds: float | None = QUERY_SECONDS) -> ProgramResult:
+        done = run_program(*words, seconds=seconds, environ=self.environ)
         if done.code:
             why = " ".join((done.err or done.out).split()) or f"exit {done.code}"
-            raise Refused(f"`{' '.join(words)}`: {why}", remedy=self._remedy(why))
+            raise Refused(f"`{' '.join(words)}`: {why}", remedy=self._suggest_remedy(why))
         return done
 
-    def _remedy(self, why: str) -> str:
+    def _suggest_remedy(self, why: str) -> str:
         return ""
 
 
-class Systemd(Manager):
+class SystemdBackend(ServiceBackend):
     name = "systemd"
     suffix = ".service"
-    text = staticmethod(unit.systemd)
+    render = staticmethod(unit.render_systemd)
 
     def __init__(self, environ: Mapping[str, str], user_home: Path, *, runtimes: Path = Path("/run/user")) -> None:
         mine = runtimes / str(os.getuid()) if sys.platform != "win32" else runtimes
@@ -148,32 +150,32 @@ class Systemd(Manager):
         super().__init__(environ, user_home)
 
     @property
-    def folder(self) -> Path:
+    def description_directory(self) -> Path:
         base = self.environ.get("XDG_CONFIG_HOME", "")
         return Path(base if base.startswith("/") else self.user_home / ".config") / "systemd" / "user"
 
-    def read(self, text: str) -> unit.Written:
-        return unit.read_systemd(text, user_home=self.user_home)
+    def parse_description(self, text: str) -> unit.ServiceDescription:
+        return unit.parse_systemd(text, user_home=self.user_home)
 
-    def check(self) -> None:
-        self._must("systemctl", "--user", "show", "--property=Version")
+    def check_available(self) -> None:
+        self._run_checked("systemctl", "--user", "show", "--property=Version")
 
-    def adopt(self, name: str) -> None:
-        self._must("systemctl", "--user", "daemon-reload")
-        self._must("systemctl", "--user", "enable", f"{name}.service")
+    def register(self, name: str) -> None:
+        self._run_checked("systemctl", "--user", "daemon-reload")
+        self._run_checked("systemctl", "--user", "enable", f"{name}.service")
 
-    def drop(self, name: str) -> None:
-        self._must("systemctl", "--user", "disable", "--now", f"{name}.service", seconds=STOP_SECONDS)
+    def unregister(self, name: str) -> None:
+        self._run_checked("systemctl", "--user", "disable", "--now", f"{name}.service", seconds=STOP_SECONDS)
 
-    def forget(self) -> None:
-        self._must("systemctl", "--user", "daemon-reload")
+    def reload_descriptions(self) -> None:
+        self._run_checked("systemctl", "--user", "daemon-reload")
 
     def start(self, name: str, *, again: bool = False) -> None:
         word = "restart" if again else "start"
-        done = run("systemctl", "--user", word, f"{name}.service", seconds=None, environ=self.environ)
+        done = run_program("systemctl", "--user", word, f"{name}.service", seconds=None, environ=self.environ)
         if done.code:
-            state = self.state(name)
-            if state.exit == unit.GIVEN_UP:
+            state = self.get_state(name)
+            if state.exit == unit.EXIT_GIVEN_UP:
                 raise Refused(
                     f"{name} gave up: {state.says or 'starting it anew would not help'}",
                     remedy=f"everhold doctor; journalctl --user -u {name} -n 20",
@@ -181,29 +183,29 @@ class Systemd(Manager):
             why = state.says or " ".join(done.err.split()) or f"exit {done.code}"
             raise Refused(
                 f"{name} did not become ready: {why}",
-                remedy=self._remedy(why) or f"journalctl --user -u {name} -n 20",
+                remedy=self._suggest_remedy(why) or f"journalctl --user -u {name} -n 20",
             )
 
     def stop(self, name: str) -> None:
-        self._must("systemctl", "--user", "stop", f"{name}.service", seconds=STOP_SECONDS)
+        self._run_checked("systemctl", "--user", "stop", f"{name}.service", seconds=STOP_SECONDS)
 
-    def state(self, name: str) -> State:
+    def get_state(self, name: str) -> ServiceState:
         asked = "ActiveState,SubState,UnitFileState,MainPID,NRestarts,ExecMainStatus,Result,StatusText"
-        done = self._must("systemctl", "--user", "show", f"{name}.service", f"--property={asked}")
+        done = self._run_checked("systemctl", "--user", "show", f"{name}.service", f"--property={asked}")
         told = dict(line.split("=", 1) for line in done.out.splitlines() if "=" in line)
         active, sub = told.get("ActiveState", "unknown"), told.get("SubState", "")
         failed = told.get("Result", "success") != "success"
-        return State(
+        return ServiceState(
             active=f"{active} ({sub})" if sub and sub != active else active,
             running=active in ("active", "reloading"),
             enabled=told.get("UnitFileState", "").startswith("enabled"),
-            pid=_number(told.get("MainPID", "")) or 0,
-            restarts=_number(told.get("NRestarts", "")) or 0,
-            exit=_number(told.get("ExecMainStatus", "")) if failed else None,
+            pid=_parse_integer(told.get("MainPID", "")) or 0,
+            restarts=_parse_integer(told.get("NRestarts", "")) or 0,
+            exit=_parse_integer(told.get("ExecMainStatus", "")) if failed else None,
             says=told.get("StatusText", ""),
         )
 
-    def lingers(self) -> bool | None:
+    def is_lingering(self) -> bool | None:
         import getpass
 
         folder = Path("/var/lib/systemd/linger")
@@ -212,56 +214,56 @@ class Systemd(Manager):
         except (KeyError, OSError):  # nobody knows our name
             return None
 
-    def _remedy(self, why: str) -> str:
+    def _suggest_remedy(self, why: str) -> str:
         if "bus" in why or "not been booted" in why or "Host is down" in why:
             return "log in as this user itself (not by su or sudo) where systemd runs; or: everhold service print"
         return ""
 
 
-class Launchd(Manager):
+class LaunchdBackend(ServiceBackend):
     name = "launchd"
     suffix = ".plist"
-    text = staticmethod(unit.launchd)
+    render = staticmethod(unit.render_launchd)
 
     @property
-    def folder(self) -> Path:
+    def description_directory(self) -> Path:
         return self.user_home / "Library" / "LaunchAgents"
 
-    def read(self, text: str) -> unit.Written:
-        return unit.read_launchd(text, user_home=self.user_home)
+    def parse_description(self, text: str) -> unit.ServiceDescription:
+        return unit.parse_launchd(text, user_home=self.user_home)
 
-    def check(self) -> None:
-        self._must("launchctl", "print", self._domain)
+    def check_available(self) -> None:
+        self._run_checked("launchctl", "print", self._domain)
 
-    def adopt(self, name: str) -> None:
+    def register(self, name: str) -> None:
         """launchd reads the folder at every login; until then it is loaded by `start`."""
-        self._must("launchctl", "enable", f"{self._domain}/{name}")
+        self._run_checked("launchctl", "enable", f"{self._domain}/{name}")
 
-    def drop(self, name: str) -> None:
+    def unregister(self, name: str) -> None:
         self.stop(name)
 
-    def forget(self) -> None:
+    def reload_descriptions(self) -> None:
         pass
 
     def start(self, name: str, *, again: bool = False) -> None:
         if again:
             self.stop(name)
-        if self._told(name) is None:
-            self._must("launchctl", "bootstrap", self._domain, str(self.path(name)))
-        self._must("launchctl", "kickstart", f"{self._domain}/{name}")
+        if self._query_service(name) is None:
+            self._run_checked("launchctl", "bootstrap", self._domain, str(self.get_path(name)))
+        self._run_checked("launchctl", "kickstart", f"{self._domain}/{name}")
 
     def stop(self, name: str) -> None:
-        if self._told(name) is not None:
-            self._must("launchctl", "bootout", f"{self._domain}/{name}", seconds=STOP_SECONDS)
+        if self._query_service(name) is not None:
+            self._run_checked("launchctl", "bootout", f"{self._domain}/{name}", seconds=STOP_SECONDS)
 
-    def state(self, name: str) -> State:
-        told = self._told(name)
+    def get_state(self, name: str) -> ServiceState:
+        told = self._query_service(name)
         if told is None:
-            return State(active="not loaded")
+            return ServiceState(active="not loaded")
         state = re.search(r"^\s*state = (.+)$", told, re.MULTILINE)
         pid = re.search(r"^\s*pid = (\d+)$", told, re.MULTILINE)
         ended = re.search(r"^\s*last exit code = (\d+)", told, re.MULTILINE)
-        return State(
+        return ServiceState(
             active=state[1] if state else "unknown",
             running=pid is not None,
             enabled=True,
@@ -273,12 +275,12 @@ class Launchd(Manager):
     def _domain(self) -> str:
         return f"gui/{os.getuid()}" if sys.platform != "win32" else ""
 
-    def _told(self, name: str) -> str | None:
-        done = run("launchctl", "print", f"{self._domain}/{name}", environ=self.environ)
+    def _query_service(self, name: str) -> str | None:
+        done = run_program("launchctl", "print", f"{self._domain}/{name}", environ=self.environ)
         return None if done.code else done.out
 
 
-def of_this_machine(environ: Mapping[str, str], *, platform: str = sys.platform) -> Manager:
+def detect_service_backend(environ: Mapping[str, str], *, platform: str = sys.platform) -> ServiceBackend:
     """The manager this system has. Raises Refused on one that we cannot speak to."""
     if platform == "win32":
         raise Refused(
@@ -286,8 +288,8 @@ def of_this_machine(environ: Mapping[str, str], *, platform: str = sys.platform)
             remedy="everhold service print > everhold.xml, for WinSW: docs/how-to/run-as-a-service.md",
         )
     user_home = Path(environ.get("HOME") or "~").expanduser()
-    return Launchd(environ, user_home) if platform == "darwin" else Systemd(environ, user_home)
+    return LaunchdBackend(environ, user_home) if platform == "darwin" else SystemdBackend(environ, user_home)
 
 
-def _number(text: str) -> int | None:
+def _parse_integer(text: str) -> int | None:
     return int(text) if text.isdecimal() else None

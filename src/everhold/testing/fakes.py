@@ -12,33 +12,41 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from everhold.core.entries import Usage
+from everhold.core.entries import ModelUsage
 from everhold.errors import InDoubt
-from everhold.ports.memory import Batch, Capability, Exchange, Found, Memory, Note, Query
-from everhold.ports.model import Answer, Message, Request, ToolSpec
-from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing, Verdict
-from everhold.ports.tool import Effect, Result, ToolContext
+from everhold.ports.memory import (
+    Exchange,
+    MemoryBatch,
+    MemoryCapability,
+    MemoryHit,
+    MemoryItem,
+    MemoryNote,
+    MemoryQuery,
+)
+from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse, ToolSpec
+from everhold.ports.platform import AcceptMessage, AcceptResult, DeliveryGuarantee, IncomingMessage, OutgoingMessage
+from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
 
 
-class Faults:
+class FaultQueue:
     """What goes wrong next, one fault for each call, in order. With none left everything works."""
 
     def __init__(self) -> None:
         self._next: deque[tuple[Exception | None, bool]] = deque()
 
-    def fail(self, error: Exception, *, times: int = 1) -> None:
+    def fail_next(self, error: Exception, *, times: int = 1) -> None:
         """Raise `error` before anything is done."""
         self._next.extend([(error, False)] * times)
 
-    def lose(self, error: Exception | None = None, *, times: int = 1) -> None:
+    def lose_next_answer(self, error: Exception | None = None, *, times: int = 1) -> None:
         """Do everything, then raise `error` (InDoubt) instead of answering."""
         self._next.extend([(error or InDoubt("the answer was lost"), True)] * times)
 
-    def work(self, *, times: int = 1) -> None:
+    def succeed_next(self, *, times: int = 1) -> None:
         """Work, `times` times, before what follows."""
         self._next.extend([(None, False)] * times)
 
-    def before(self) -> Exception | None:
+    def begin_call(self) -> Exception | None:
         """The start of a call: raises if it fails; what to raise at its end."""
         error, done = self._next.popleft() if self._next else (None, False)
         if error is not None and not done:
@@ -46,7 +54,7 @@ class Faults:
         return error
 
 
-def _finish(error: Exception | None) -> None:
+def _raise_if_failed(error: Exception | None) -> None:
     if error is not None:
         raise error
 
@@ -54,36 +62,38 @@ def _finish(error: Exception | None) -> None:
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 
-def echo(request: Request) -> Answer:
+def echo_last_message(request: ModelRequest) -> ModelResponse:
     """Answers what was said last."""
-    last = next((message for message in reversed(request.messages) if message.role == "user"), Message(role="user"))
-    return Answer(text=f"You said: {last.text}", model="echo", usage=Usage(input=10, output=5))
+    last = next(
+        (message for message in reversed(request.messages) if message.role == "user"), ModelMessage(role="user")
+    )
+    return ModelResponse(text=f"You said: {last.text}", model="echo", usage=ModelUsage(input=10, output=5))
 
 
-class ScriptedModel:
+class FakeModel:
     """Answers from a list, in order, or by a function of the request."""
 
     def __init__(
         self,
-        script: Callable[[Request], Answer] | Sequence[Answer] = echo,
+        script: Callable[[ModelRequest], ModelResponse] | Sequence[ModelResponse] = echo_last_message,
         *,
         name: str = "scripted",
         context_tokens: int = 100_000,
     ) -> None:
         self.name = name
         self.context_tokens = context_tokens
-        self.faults = Faults()
-        self.asked: list[Request] = []
+        self.faults = FaultQueue()
+        self.requests: list[ModelRequest] = []
         self._by_request = script if callable(script) else None
         self._answers = deque(() if callable(script) else script)
 
-    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
-        self.asked.append(request)
-        lost = self.faults.before()
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
+        self.requests.append(request)
+        lost = self.faults.begin_call()
         answer = self._by_request(request) if self._by_request else self._answers.popleft()
         if on_text is not None and answer.text:
             on_text(answer.text)
-        _finish(lost)
+        _raise_if_failed(lost)
         return answer
 
 
@@ -95,7 +105,7 @@ class FakePlatform:
 
     def __init__(
         self,
-        delivery: Delivery = Delivery.KEYED,
+        delivery: DeliveryGuarantee = DeliveryGuarantee.KEYED,
         *,
         name: str = "fake",
         account: str = "main",
@@ -109,22 +119,22 @@ class FakePlatform:
         self.text_limit = text_limit
         self.file_limit = file_limit
         self.visible_after = visible_after
-        self.faults = Faults()
-        self.shown: list[Outgoing] = []
+        self.faults = FaultQueue()
+        self.shown_messages: list[OutgoingMessage] = []
         """What people see, in the order it arrived."""
         self.arrived: dict[str, tuple[str, float]] = {}
         """key -> (remote id, when it first arrived)."""
-        self.verdicts: list[Verdict] = []
-        self._updates: list[Incoming] = []
+        self.verdicts: list[AcceptResult] = []
+        self._updates: list[IncomingMessage] = []
         self._acknowledged = 0
         self._news = asyncio.Event()
 
-    def write(self, incoming: Incoming) -> None:
+    def write_message(self, incoming: IncomingMessage) -> None:
         """Somebody writes here."""
         self._updates.append(incoming)
         self._news.set()
 
-    async def listen(self, accept: Accept) -> None:
+    async def listen(self, accept: AcceptMessage) -> None:
         while True:
             while self._acknowledged < len(self._updates):
                 self.verdicts.append(await accept(self._updates[self._acknowledged]))
@@ -132,24 +142,24 @@ class FakePlatform:
             self._news.clear()
             await self._news.wait()
 
-    async def send(self, out: Outgoing) -> str:
-        lost = self.faults.before()
-        remote = self.receive(out)
-        _finish(lost)
+    async def send(self, out: OutgoingMessage) -> str:
+        lost = self.faults.begin_call()
+        remote = self.receive_sent(out)
+        _raise_if_failed(lost)
         return remote
 
-    async def probe(self, out: Outgoing) -> str | None:
-        lost = self.faults.before()
+    async def probe(self, out: OutgoingMessage) -> str | None:
+        lost = self.faults.begin_call()
         remote, at = self.arrived.get(out.key, (None, 0.0))
-        _finish(lost)
+        _raise_if_failed(lost)
         return remote if at + self.visible_after <= asyncio.get_running_loop().time() else None
 
-    def receive(self, out: Outgoing) -> str:
+    def receive_sent(self, out: OutgoingMessage) -> str:
         """The far side's part of a send."""
-        if self.delivery is Delivery.KEYED and out.key in self.arrived:
+        if self.delivery is DeliveryGuarantee.KEYED and out.key in self.arrived:
             return self.arrived[out.key][0]
-        self.shown.append(out)
-        remote = f"{self.name}-{len(self.shown)}"
+        self.shown_messages.append(out)
+        remote = f"{self.name}-{len(self.shown_messages)}"
         self.arrived.setdefault(out.key, (remote, asyncio.get_running_loop().time()))
         return remote
 
@@ -157,19 +167,23 @@ class FakePlatform:
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-class FakeProvider:
+class FakeMemoryProvider:
     """Keeps memories per session name, in the order they came."""
 
-    capabilities = frozenset({Capability.PROBE, Capability.RETRACT})
+    capabilities = frozenset({MemoryCapability.PROBE, MemoryCapability.RETRACT})
 
     def __init__(
-        self, delivery: Delivery = Delivery.KEYED, *, deadline: float = 30.0, visible_after: float = 0.0
+        self,
+        delivery: DeliveryGuarantee = DeliveryGuarantee.KEYED,
+        *,
+        deadline: float = 30.0,
+        visible_after: float = 0.0,
     ) -> None:
         self.delivery = delivery
         self.deadline = deadline
         self.visible_after = visible_after
-        self.faults = Faults()
-        self.kept: dict[str, list[Memory]] = {}
+        self.faults = FaultQueue()
+        self.kept: dict[str, list[MemoryItem]] = {}
         self.arrived: dict[str, float] = {}
         """key -> when it first arrived."""
         self.writes: list[tuple[str, str]] = []
@@ -179,53 +193,53 @@ class FakeProvider:
         self.heard_by: dict[str, tuple[str, ...]] = {}
         """key -> who had heard what was retracted or replaced, as it was told."""
 
-    async def store(self, batch: Batch) -> Mapping[str, str]:
-        lost = self.faults.before()
+    async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
+        lost = self.faults.begin_call()
         self.replaced |= batch.replaced
         self.heard_by |= batch.heard_by
         for item in batch.items:
-            self.receive(batch.name, item)
-        _finish(lost)
+            self.receive_item(batch.name, item)
+        _raise_if_failed(lost)
         return {item.key: f"doc-{item.key}" for item in batch.items}
 
-    async def find(self, query: Query) -> Sequence[Found]:
-        lost = self.faults.before()
+    async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
+        lost = self.faults.begin_call()
         words = set(query.text.lower().split())
         found = [
-            Found(text=text, session=item.session, key=item.key, at=item.at, score=float(hits))
+            MemoryHit(text=text, session=item.session, key=item.key, at=item.at, score=float(hits))
             for item in self.kept.get(query.name, [])
-            if (hits := len(words & set((text := wording(item)).lower().split())))
+            if (hits := len(words & set((text := get_memory_text(item)).lower().split())))
         ]
-        _finish(lost)
+        _raise_if_failed(lost)
         return sorted(found, key=lambda one: -one.score)[: query.limit]
 
-    async def probe(self, batch: Batch) -> Sequence[str]:
-        lost = self.faults.before()
+    async def probe(self, batch: MemoryBatch) -> Sequence[str]:
+        lost = self.faults.begin_call()
         latest = asyncio.get_running_loop().time() - self.visible_after
         there = [item.key for item in batch.items if self.arrived.get(item.key, latest + 1) <= latest]
-        _finish(lost)
+        _raise_if_failed(lost)
         return there
 
-    def receive(self, name: str, item: Memory) -> None:
+    def receive_item(self, name: str, item: MemoryItem) -> None:
         """The far side's part of storing one item."""
         kept = self.kept.setdefault(name, [])
         self.writes.append((name, item.key))
         known = item.key in self.arrived
         self.arrived.setdefault(item.key, asyncio.get_running_loop().time())
-        if known and self.delivery is Delivery.KEYED:
+        if known and self.delivery is DeliveryGuarantee.KEYED:
             return
-        if known and self.delivery is Delivery.UPSERT:
+        if known and self.delivery is DeliveryGuarantee.UPSERT:
             kept[:] = [item if one.key == item.key else one for one in kept]
             return
         kept.append(item)
 
 
-def wording(item: Memory) -> str:
+def get_memory_text(item: MemoryItem) -> str:
     """The words of a memory, whatever kind it is."""
     match item:
         case Exchange(heard=heard, said=said):
             return " ".join(each.text for each in (*heard, *said))
-        case Note(text=text):
+        case MemoryNote(text=text):
             return text
         case _:
             return ""
@@ -240,32 +254,32 @@ class FakeTool:
     def __init__(
         self,
         name: str,
-        effect: Effect,
+        effect: ToolEffect,
         *,
         deadline: float = 30.0,
-        act: Callable[[dict[str, Any], ToolContext], Result] | None = None,
+        act: Callable[[dict[str, Any], ToolContext], ToolResult] | None = None,
     ) -> None:
         self.spec = ToolSpec(name=name, description=f"a {effect} tool", parameters={"type": "object"})
         self.effect = effect
         self.deadline = deadline
-        self.faults = Faults()
+        self.faults = FaultQueue()
         self.started: Counter[str] = Counter()
         """key -> how often it was run."""
         self.done: Counter[str] = Counter()
         """key -> how often that changed something."""
-        self.results: dict[str, Result] = {}
-        self._act = act or (lambda _arguments, context: Result(text=f"{name} did {context.key}"))
+        self.results: dict[str, ToolResult] = {}
+        self._act = act or (lambda _arguments, context: ToolResult(text=f"{name} did {context.key}"))
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
-        lost = self.faults.before()
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+        lost = self.faults.begin_call()
         self.started[context.key] += 1
-        if not (self.effect is Effect.KEYED and context.key in self.results):
+        if not (self.effect is ToolEffect.KEYED and context.key in self.results):
             self.results[context.key] = self._act(arguments, context)
             self.done[context.key] += 1
-        _finish(lost)
+        _raise_if_failed(lost)
         return self.results[context.key]
 
-    async def probe(self, context: ToolContext) -> Result | None:
-        lost = self.faults.before()
-        _finish(lost)
+    async def probe(self, context: ToolContext) -> ToolResult | None:
+        lost = self.faults.begin_call()
+        _raise_if_failed(lost)
         return self.results.get(context.key)

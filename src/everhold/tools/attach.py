@@ -8,24 +8,24 @@ import mimetypes
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from everhold.core.attachments import attachment, brought, label
-from everhold.core.entries import Attachment, Kind
+from everhold.core.attachments import build_attachment, list_incoming_attachments, sanitize_file_name
+from everhold.core.entries import Attachment, EntryKind
 from everhold.ports.model import ToolSpec
 from everhold.ports.store import Store
-from everhold.ports.tool import Effect, File, Result, ToolContext
+from everhold.ports.tool import ToolContext, ToolEffect, ToolFile, ToolResult
 
-LONGEST: Final = 500_000
+MAX_TEXT_CHARS: Final = 500_000
 """Characters of a text that becomes a file."""
-PAGE: Final = 500
-MOST_LISTED: Final = 20
-SHORT: Final = 12
+PAGE_SIZE: Final = 500
+MAX_LISTED: Final = 20
+SHORT_HASH_CHARS: Final = 12
 """So much of a hash is shown, and understood again."""
 
 
-class Attach:
+class AttachTool:
     """What it attaches commits with its result, so a run that is repeated before that has done nothing: it is pure."""
 
-    effect = Effect.PURE
+    effect = ToolEffect.PURE
     deadline = 20.0
 
     def __init__(self, store: Store) -> None:
@@ -41,73 +41,75 @@ class Attach:
                 "properties": {
                     "file": {"type": "string", "description": "Id or name of a file of this conversation."},
                     "name": {"type": "string", "description": "What a new file is called, such as report.csv."},
-                    "text": {"type": "string", "maxLength": LONGEST, "description": "What is in the new file."},
+                    "text": {"type": "string", "maxLength": MAX_TEXT_CHARS, "description": "What is in the new file."},
                 },
                 "additionalProperties": False,
             },
         )
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         wanted, name, text = (arguments.get(key) for key in ("file", "name", "text"))
         if context.origin is None:
-            return Result(text="There is no reply here that a file could go with.", error=True)
+            return ToolResult(text="There is no reply here that a file could go with.", error=True)
         if isinstance(text, str) and text:
-            return self._written(name if isinstance(name, str) else "", text)
+            return self._create_text_file(name if isinstance(name, str) else "", text)
         if not isinstance(wanted, str) or not wanted.strip():
-            return Result(text=await self._listed(context.session), error=bool(arguments))
-        found = await self._find(context.session, wanted.strip())
+            return ToolResult(text=await self._list_files(context.session), error=bool(arguments))
+        found = await self._find_file(context.session, wanted.strip())
         if found is None:
-            return Result(text=f"There is no such file here. {await self._listed(context.session)}", error=True)
-        return Result(text=f"{shown(found)} goes with your reply.", attached=(found,))
+            return ToolResult(text=f"There is no such file here. {await self._list_files(context.session)}", error=True)
+        return ToolResult(text=f"{format_file(found)} goes with your reply.", attached=(found,))
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         return None
 
-    def _written(self, name: str, text: str) -> Result:
-        if len(text) > LONGEST:
-            return Result(text=f"That is {len(text):,} characters; at most {LONGEST:,} become a file.", error=True)
-        name = label(name) or "text.txt"
+    def _create_text_file(self, name: str, text: str) -> ToolResult:
+        if len(text) > MAX_TEXT_CHARS:
+            return ToolResult(
+                text=f"That is {len(text):,} characters; at most {MAX_TEXT_CHARS:,} become a file.", error=True
+            )
+        name = sanitize_file_name(name) or "text.txt"
         media = mimetypes.guess_type(name)[0] or "text/plain"
         data = text.encode("utf-8", "replace")
-        made = attachment(data, name=name, media=media)
-        file = File(data=data, name=name, media=media)
-        return Result(text=f"{shown(made)} goes with your reply.", files=(file,), attached=(made,))
+        made = build_attachment(data, name=name, media=media)
+        file = ToolFile(data=data, name=name, media=media)
+        return ToolResult(text=f"{format_file(made)} goes with your reply.", files=(file,), attached=(made,))
 
-    async def _find(self, session: str, wanted: str) -> Attachment | None:
+    async def _find_file(self, session: str, wanted: str) -> Attachment | None:
         """The newest file of that id or name."""
-        id = wanted.lower() if len(wanted) >= SHORT else ""
-        async for file in self._files(session):
+        id = wanted.lower() if len(wanted) >= SHORT_HASH_CHARS else ""
+        async for file in self._iterate_files(session):
             if file.name == wanted or (id and file.blob.startswith(id)):
                 return file
         return None
 
-    async def _listed(self, session: str) -> str:
+    async def _list_files(self, session: str) -> str:
         found: dict[str, Attachment] = {}
-        async for file in self._files(session):
+        async for file in self._iterate_files(session):
             found.setdefault(file.blob, file)
-            if len(found) == MOST_LISTED:
+            if len(found) == MAX_LISTED:
                 break
         if not found:
             return "No file is kept here."
-        return "\n".join(["The files of this conversation, newest first:", *map(shown, found.values())])
+        return "\n".join(["The files of this conversation, newest first:", *map(format_file, found.values())])
 
-    async def _files(self, session: str) -> AsyncIterator[Attachment]:
+    async def _iterate_files(self, session: str) -> AsyncIterator[Attachment]:
         """Every file that came up in a conversation, and in those it branched off, newest first."""
-        kinds = (Kind.HEARD, Kind.RETURNED)
+        kinds = (EntryKind.HEARD, EntryKind.RETURNED)
         upto = (await self.store.get_session(session)).last_seq
         while session:
             while upto > 0:
-                entries = await self.store.list_entries(session, after=max(0, upto - PAGE), upto=upto, kinds=kinds)
+                entries = await self.store.list_entries(session, after=max(0, upto - PAGE_SIZE), upto=upto, kinds=kinds)
                 for entry in reversed(entries):
-                    for file in brought(entry):
+                    for file in list_incoming_attachments(entry):
                         if file.blob and await self.store.get_blob(file.blob) is not None:
                             yield file
-                upto -= PAGE
+                upto -= PAGE_SIZE
             found = await self.store.get_session(session)
             session, upto = found.parent, found.parent_at
 
 
-def shown(file: Attachment) -> str:
+def format_file(file: Attachment) -> str:
     """A file in a line, with the id that it can be attached by."""
-    about = ", ".join(filter(None, (file.media, f"{file.size:,} bytes", f"id {file.blob[:SHORT]}")))
+    about = ", ".join(filter(None, (file.media, f"{file.size:,} bytes", f"id {file.blob[:SHORT_HASH_CHARS]}")))
     return f"{file.name or 'a file'} ({about})"

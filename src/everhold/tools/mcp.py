@@ -16,44 +16,44 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from everhold.config.problems import Problem
+from everhold.config.errors import ConfigProblem
 from everhold.config.settings import AgentSettings, McpSettings
-from everhold.core.attachments import attachment, label
-from everhold.errors import InDoubt, Misuse, Transient
+from everhold.core.attachments import build_attachment, sanitize_file_name
+from everhold.errors import InDoubt, InvalidRequest, Transient
 from everhold.infra.extras import describe_install
-from everhold.ports.log import Log
+from everhold.infra.secret import SecretString
+from everhold.ports.log import EventLogger
 from everhold.ports.model import ToolSpec
-from everhold.ports.tool import Effect, File, Result, Tool, ToolContext
-from everhold.secret import Secret
-from everhold.tools.attach import shown
-from everhold.tools.mcp_program import Program, usual
+from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolFile, ToolResult
+from everhold.tools.attach import format_file
+from everhold.tools.mcp_program import McpProgram, select_environment
 
 if TYPE_CHECKING:
     import mcp_types as types
     from mcp import Client
 
-PREFIX: Final = "mcp:"
+MCP_PREFIX: Final = "mcp:"
 START_SECONDS: Final = 30.0
 """For a server to say what it can do. The first start of one that is downloaded takes longer; the next finds it."""
-ANSWER_SECONDS: Final = 10.0
+LIVENESS_SECONDS: Final = 10.0
 """For a server in doubt to show that it is alive."""
-COMING_SECONDS: Final = 15.0
+STARTUP_WAIT_SECONDS: Final = 15.0
 """How long a turn waits for a server that is just being started."""
-LONGEST_RESULT: Final = 100_000
+MAX_RESULT_CHARS: Final = 100_000
 """Characters of a result; the rest is cut, and the model is told so."""
-LARGEST_FILE: Final = 20_000_000
+MAX_FILE_BYTES: Final = 20_000_000
 """Bytes of a file in a result; a larger one is named and left."""
-LONGEST_DESCRIPTION: Final = 4_000
-MOST_TOOLS: Final = 200
-KEY: Final = "everhold/key"
+MAX_DESCRIPTION_CHARS: Final = 4_000
+MAX_TOOLS: Final = 200
+CALL_KEY_META: Final = "everhold/key"
 """Where a server that can tell repeats finds what to tell them by: in the call's `_meta`."""
 REMEDY: Final = describe_install("mcp")
 
-Keep: TypeAlias = Callable[[str, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
+KeepRunning: TypeAlias = Callable[[str, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 """Runs something for ever: starts it again, after a wait, whenever it falls."""
 
 
-class Servers:
+class McpServers:
     """Every tool server that an agent uses."""
 
     def __init__(
@@ -61,69 +61,71 @@ class Servers:
         *,
         environ: Mapping[str, str],
         directory: PurePath,
-        log: Log,
-        keep: Keep,
+        log: EventLogger,
+        keep: KeepRunning,
         changed: Callable[[str], None],
     ) -> None:
         """`changed` hears which server offers something new; `directory` is where programs are started."""
         self._environ = environ
         self._directory = directory
         self._log = log
-        self._keep = keep
-        self._changed = changed
-        self._servers: dict[str, Server] = {}
-        self._tasks: dict[Server, asyncio.Task[None]] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._keep_running = keep
+        self._on_changed = changed
+        self._servers: dict[str, McpServer] = {}
+        self._tasks: dict[McpServer, asyncio.Task[None]] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
 
-    def adopt(self, servers: Mapping[str, McpSettings], agents: Iterable[AgentSettings]) -> None:
+    def apply_settings(self, servers: Mapping[str, McpSettings], agents: Iterable[AgentSettings]) -> None:
         """Run what these agents use, as it is configured now; let go of what nobody uses any more."""
-        used = {name for agent in agents for name in servers_of(agent)}
-        wanted = {name: servers[name] for name in sorted(used) if name in servers and servers[name].ready}
+        used = {name for agent in agents for name in list_server_names(agent)}
+        wanted = {name: servers[name] for name in sorted(used) if name in servers and servers[name].is_ready}
         for name, server in list(self._servers.items()):
             if wanted.get(name) != server.settings:
                 del self._servers[name]
-                self._let_go(self._tasks.pop(server))
-                self._changed(name)
+                self._cancel_task(self._tasks.pop(server))
+                self._on_changed(name)
         for name, settings in wanted.items():
             if name not in self._servers:
-                server = Server(
+                server = McpServer(
                     name,
                     settings,
                     environ=self._environ,
                     directory=self._directory,
                     log=self._log.bind(mcp=name),
-                    changed=lambda name=name: self._changed(name),  # type: ignore[misc]
+                    changed=lambda name=name: self._on_changed(name),  # type: ignore[misc]
                 )
                 self._servers[name] = server
-                self._tasks[server] = asyncio.create_task(self._keep(f"mcp/{name}", server.run), name=f"mcp {name}")
+                self._tasks[server] = asyncio.create_task(
+                    self._keep_running(f"mcp/{name}", server.run), name=f"mcp {name}"
+                )
 
-    def tools(self, agent: AgentSettings) -> dict[str, Tool]:
+    def get_tools(self, agent: AgentSettings) -> dict[str, Tool]:
         """What the servers of this agent are known to offer. A server that fell keeps its tools: they may be back."""
         found: dict[str, Tool] = {}
-        for name in servers_of(agent):
+        for name in list_server_names(agent):
             server = self._servers.get(name)
             for offer in server.offers if server else ():
                 tool = McpTool(self, server=name, offer=offer)
                 found[tool.spec.name] = tool
         return found
 
-    def coming(self, agent: AgentSettings) -> Callable[[], Awaitable[None]] | None:
+    def get_startup_wait(self, agent: AgentSettings) -> Callable[[], Awaitable[None]] | None:
         """Something to wait for if a server of this agent is being started for the first time."""
-        new = [self._servers[name] for name in servers_of(agent) if name in self._servers]
-        new = [server for server in new if not server.tried.is_set()]
+        new = [self._servers[name] for name in list_server_names(agent) if name in self._servers]
+        new = [server for server in new if not server.first_attempt_done.is_set()]
         if not new:
             return None
 
         async def wait() -> None:
             for server in new:
-                await server.tried.wait()
+                await server.first_attempt_done.wait()
 
         return wait
 
-    def problems(self) -> list[Problem]:
+    def list_problems(self) -> list[ConfigProblem]:
         """What does not work now, and why."""
         return [
-            Problem(
+            ConfigProblem(
                 f"is not working: {server.reason}",
                 server.remedy or "it is tried again and again; `everhold logs` shows more",
                 path=("mcp", name),
@@ -134,53 +136,53 @@ class Servers:
             if server.reason
         ]
 
-    def server(self, name: str) -> Server:
+    def get_server(self, name: str) -> McpServer:
         server = self._servers.get(name)
         if server is None:
-            raise Misuse(f"the tool server {name} is not configured any more: nothing was done")
+            raise InvalidRequest(f"the tool server {name} is not configured any more: nothing was done")
         return server
 
     async def close(self) -> None:
         """End every server, and wait until they have ended."""
         for task in self._tasks.values():
-            self._let_go(task)
+            self._cancel_task(task)
         self._tasks.clear()
         self._servers.clear()
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await asyncio.gather(*self._stopping, return_exceptions=True)
 
-    def _let_go(self, task: asyncio.Task[None]) -> None:
+    def _cancel_task(self, task: asyncio.Task[None]) -> None:
         task.cancel()
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
 
 
-def servers_of(agent: AgentSettings) -> tuple[str, ...]:
+def list_server_names(agent: AgentSettings) -> tuple[str, ...]:
     """The tool servers an agent names."""
-    return tuple(tool.removeprefix(PREFIX) for tool in agent.tools if tool.startswith(PREFIX))
+    return tuple(tool.removeprefix(MCP_PREFIX) for tool in agent.tools if tool.startswith(MCP_PREFIX))
 
 
-class Offer:
+class McpToolOffer:
     """One tool as its server describes it."""
 
     def __init__(self, server: str, settings: McpSettings, tool: types.Tool) -> None:
         self.name = tool.name
         self.deadline = settings.deadline_seconds
-        declared = Effect(settings.effects.get(tool.name, Effect.ONCE))
+        declared = ToolEffect(settings.effects.get(tool.name, ToolEffect.ONCE))
         # nobody can ask an MCP server whether something was done
-        self.effect: Effect = Effect.ONCE if declared is Effect.PROBE else declared
+        self.effect: ToolEffect = ToolEffect.ONCE if declared is ToolEffect.PROBE else declared
         self.spec = ToolSpec(
             name=f"{server}_{tool.name}",
-            description=(tool.description or tool.title or "")[:LONGEST_DESCRIPTION],
+            description=(tool.description or tool.title or "")[:MAX_DESCRIPTION_CHARS],
             parameters=dict(tool.input_schema),
         )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Offer) and (self.spec, self.effect) == (other.spec, other.effect)
+        return isinstance(other, McpToolOffer) and (self.spec, self.effect) == (other.spec, other.effect)
 
     __hash__ = None  # type: ignore[assignment]
 
 
-class Server:
+class McpServer:
     """One server: its connection while there is one, what it offers, and what is wrong with it."""
 
     def __init__(
@@ -190,96 +192,98 @@ class Server:
         *,
         environ: Mapping[str, str],
         directory: PurePath,
-        log: Log,
+        log: EventLogger,
         changed: Callable[[], None],
     ) -> None:
         self.name = name
         self.settings = settings
-        self.offers: tuple[Offer, ...] = ()
+        self.offers: tuple[McpToolOffer, ...] = ()
         self.reason = ""
         """Why it does not work, empty while it does or is on its way."""
         self.remedy = ""
-        self.tried = asyncio.Event()
+        self.first_attempt_done = asyncio.Event()
         """It has been up, or failed to be."""
         self.starts = 0
         self.pid = 0
         self._environ = environ
         self._directory = directory
         self._log = log
-        self._changed = changed
+        self._on_changed = changed
         self._client: Client | None = None
-        self._up = asyncio.Event()
-        self._bell = asyncio.Event()
+        self._connected_event = asyncio.Event()
+        self._check_requested = asyncio.Event()
 
     async def run(self) -> None:
         """Be connected until that ends; then raise why. Whoever keeps it starts it again."""
         self.starts += 1
-        program: list[Program] = []
+        program: list[McpProgram] = []
         # a task of its own: the SDK's cancel scopes end with it, and what it raises is looked at, not let through
-        work = asyncio.create_task(self._run(program), name=f"mcp {self.name}")
+        work = asyncio.create_task(self._run_connection(program), name=f"mcp {self.name}")
         try:
             await asyncio.wait({work})
         finally:
             work.cancel()
             await asyncio.wait({work})
             self._client = None
-            self._up.clear()
+            self._connected_event.clear()
             if not work.cancelled() and (error := work.exception()) is not None:
-                self.reason = self._hide((program[0].reason if program else "") or _why(error))
-            if not self.tried.is_set():
-                self.tried.set()
-                self._changed()
+                self.reason = self._redact_text((program[0].reason if program else "") or _describe_error(error))
+            if not self.first_attempt_done.is_set():
+                self.first_attempt_done.set()
+                self._on_changed()
         raise Transient(f"tool server {self.name}: {self.reason or 'it is gone'}", remedy=self.remedy)
 
-    async def client(self) -> Client:
+    async def get_client(self) -> Client:
         """The connection. Raises Transient, before anything was done, if there is none."""
         if self._client is None and not self.reason:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(COMING_SECONDS):
-                    await self._up.wait()
+                async with asyncio.timeout(STARTUP_WAIT_SECONDS):
+                    await self._connected_event.wait()
         if self._client is None:
             reason = self.reason or "it is still being started"
             raise Transient(f"the tool server {self.name} is not working now ({reason}): nothing was done")
         return self._client
 
-    def doubt(self) -> None:
+    def request_liveness_check(self) -> None:
         """Something took too long, or broke: is it still alive?"""
-        self._bell.set()
+        self._check_requested.set()
 
-    def shown(self, result: types.CallToolResult) -> Result:
-        files = files_of(result)
-        return Result(text=cut(self._hide(text_of(result))), error=bool(result.is_error), files=files)
+    def convert_result(self, result: types.CallToolResult) -> ToolResult:
+        files = extract_files(result)
+        return ToolResult(
+            text=truncate_text(self._redact_text(extract_text(result))), error=bool(result.is_error), files=files
+        )
 
-    def hide(self, text: str) -> str:
-        return self._hide(text)
+    def redact_text(self, text: str) -> str:
+        return self._redact_text(text)
 
     # -- a connection ------------------------------------------------------------------------------------------------
 
-    async def _run(self, program: list[Program]) -> None:
-        await asyncio.to_thread(self._import)  # seconds of work, in which others want to be answered
+    async def _run_connection(self, program: list[McpProgram]) -> None:
+        await asyncio.to_thread(self._import_sdk)  # seconds of work, in which others want to be answered
         limit = asyncio.timeout(START_SECONDS)
         try:
-            async with limit, self._connected(program) as client:
-                await self._look(client)
+            async with limit, self._connect(program) as client:
+                await self._refresh_offers(client)
                 limit.reschedule(None)
                 self._client, self.reason = client, ""
                 self._log.info("mcp.up", tools=len(self.offers), protocol=client.protocol_version)
-                self._up.set()
-                self.tried.set()
-                await self._watch(client, program)
+                self._connected_event.set()
+                self.first_attempt_done.set()
+                await self._watch_connection(client, program)
         except TimeoutError:
             raise Transient(f"it said nothing of use within {START_SECONDS:g} s") from None
 
-    def _import(self) -> None:
+    def _import_sdk(self) -> None:
         try:
             import mcp  # noqa: F401  # it is an extra, and not cheap
         except ImportError as error:
             self.remedy = REMEDY
-            raise Misuse(f"the package for MCP servers cannot be imported: {error}", remedy=REMEDY) from None
+            raise InvalidRequest(f"the package for MCP servers cannot be imported: {error}", remedy=REMEDY) from None
         self.remedy = ""
 
     @contextlib.asynccontextmanager
-    async def _connected(self, program: list[Program]) -> AsyncIterator[Client]:
+    async def _connect(self, program: list[McpProgram]) -> AsyncIterator[Client]:
         import httpx2
         import mcp_types as types
         from mcp import Client
@@ -290,122 +294,124 @@ class Server:
         about = types.Implementation(name="everhold", version=__version__)
         settings = self.settings
         if settings.url is None:
-            env = usual(self._environ) | {name: value.reveal() for name, value in settings.variables.items()}
-            started = Program(settings.command, env=env, directory=self._directory, log=self._log)
+            env = select_environment(self._environ) | {
+                name: value.reveal() for name, value in settings.variables.items()
+            }
+            started = McpProgram(settings.command, env=env, directory=self._directory, log=self._log)
             program.append(started)
-            async with Client(started.running(), client_info=about, message_handler=self._told) as client:
+            async with Client(started.run(), client_info=about, message_handler=self._on_message) as client:
                 self.pid = started.pid
                 yield client
             return
         headers = {"authorization": f"Bearer {settings.token.reveal().strip()}"} if settings.token else {}
-        timeout = httpx2.Timeout(ANSWER_SECONDS, read=settings.deadline_seconds + ANSWER_SECONDS)
+        timeout = httpx2.Timeout(LIVENESS_SECONDS, read=settings.deadline_seconds + LIVENESS_SECONDS)
         async with httpx2.AsyncClient(headers=headers, timeout=timeout) as http:
             over = streamable_http_client(settings.url, http_client=http)
-            async with Client(over, client_info=about, message_handler=self._told) as client:
+            async with Client(over, client_info=about, message_handler=self._on_message) as client:
                 yield client
 
-    async def _watch(self, client: Client, program: list[Program]) -> None:
+    async def _watch_connection(self, client: Client, program: list[McpProgram]) -> None:
         """Until it is gone. In doubt it is asked for its tools: an answer is a sign of life, and may be news."""
         ended = asyncio.create_task(program[0].ended.wait()) if program else None
         if ended is not None:
-            ended.add_done_callback(lambda _: self._bell.set())
+            ended.add_done_callback(lambda _: self._check_requested.set())
         try:
             while True:
-                await self._bell.wait()
-                self._bell.clear()
+                await self._check_requested.wait()
+                self._check_requested.clear()
                 if ended is not None and ended.done():
                     raise Transient(program[0].reason or "it is gone")
                 try:
-                    async with asyncio.timeout(ANSWER_SECONDS):
-                        await self._look(client)
+                    async with asyncio.timeout(LIVENESS_SECONDS):
+                        await self._refresh_offers(client)
                 except TimeoutError:
                     raise Transient("it does not answer any more") from None
         finally:
             if ended is not None:
                 ended.cancel()
 
-    async def _look(self, client: Client) -> None:
+    async def _refresh_offers(self, client: Client) -> None:
         """What does it offer?"""
-        offers: list[Offer] = []
+        offers: list[McpToolOffer] = []
         cursor: str | None = None
         while True:
             page = await client.list_tools(cursor=cursor, cache_mode="bypass")
-            offers += [Offer(self.name, self.settings, tool) for tool in page.tools]
+            offers += [McpToolOffer(self.name, self.settings, tool) for tool in page.tools]
             cursor = page.next_cursor
-            if not cursor or not page.tools or len(offers) > MOST_TOOLS:
+            if not cursor or not page.tools or len(offers) > MAX_TOOLS:
                 break
-        if len(offers) > MOST_TOOLS:
-            self._log.warning("mcp.too_many_tools", offered=len(offers), used=MOST_TOOLS)
-        before, self.offers = self.offers, tuple(offers[:MOST_TOOLS])
+        if len(offers) > MAX_TOOLS:
+            self._log.warning("mcp.too_many_tools", offered=len(offers), used=MAX_TOOLS)
+        before, self.offers = self.offers, tuple(offers[:MAX_TOOLS])
         if before != self.offers:
-            self._changed()
+            self._on_changed()
 
-    async def _told(self, message: object) -> None:
+    async def _on_message(self, message: object) -> None:
         """Something the server says unasked: that its tools changed, for example."""
         if getattr(message, "method", "") == "notifications/tools/list_changed":
-            self._bell.set()
+            self._check_requested.set()
 
-    def _hide(self, text: str) -> str:
+    def _redact_text(self, text: str) -> str:
         """A server may repeat what it was given: errors love to."""
-        for secret in (*self.settings.variables.values(), self.settings.token or Secret("")):
-            text = secret.hide(text)
+        for secret in (*self.settings.variables.values(), self.settings.token or SecretString("")):
+            text = secret.mask_in(text)
         return text
 
 
 class McpTool:
     """A server's tool as a turn uses it. Finds the server when it runs: it may have been started anew since."""
 
-    def __init__(self, servers: Servers, *, server: str, offer: Offer) -> None:
+    def __init__(self, servers: McpServers, *, server: str, offer: McpToolOffer) -> None:
         self._servers = servers
         self._server = server
         self._name = offer.name
         self.spec = offer.spec
-        self.effect: Effect = offer.effect
+        self.effect: ToolEffect = offer.effect
         self.deadline = offer.deadline
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
-        server = self._servers.server(self._server)
-        client = await server.client()
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+        server = self._servers.get_server(self._server)
+        client = await server.get_client()
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
-        meta: Any = {KEY: context.key}
+        meta: Any = {CALL_KEY_META: context.key}
         try:
             result = await client.call_tool(self._name, arguments, meta=meta)
         except asyncio.CancelledError:  # it took too long, or is not wanted any more
-            server.doubt()
+            server.request_liveness_check()
             raise
         except MCPError as error:
             if error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
-                server.doubt()
+                server.request_liveness_check()
                 raise InDoubt(f"the tool server {self._server} fell during the call") from None
-            return Result(text=cut(server.hide(f"Error: {error.message}")), error=True)
+            return ToolResult(text=truncate_text(server.redact_text(f"Error: {error.message}")), error=True)
         except OSError as error:
-            server.doubt()
+            server.request_liveness_check()
             raise InDoubt(f"the connection to the tool server {self._server} broke: {error}") from None
-        return server.shown(result)
+        return server.convert_result(result)
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         return None
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def text_of(result: types.CallToolResult) -> str:
+def extract_text(result: types.CallToolResult) -> str:
     """Everything in a result that can be read; what cannot is named."""
-    parts = [_part(block) for block in result.content]
+    parts = [_describe_block(block) for block in result.content]
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
     return "\n".join(parts) or "(nothing)"
 
 
-def files_of(result: types.CallToolResult) -> tuple[File, ...]:
+def extract_files(result: types.CallToolResult) -> tuple[ToolFile, ...]:
     """Everything in a result that is a file. None that is too large, or no file after all."""
-    return tuple(file for block in result.content if (file := _file(block)) is not None)
+    return tuple(file for block in result.content if (file := _extract_file(block)) is not None)
 
 
-def _part(block: types.ContentBlock) -> str:
+def _describe_block(block: types.ContentBlock) -> str:
     match block.type:
         case "text":
             return block.text
@@ -414,50 +420,50 @@ def _part(block: types.ContentBlock) -> str:
         case "resource" if isinstance(text := getattr(block.resource, "text", None), str):
             return text
         case _:
-            file = _file(block)
+            file = _extract_file(block)
             if file is None:
-                return f"[{_media(block) or 'something'}, which is too large to keep or cannot be read]"
-            return f"[{shown(attachment(file.data, name=file.name, media=file.media))}: `attach` sends it]"
+                return f"[{_get_media_type(block) or 'something'}, which is too large to keep or cannot be read]"
+            return f"[{format_file(build_attachment(file.data, name=file.name, media=file.media))}: `attach` sends it]"
 
 
-def _file(block: types.ContentBlock) -> File | None:
+def _extract_file(block: types.ContentBlock) -> ToolFile | None:
     name, data = "", ""
     match block.type:
         case "image" | "audio":
             name, data = str(block.type), block.data
         case "resource":
-            name, data = label(str(block.resource.uri)), getattr(block.resource, "blob", None) or ""
+            name, data = sanitize_file_name(str(block.resource.uri)), getattr(block.resource, "blob", None) or ""
         case _:
             pass
-    if not data or len(data) > LARGEST_FILE * 4 // 3 + 4:
+    if not data or len(data) > MAX_FILE_BYTES * 4 // 3 + 4:
         return None
     try:
         found = base64.b64decode(data, validate=True)
     except ValueError:
         return None
-    media = _media(block)
+    media = _get_media_type(block)
     if "." not in name:
         name += mimetypes.guess_extension(media) or ""
-    return File(data=found, name=name, media=media)
+    return ToolFile(data=found, name=name, media=media)
 
 
-def _media(block: types.ContentBlock) -> str:
+def _get_media_type(block: types.ContentBlock) -> str:
     about = block.resource if block.type == "resource" else block
     return getattr(about, "mime_type", None) or ""
 
 
-def cut(text: str) -> str:
+def truncate_text(text: str) -> str:
     """At most LONGEST_RESULT characters, saying what is missing."""
-    if len(text) <= LONGEST_RESULT:
+    if len(text) <= MAX_RESULT_CHARS:
         return text
-    left = len(text) - LONGEST_RESULT
+    left = len(text) - MAX_RESULT_CHARS
     return (
-        f"{text[:LONGEST_RESULT]}\n\n[cut: {left:,} of {len(text):,} characters are missing here. "
+        f"{text[:MAX_RESULT_CHARS]}\n\n[cut: {left:,} of {len(text):,} characters are missing here. "
         "Ask for less at a time to see them.]"
     )
 
 
-def _why(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """The first thing that went wrong, in a line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

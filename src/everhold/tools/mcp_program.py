@@ -16,45 +16,47 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from everhold.ports.log import Log
+from everhold.ports.log import EventLogger
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
-LONGEST_LINE: Final = 16 * 1024 * 1024
+MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 """Bytes of one message."""
-MOST_STRANGE: Final = 50
+MAX_INVALID_LINES: Final = 50
 """Lines in a row that are no messages, after which the program is not what it was taken for."""
 GRACE_SECONDS: Final = 1.0
 """For the program to end by itself once its input is closed, and again once it was asked to."""
 
-USUAL: Final = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TEMP", "TERM", "TMPDIR", "TZ", "USER")
+PASSED_VARIABLES: Final = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TEMP", "TERM", "TMPDIR", "TZ", "USER")
 """Variables a program gets from our environment. Everything else may be a secret of somebody else."""
 
 
-def usual(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: environ[name] for name in USUAL if name in environ}
+def select_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: environ[name] for name in PASSED_VARIABLES if name in environ}
 
 
-class Program:
+class McpProgram:
     """One run of a program. `ended` is set once it can no longer be talked to, `reason` then says why."""
 
-    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], directory: PurePath, log: Log) -> None:
+    def __init__(
+        self, command: Sequence[str], *, env: Mapping[str, str], directory: PurePath, log: EventLogger
+    ) -> None:
         self.command = tuple(command)
         self.env = dict(env)
         self.directory = directory
         self.log = log
         self.ended = asyncio.Event()
         self.reason = ""
-        self.last_words = ""
-        self._silent = asyncio.Event()
+        self.last_stderr_line = ""
+        self._stderr_closed = asyncio.Event()
         """All that it will ever write to standard error was read."""
         self.pid = 0
-        self._leaving = False
+        self._stopping = False
         """We are ending it: how it ends now is our doing."""
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[TransportStreams]:
+    async def run(self) -> AsyncIterator[TransportStreams]:
         """The program's streams of messages, as the SDK takes them. Leaving ends the program and all it started."""
         import anyio
         from mcp.shared.message import SessionMessage
@@ -73,31 +75,31 @@ class Program:
             env=self.env,
             cwd=self.directory,
             start_new_session=True,  # Ctrl-C in our terminal is for us to deal with
-            limit=LONGEST_LINE,
+            limit=MAX_LINE_BYTES,
         )
         self.pid = process.pid
         incoming, theirs = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         ours, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
         pumps = [
-            asyncio.create_task(self._hear(process, incoming)),
-            asyncio.create_task(self._say(process, outgoing)),
-            asyncio.create_task(self._overhear(process)),
+            asyncio.create_task(self._read_messages(process, incoming)),
+            asyncio.create_task(self._write_messages(process, outgoing)),
+            asyncio.create_task(self._log_stderr(process)),
         ]
         try:
             yield theirs, ours
         finally:
-            self._leaving = True
+            self._stopping = True
             try:
-                await _end(process)
+                await _end_process(process)
                 for pump in pumps:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
             finally:
-                _kill(process, hard=True)
+                _kill_process_group(process, hard=True)
                 for stream in (incoming, theirs, ours, outgoing):
                     stream.close()
 
-    async def _hear(self, process: asyncio.subprocess.Process, incoming: object) -> None:
+    async def _read_messages(self, process: asyncio.subprocess.Process, incoming: object) -> None:
         import mcp_types as types
         from anyio import BrokenResourceError, ClosedResourceError
         from anyio.streams.memory import MemoryObjectSendStream
@@ -107,11 +109,11 @@ class Program:
         assert isinstance(incoming, MemoryObjectSendStream)
         strange = 0
         try:
-            while strange < MOST_STRANGE:
+            while strange < MAX_INVALID_LINES:
                 line = await process.stdout.readline()
                 if not line:
-                    if not self._leaving:
-                        await self._left(process)
+                    if not self._stopping:
+                        await self._on_output_closed(process)
                     return
                 if not line.strip():
                     continue
@@ -125,25 +127,25 @@ class Program:
                 await incoming.send(SessionMessage(message))
             self.reason = "it prints something else than MCP messages"
         except ValueError:  # what readline raises for a line beyond the limit
-            self.reason = f"it sent a message of more than {LONGEST_LINE} bytes"
+            self.reason = f"it sent a message of more than {MAX_LINE_BYTES} bytes"
         except (BrokenResourceError, ClosedResourceError):
             pass  # nobody listens any more
         finally:
             incoming.close()
             self.ended.set()
 
-    async def _left(self, process: asyncio.subprocess.Process) -> None:
+    async def _on_output_closed(self, process: asyncio.subprocess.Process) -> None:
         """It closed its output: most likely it is gone, and its last words say why."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_SECONDS):
                 await process.wait()
-                await self._silent.wait()
-        if self._leaving:
+                await self._stderr_closed.wait()
+        if self._stopping:
             return
         how = "it closed its output" if process.returncode is None else f"it ended with status {process.returncode}"
-        self.reason = f"{how}: {self.last_words}" if self.last_words else how
+        self.reason = f"{how}: {self.last_stderr_line}" if self.last_stderr_line else how
 
-    async def _say(self, process: asyncio.subprocess.Process, outgoing: object) -> None:
+    async def _write_messages(self, process: asyncio.subprocess.Process, outgoing: object) -> None:
         from anyio.streams.memory import MemoryObjectReceiveStream
 
         assert process.stdin is not None
@@ -154,18 +156,18 @@ class Program:
                 process.stdin.write(text.encode("utf-8", "replace") + b"\n")
                 await process.stdin.drain()
 
-    async def _overhear(self, process: asyncio.subprocess.Process) -> None:
+    async def _log_stderr(self, process: asyncio.subprocess.Process) -> None:
         """What it writes to standard error is a remark for whoever looks for the reason of something."""
         assert process.stderr is not None
         while chunk := await process.stderr.read(64 * 1024):
             for line in chunk.decode("utf-8", "replace").splitlines():
                 if line.strip():
-                    self.last_words = line.strip()[:300]
-                    self.log.debug("mcp.remark", text=self.last_words)
-        self._silent.set()
+                    self.last_stderr_line = line.strip()[:300]
+                    self.log.debug("mcp.remark", text=self.last_stderr_line)
+        self._stderr_closed.set()
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end_process(process: asyncio.subprocess.Process) -> None:
     """Close its input, which ends a server in order; then ask; then insist."""
     if process.stdin is not None:
         process.stdin.close()
@@ -174,11 +176,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             async with asyncio.timeout(GRACE_SECONDS):
                 await process.wait()
                 break
-        _kill(process, hard=hard)
+        _kill_process_group(process, hard=hard)
     await process.wait()
 
 
-def _kill(process: asyncio.subprocess.Process, *, hard: bool) -> None:
+def _kill_process_group(process: asyncio.subprocess.Process, *, hard: bool) -> None:
     """The program and whatever it started: they are a group of their own, but on Windows."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if sys.platform == "win32":

@@ -7,45 +7,57 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from everhold.core.entries import Entry, Kind, Noted
-from everhold.core.facts import LONGEST, TARGETS, Fact, fact_id, fold, foreign, holding, listed, marked, meant, size
+from everhold.core.entries import Entry, EntryKind, Noted
+from everhold.core.facts import (
+    FACT_TARGETS,
+    MAX_FACT_CHARS,
+    Fact,
+    build_fact_id,
+    build_fact_versions,
+    count_fact_chars,
+    find_foreign_source,
+    mark_note_source,
+    match_facts,
+    render_fact_list,
+    select_valid_facts,
+)
 from everhold.ports.model import ToolSpec
-from everhold.ports.tool import Effect, Result, ToolContext
+from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
 
-MOST_OPERATIONS: Final = 50
-LONGEST_NOTE: Final = 8_000
-LIMITS: Final[Mapping[str, int]] = {"user": 2_000, "memory": 3_000}
+MAX_OPERATIONS: Final = 50
+MAX_NOTE_CHARS: Final = 8_000
+FACT_LIMITS_CHARS: Final[Mapping[str, int]] = {"user": 2_000, "memory": 3_000}
 """Characters that facts of each target may take in every prompt."""
-NOBODY: Final = "Nothing can be remembered here: it is not known who is present."
+NOBODY_PRESENT: Final = "Nothing can be remembered here: it is not known who is present."
 
 
-class Known(Protocol):
+class FactSource(Protocol):
     """What knows the facts there are."""
 
-    async def all(self, agent: str) -> Sequence[Fact]: ...
+    async def list_versions(self, agent: str) -> Sequence[Fact]: ...
 
 
-class Wrong(Exception):
+class InvalidOperation(Exception):
     """An operation that cannot be carried out, in words for the model."""
 
 
-class Memory:
+class FactMemoryTool:
     """Curates facts. Pure: a run that is repeated before its commit has changed nothing yet, and ids are the call's."""
 
-    effect = Effect.PURE
+    effect = ToolEffect.PURE
     deadline = 10.0
 
-    def __init__(self, facts: Known, *, limits: Mapping[str, int] = LIMITS) -> None:
+    def __init__(self, facts: FactSource, *, limits: Mapping[str, int] = FACT_LIMITS_CHARS) -> None:
         self.facts = facts
         self.limits = limits
         operation: dict[str, Any] = {
             "action": {"type": "string", "enum": ["add", "replace", "remove"]},
             "target": {
                 "type": "string",
-                "enum": list(TARGETS),
+                "enum": list(FACT_TARGETS),
                 "description": "`user`: about the person; `memory`: anything else to keep in mind here.",
             },
-            "content": {"type": "string", "maxLength": LONGEST, "description": "The fact, in one sentence."},
+            "content": {"type": "string", "maxLength": MAX_FACT_CHARS, "description": "The fact, in one sentence."},
             "old_text": {"type": "string", "description": "For replace and remove: the fact's id, or a part of it."},
         }
         self.spec = ToolSpec(
@@ -63,7 +75,7 @@ class Memory:
                     **operation,
                     "operations": {
                         "type": "array",
-                        "maxItems": MOST_OPERATIONS,
+                        "maxItems": MAX_OPERATIONS,
                         "items": {"type": "object", "properties": operation, "required": ["action"]},
                     },
                 },
@@ -71,66 +83,70 @@ class Memory:
             },
         )
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         if not context.stamp.audience:
-            return Result(text=NOBODY, error=True)
+            return ToolResult(text=NOBODY_PRESENT, error=True)
         given = arguments.get("operations")
         operations = given if isinstance(given, list) and given else [arguments]
-        if len(operations) > MOST_OPERATIONS:
-            return Result(text=f"At most {MOST_OPERATIONS} operations at once.", error=True)
-        facts = list(await self.facts.all(context.agent))
+        if len(operations) > MAX_OPERATIONS:
+            return ToolResult(text=f"At most {MAX_OPERATIONS} operations at once.", error=True)
+        facts = list(await self.facts.list_versions(context.agent))
         notes: list[Noted] = []
         said: list[str] = []
         for number, operation in enumerate(operations):
             try:
-                note, line = self._one(operation, holding(facts, context.stamp.audience), context, number)
-            except Wrong as wrong:
+                note, line = self._apply_operation(
+                    operation, select_valid_facts(facts, context.stamp.audience), context, number
+                )
+            except InvalidOperation as wrong:
                 which = f"Operation {number + 1}: " if len(operations) > 1 else ""
-                return Result(text=f"{which}{wrong} Nothing was changed.", error=True)
+                return ToolResult(text=f"{which}{wrong} Nothing was changed.", error=True)
             said.append(line)
             if note is not None:
                 notes.append(note)
-                facts = _with(facts, note, context)
-        over = self._over(holding(facts, context.stamp.audience), notes)
+                facts = _apply_note(facts, note, context)
+        over = self._find_limit_problem(select_valid_facts(facts, context.stamp.audience), notes)
         if over:
-            return Result(text=over, error=True)
-        return Result(text="\n".join(said), notes=tuple(notes))
+            return ToolResult(text=over, error=True)
+        return ToolResult(text="\n".join(said), notes=tuple(notes))
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         return None
 
-    def _one(
+    def _apply_operation(
         self, operation: object, facts: Sequence[Fact], context: ToolContext, number: int
     ) -> tuple[Noted | None, str]:
         """The note an operation makes, or None where it changes nothing; and what to say about it."""
         if not isinstance(operation, dict):
-            raise Wrong("It is not an object with an `action`.")
+            raise InvalidOperation("It is not an object with an `action`.")
         action, content = operation.get("action"), operation.get("content")
         if action not in ("add", "replace", "remove"):
-            raise Wrong("Say `action`: add, replace or remove.")
+            raise InvalidOperation("Say `action`: add, replace or remove.")
         target = operation.get("target", "memory")
-        if target not in TARGETS:
-            raise Wrong(f"`target` is one of {', '.join(TARGETS)}.")
+        if target not in FACT_TARGETS:
+            raise InvalidOperation(f"`target` is one of {', '.join(FACT_TARGETS)}.")
         text = content.strip() if isinstance(content, str) else ""
         if action != "remove" and not text:
-            raise Wrong("Say what to remember: `content`.")
-        if len(text) > LONGEST:
-            raise Wrong(f"A fact has at most {LONGEST} characters, this one {len(text)}. Use `remember` for more.")
+            raise InvalidOperation("Say what to remember: `content`.")
+        if len(text) > MAX_FACT_CHARS:
+            raise InvalidOperation(
+                f"A fact has at most {MAX_FACT_CHARS} characters, this one {len(text)}. Use `remember` for more."
+            )
         if action == "add":
             if any(fact.text == text and fact.target == target for fact in facts):
                 return None, f"Known already: {text}"
-            note = Noted(text=text, fact=fact_id(context.key, number), tags=(target,), stamp=context.stamp)
-            if source := foreign(text, said=context.said, sources=context.sources):
-                return marked(note, source), _only_noted(text, source)
+            note = Noted(text=text, fact=build_fact_id(context.key, number), tags=(target,), stamp=context.stamp)
+            if source := find_foreign_source(text, said=context.said, sources=context.sources):
+                return mark_note_source(note, source), _format_noted_reply(text, source)
             return note, f"Added {note.fact}: {text}"
-        old = self._meant(operation.get("old_text"), facts)
+        old = self._find_fact(operation.get("old_text"), facts)
         if action == "replace" and old.text == text:
             return None, f"It says that already: {text}"
-        if action == "replace" and (source := foreign(text, said=context.said, sources=context.sources)):
+        if action == "replace" and (source := find_foreign_source(text, said=context.said, sources=context.sources)):
             note = Noted(text=text, tags=(old.target,), stamp=context.stamp)
-            return marked(note, source), _only_noted(text, source)
+            return mark_note_source(note, source), _format_noted_reply(text, source)
         if action == "remove" and context.sources and not context.said:
-            raise Wrong(f"What a person had noted is not removed at the word of {context.sources[0]}.")
+            raise InvalidOperation(f"What a person had noted is not removed at the word of {context.sources[0]}.")
         note = Noted(
             text=text if action == "replace" else old.text,
             action=action,
@@ -141,37 +157,37 @@ class Memory:
         )
         return note, f"Replaced {old.id}: {text}" if action == "replace" else f"Removed {old.id}: {old.text}"
 
-    def _meant(self, words: object, facts: Sequence[Fact]) -> Fact:
+    def _find_fact(self, words: object, facts: Sequence[Fact]) -> Fact:
         if not isinstance(words, str) or not words.strip():
-            raise Wrong("Say which fact: its id or a part of its text (`old_text`).")
-        found = meant(facts, words.strip())
+            raise InvalidOperation("Say which fact: its id or a part of its text (`old_text`).")
+        found = match_facts(facts, words.strip())
         if len(found) == 1:
             return found[0]
         if not found:
-            raise Wrong(f"No fact here contains {words!r}. There are:\n{listed(facts)}\n")
-        raise Wrong(f"{len(found)} facts contain {words!r}; give the id:\n{listed(found)}\n")
+            raise InvalidOperation(f"No fact here contains {words!r}. There are:\n{render_fact_list(facts)}\n")
+        raise InvalidOperation(f"{len(found)} facts contain {words!r}; give the id:\n{render_fact_list(found)}\n")
 
-    def _over(self, facts: Sequence[Fact], notes: Sequence[Noted]) -> str:
+    def _find_limit_problem(self, facts: Sequence[Fact], notes: Sequence[Noted]) -> str:
         """Why there is no room for what these notes add; nothing if there is. What shrinks is never refused."""
         for target in sorted({tag for note in notes if note.fact and note.action != "remove" for tag in note.tags}):
-            used, limit = size(facts, target), self.limits.get(target, 0)
+            used, limit = count_fact_chars(facts, target), self.limits.get(target, 0)
             if used > limit:
                 return (
                     f"There is no room: facts under {target!r} may have {limit} characters, and would have {used}. "
                     "Nothing was changed. Replace or remove some (several at once with `operations`), or keep details "
-                    f"with `remember`. There would be:\n{listed([fact for fact in facts if fact.target == target])}"
+                    f"with `remember`. There would be:\n{render_fact_list([fact for fact in facts if fact.target == target])}"
                 )
         return ""
 
 
-def _with(facts: Sequence[Fact], note: Noted, context: ToolContext) -> list[Fact]:
+def _apply_note(facts: Sequence[Fact], note: Noted, context: ToolContext) -> list[Fact]:
     """The facts as they will be once a note is committed."""
     if not note.fact:
         return list(facts)
     kept = [
         fact
         for fact in facts
-        if not (fact.holds and fact.id == note.fact and set(context.stamp.audience) <= set(fact.stamp.audience))
+        if not (fact.is_valid and fact.id == note.fact and set(context.stamp.audience) <= set(fact.stamp.audience))
     ]
     if note.action == "remove":
         return kept
@@ -179,7 +195,7 @@ def _with(facts: Sequence[Fact], note: Noted, context: ToolContext) -> list[Fact
         session=context.session,
         seq=0,
         pos=0,
-        kind=Kind.NOTED,
+        kind=EntryKind.NOTED,
         op=context.op,
         author=f"agent:{context.agent}",
         at=0.0,
@@ -187,20 +203,20 @@ def _with(facts: Sequence[Fact], note: Noted, context: ToolContext) -> list[Fact
         body=note,
         digest=b"",
     )
-    return [*kept, *fold([entry], agent=context.agent)]
+    return [*kept, *build_fact_versions([entry], agent=context.agent)]
 
 
-def _only_noted(text: str, source: str) -> str:
+def _format_noted_reply(text: str, source: str) -> str:
     return (
         f"Noted as coming from {source}, not as a fact: nobody here said so. If it should be one, ask the person to "
         f"confirm it: {text}"
     )
 
 
-class Remember:
+class RememberTool:
     """Notes something somebody said. There is no limit to how many; they are found when they matter."""
 
-    effect = Effect.PURE
+    effect = ToolEffect.PURE
     deadline = 5.0
     name = "remember"
     about = (
@@ -216,7 +232,7 @@ class Remember:
             parameters={
                 "type": "object",
                 "properties": {
-                    "text": {"type": "string", "maxLength": LONGEST_NOTE},
+                    "text": {"type": "string", "maxLength": MAX_NOTE_CHARS},
                     "cites": {
                         "type": "array",
                         "items": {"type": "integer", "minimum": 1},
@@ -228,25 +244,27 @@ class Remember:
             },
         )
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         text = arguments.get("text")
         if not context.stamp.audience:
-            return Result(text=NOBODY, error=True)
+            return ToolResult(text=NOBODY_PRESENT, error=True)
         if not isinstance(text, str) or not text.strip():
-            return Result(text="Say what to note: `text`.", error=True)
-        if len(text) > LONGEST_NOTE:
-            return Result(text=f"A note has at most {LONGEST_NOTE} characters, this one {len(text)}.", error=True)
-        note = Noted(text=text.strip(), cites=_numbers(arguments.get("cites")), tags=self.tags, stamp=context.stamp)
-        if source := foreign(note.text, said=context.said, sources=context.sources):
-            note = marked(note, source)
-            return Result(text=f"Noted, as coming from {source}.", notes=(note,))
-        return Result(text="Noted.", notes=(note,))
+            return ToolResult(text="Say what to note: `text`.", error=True)
+        if len(text) > MAX_NOTE_CHARS:
+            return ToolResult(text=f"A note has at most {MAX_NOTE_CHARS} characters, this one {len(text)}.", error=True)
+        note = Noted(
+            text=text.strip(), cites=_as_positive_integers(arguments.get("cites")), tags=self.tags, stamp=context.stamp
+        )
+        if source := find_foreign_source(note.text, said=context.said, sources=context.sources):
+            note = mark_note_source(note, source)
+            return ToolResult(text=f"Noted, as coming from {source}.", notes=(note,))
+        return ToolResult(text="Noted.", notes=(note,))
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         return None
 
 
-class Conclude(Remember):
+class ConcludeTool(RememberTool):
     """Notes what an agent makes of what it heard, so that it can be told from what was said."""
 
     name = "conclude"
@@ -257,11 +275,13 @@ class Conclude(Remember):
     tags = ("conclusion",)
 
 
-def _numbers(value: object) -> tuple[int, ...]:
+def _as_positive_integers(value: object) -> tuple[int, ...]:
     given: Collection[object] = value if isinstance(value, list) else ()
     return tuple(one for one in given if isinstance(one, int) and not isinstance(one, bool) and one > 0)[:100]
 
 
-def memory_tools(facts: Known, *, limits: Mapping[str, int] = LIMITS) -> dict[str, Memory | Remember]:
+def build_memory_tools(
+    facts: FactSource, *, limits: Mapping[str, int] = FACT_LIMITS_CHARS
+) -> dict[str, FactMemoryTool | RememberTool]:
     """What `memory` in an agent's tools brings."""
-    return {"memory": Memory(facts, limits=limits), "remember": Remember(), "conclude": Conclude()}
+    return {"memory": FactMemoryTool(facts, limits=limits), "remember": RememberTool(), "conclude": ConcludeTool()}

@@ -9,35 +9,35 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from everhold.core.entries import Entry, Heard, Noted, Returned, Said, Stamp, Thought
-from everhold.core.recall import by_whom
+from everhold.core.recall import describe_source
 from everhold.errors import NotFound
-from everhold.ports.memory import Found
+from everhold.ports.memory import MemoryHit
 from everhold.ports.model import ToolSpec
 from everhold.ports.store import Store
-from everhold.ports.tool import Effect, Result, ToolContext
+from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
 
-MOST: Final = 20
-PAGE: Final = 6_000
+MAX_RESULTS: Final = 20
+PAGE_CHARS: Final = 6_000
 """Characters of an entry that are read at once."""
-EXCERPT: Final = 700
-NOBODY: Final = "Nothing can be searched here: it is not known who is present."
+EXCERPT_CHARS: Final = 700
+NOBODY_PRESENT: Final = "Nothing can be searched here: it is not known who is present."
 
 
-class Searches(Protocol):
+class SupportsSessionSearch(Protocol):
     """What finds: the built-in memory."""
 
     async def search(
         self, text: str, *, agent: str, audience: Sequence[str], session: str | None = None, limit: int = 10
-    ) -> Sequence[Found]: ...
+    ) -> Sequence[MemoryHit]: ...
 
 
-class Search:
+class SessionSearchTool:
     """Runs again without harm: it only reads."""
 
-    effect = Effect.PURE
+    effect = ToolEffect.PURE
     deadline = 10.0
 
-    def __init__(self, memory: Searches, store: Store) -> None:
+    def __init__(self, memory: SupportsSessionSearch, store: Store) -> None:
         self.memory = memory
         self.store = store
         self.spec = ToolSpec(
@@ -54,38 +54,40 @@ class Search:
                     "session": {"type": "string", "description": "Only in this session; needed with entry."},
                     "entry": {"type": "integer", "minimum": 1, "description": "The entry to read in full."},
                     "page": {"type": "integer", "minimum": 1, "description": "Which page of the entry, from 1."},
-                    "limit": {"type": "integer", "minimum": 1, "maximum": MOST},
+                    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_RESULTS},
                 },
                 "additionalProperties": False,
             },
         )
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         query, session, entry = arguments.get("query"), arguments.get("session"), arguments.get("entry")
         if not context.stamp.audience:
-            return Result(text=NOBODY, error=True)
+            return ToolResult(text=NOBODY_PRESENT, error=True)
         if session is not None and not isinstance(session, str):
-            return Result(text="`session` is the id that a search gave.", error=True)
+            return ToolResult(text="`session` is the id that a search gave.", error=True)
         if isinstance(entry, int) and not isinstance(entry, bool):
-            return await self._read(session or context.session, entry, _number(arguments.get("page"), 1), context)
+            return await self._read_entry(
+                session or context.session, entry, _as_positive_integer(arguments.get("page"), 1), context
+            )
         if not isinstance(query, str) or not query.strip():
-            return Result(
+            return ToolResult(
                 text="Say what to look for (`query`), or which `entry` of which `session` to read.", error=True
             )
-        limit = min(_number(arguments.get("limit"), 8), MOST)
+        limit = min(_as_positive_integer(arguments.get("limit"), 8), MAX_RESULTS)
         found = await self.memory.search(
             query, agent=context.agent, audience=context.stamp.audience, session=session or None, limit=limit
         )
         if not found:
-            return Result(text="Nothing was found.")
-        return Result(text="\n\n".join(_shown(one) for one in found))
+            return ToolResult(text="Nothing was found.")
+        return ToolResult(text="\n\n".join(_format_hit(one) for one in found))
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         return None
 
-    async def _read(self, session: str, seq: int, page: int, context: ToolContext) -> Result:
+    async def _read_entry(self, session: str, seq: int, page: int, context: ToolContext) -> ToolResult:
         # what may not be known is answered like what is not there
-        missing = Result(text=f"There is no entry {seq} to read in session {session}.", error=True)
+        missing = ToolResult(text=f"There is no entry {seq} to read in session {session}.", error=True)
         try:
             about = await self.store.get_session(session)
             entry = await self.store.get_entry(session, seq)
@@ -93,25 +95,25 @@ class Search:
             return missing
         if isinstance(entry.body, Returned | Thought) and session == context.session:
             # the agent's own doing here: what a stub or a summary left out of its sight
-            return _paged(entry, entry.body.text, page)
-        stamped = _words(entry)
+            return _format_page(entry, entry.body.text, page)
+        stamped = _get_entry_text(entry)
         if stamped is None or about.agent != context.agent:
             return missing
         text, stamp = stamped
         if not set(context.stamp.audience) <= set(stamp.audience):
             return missing
-        return _paged(entry, text, page)
+        return _format_page(entry, text, page)
 
 
-def _paged(entry: Entry, text: str, page: int) -> Result:
-    pages = max(1, -(-len(text) // PAGE))
+def _format_page(entry: Entry, text: str, page: int) -> ToolResult:
+    pages = max(1, -(-len(text) // PAGE_CHARS))
     if page > pages:
-        return Result(text=f"Entry {entry.seq} has {pages} page{'s' if pages > 1 else ''}.", error=True)
-    place = f"session {entry.session}, entry {entry.seq}, {entry.kind} by {entry.author}, {_when(entry.at)}"
-    return Result(text=f"[{place}, page {page} of {pages}]\n{text[(page - 1) * PAGE : page * PAGE]}")
+        return ToolResult(text=f"Entry {entry.seq} has {pages} page{'s' if pages > 1 else ''}.", error=True)
+    place = f"session {entry.session}, entry {entry.seq}, {entry.kind} by {entry.author}, {_format_time(entry.at)}"
+    return ToolResult(text=f"[{place}, page {page} of {pages}]\n{text[(page - 1) * PAGE_CHARS : page * PAGE_CHARS]}")
 
 
-def _words(entry: Entry) -> tuple[str, Stamp] | None:
+def _get_entry_text(entry: Entry) -> tuple[str, Stamp] | None:
     match entry.body:
         case Heard() | Said() | Noted():
             return entry.body.text, entry.body.stamp
@@ -119,20 +121,20 @@ def _words(entry: Entry) -> tuple[str, Stamp] | None:
             return None
 
 
-def _shown(found: Found) -> str:
-    text = found.text if len(found.text) <= EXCERPT else f"{found.text[:EXCERPT]} …"
-    who = by_whom(found)
+def _format_hit(found: MemoryHit) -> str:
+    text = found.text if len(found.text) <= EXCERPT_CHARS else f"{found.text[:EXCERPT_CHARS]} …"
+    who = describe_source(found)
     origin = f"not said by a person but from {found.origin}" if found.origin else ""
-    about = [f"session {found.session}", f"entry {found.seq}", who, _when(found.at), origin]
+    about = [f"session {found.session}", f"entry {found.seq}", who, _format_time(found.at), origin]
     return f"[{', '.join(part for part in about if part)}]\n{text}"
 
 
-def _when(at: float) -> str:
+def _format_time(at: float) -> str:
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (ValueError, OverflowError, OSError):
         return "at an unknown time"
 
 
-def _number(value: object, default: int) -> int:
+def _as_positive_integer(value: object, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default

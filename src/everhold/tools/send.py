@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from everhold.core.address import parse
-from everhold.core.entries import Place
-from everhold.errors import Misuse
+from everhold.core.address import parse_address
+from everhold.core.entries import ChatLocation
+from everhold.errors import InvalidRequest
 from everhold.ports.model import ToolSpec
-from everhold.ports.tool import Effect, Result, Saying, ToolContext
+from everhold.ports.tool import SendRequest, ToolContext, ToolEffect, ToolResult
 
-LONGEST: Final = 20_000
+MAX_TEXT_CHARS: Final = 20_000
 
 
-class Send:
+class SendTool:
     """Says something somewhere else. What it says commits with its result and is delivered by voice, so a run that is
     repeated before that commit has said nothing yet: it is pure.
     """
 
-    effect = Effect.PURE
+    effect = ToolEffect.PURE
     deadline = 5.0
 
     def __init__(self, agent: str, allowed: Sequence[str]) -> None:
@@ -35,34 +35,36 @@ class Send:
                 "type": "object",
                 "properties": {
                     "to": {"type": "string", "enum": list(self.allowed)},
-                    "text": {"type": "string", "maxLength": LONGEST},
+                    "text": {"type": "string", "maxLength": MAX_TEXT_CHARS},
                 },
                 "required": ["to", "text"],
                 "additionalProperties": False,
             },
         )
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         to, text = arguments.get("to"), arguments.get("text")
         if not isinstance(to, str) or not isinstance(text, str) or not text.strip():
-            return Result(text="Say whom to send it to (`to`) and what (`text`).", error=True)
+            return ToolResult(text="Say whom to send it to (`to`) and what (`text`).", error=True)
         if to not in self.allowed:
-            return Result(text=f"You may not write to {to!r}, only to: {', '.join(self.allowed)}.", error=True)
-        if len(text) > LONGEST:
-            return Result(text=f"That is {len(text)} characters; at most {LONGEST} can be sent at once.", error=True)
-        saying = Saying(text=text, to=self._place(to), hops=context.hops + 1)
-        return Result(text=f"Sent to {to}.", sayings=(saying,))
+            return ToolResult(text=f"You may not write to {to!r}, only to: {', '.join(self.allowed)}.", error=True)
+        if len(text) > MAX_TEXT_CHARS:
+            return ToolResult(
+                text=f"That is {len(text)} characters; at most {MAX_TEXT_CHARS} can be sent at once.", error=True
+            )
+        saying = SendRequest(text=text, to=self._resolve_location(to), hops=context.hops + 1)
+        return ToolResult(text=f"Sent to {to}.", send_requests=(saying,))
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         return None
 
-    def _place(self, to: str) -> Place:
+    def _resolve_location(self, to: str) -> ChatLocation:
         if to.startswith("agent:") and to.count(":") == 1:
-            return Place(platform="agent", account=self.agent, chat=to.removeprefix("agent:"))
-        address = parse(to)
+            return ChatLocation(platform="agent", account=self.agent, chat=to.removeprefix("agent:"))
+        address = parse_address(to)
         if address.platform == "agent":
-            raise Misuse(f"{to!r} is a conversation between agents", remedy="write agent:NAME")
-        return Place(
+            raise InvalidRequest(f"{to!r} is a conversation between agents", remedy="write agent:NAME")
+        return ChatLocation(
             platform=address.platform,
             account=address.account or address.agent,
             chat=address.chat,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypothesis import given, settings, strategies as st
 
-from tests.memories.builtin.stage import ADA, Stage
+from tests.memories.builtin.index_scenario import ADA, IndexScenario
 
 PEOPLE = ("person:ada", "person:bob", "person:eve", "chat:x", "chat:y")
 audiences = st.sets(st.sampled_from(PEOPLE), max_size=3).map(lambda some: tuple(sorted(some)))
@@ -25,7 +25,7 @@ def test_a_fact_is_found_by_exactly_those_who_may_know_it(
 
 async def _check(told: list[tuple[tuple[str, ...], str]], present: tuple[str, ...], agent: str) -> None:
     with tempfile.TemporaryDirectory() as home:
-        stage = Stage(Path(home))
+        stage = IndexScenario(Path(home))
         for number, (audience, owner) in enumerate(told):
             # alternate sessions and shared ones, so that neighbours belong to others
             await stage.say(f"canary number {number} sings", session=f"{owner}/{number % 2}", audience=audience)
@@ -40,7 +40,7 @@ async def _check(told: list[tuple[tuple[str, ...], str]], present: tuple[str, ..
 
 
 async def test_in_company_only_what_each_of_them_may_know_is_found(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = IndexScenario(tmp_path)
     ada, bob, eve = PEOPLE[:3]
     companies = ((ada,), (bob,), (ada, bob), (bob, eve), (eve, bob, ada))
     for number, company in enumerate(companies):
@@ -58,7 +58,7 @@ async def test_in_company_only_what_each_of_them_may_know_is_found(tmp_path: Pat
 
 
 async def test_a_fact_is_superseded_in_every_company_that_could_see_it_and_in_no_other(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, embeddings="table")
+    stage = IndexScenario(tmp_path, embeddings="table")
     both = ("chat:g", "person:ada")
     await stage.note("tea at four", fact="f", audience=both)
     await stage.note("tea at four in the group", fact="f", audience=("chat:g",))

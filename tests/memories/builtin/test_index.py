@@ -10,16 +10,21 @@ import apsw
 import msgspec
 import pytest
 
-from everhold.core.entries import Command, Entry, Heard, Noted, Stamp
-from everhold.memories.builtin import Index, index as index_module, shelf as shelf_module, table
-from everhold.memories.builtin.intake import Intake, Taken
-from everhold.ports.memory import Batch, Query
-from tests.memories.builtin.stage import ADA, PLACE, Stage
+from everhold.core.entries import ChatCommand, Entry, Heard, Noted, Stamp
+from everhold.memories.builtin import (
+    MemoryIndex,
+    index as index_module,
+    static_embeddings,
+    vector_cache as shelf_module,
+)
+from everhold.memories.builtin.indexing import IndexedBatch, IndexWriter
+from everhold.ports.memory import MemoryBatch, MemoryQuery
+from tests.memories.builtin.index_scenario import ADA, PLACE, IndexScenario
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    stage = Stage(tmp_path)
+async def stage(tmp_path: Path) -> AsyncIterator[IndexScenario]:
+    stage = IndexScenario(tmp_path)
     yield stage
     await stage.close()
 
@@ -27,7 +32,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
 # -- found -------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_committed_is_found_at_once_with_where_it_came_from(stage: Stage) -> None:
+async def test_what_is_committed_is_found_at_once_with_where_it_came_from(stage: IndexScenario) -> None:
     await stage.say("The weather was dull.")
     seq = await stage.say("My cat is called Schrödinger.", name="Ada L", at=77.0)
     (hit, *_) = await stage.hits("what is the cat's name?")
@@ -35,13 +40,13 @@ async def test_what_is_committed_is_found_at_once_with_where_it_came_from(stage:
     assert (hit.kind, hit.author, hit.name, hit.at) == ("heard", "person:ada", "Ada L", 77.0)
 
 
-async def test_words_are_found_in_other_forms_and_without_accents(stage: Stage) -> None:
+async def test_words_are_found_in_other_forms_and_without_accents(stage: IndexScenario) -> None:
     await stage.say("We were running along the Zürich lakeshore.")
     await stage.say("Nothing to see.")
     assert (await stage.find("runs in zurich"))[0].startswith("We were running")
 
 
-async def test_meaning_finds_what_shares_no_word(stage: Stage) -> None:
+async def test_meaning_finds_what_shares_no_word(stage: IndexScenario) -> None:
     await stage.say("The meeting is at noon.")
     await stage.say("I adopted a puppy last week.")
     await stage.say("Quarterly revenue fell.")
@@ -60,21 +65,21 @@ async def test_meaning_finds_what_shares_no_word(stage: Stage) -> None:
         ("Meet at the 🏖️ café", "cafe"),
     ],
 )
-async def test_other_scripts_are_found(stage: Stage, said: str, asked: str) -> None:
+async def test_other_scripts_are_found(stage: IndexScenario, said: str, asked: str) -> None:
     for filler in ("全然違う話です", "完全不同的内容", "unrelated", "다른 이야기"):
         await stage.say(filler)
     await stage.say(said)
     assert (await stage.find(asked))[0] == said
 
 
-async def test_a_short_answer_is_found_by_what_was_asked_before_it(stage: Stage) -> None:
+async def test_a_short_answer_is_found_by_what_was_asked_before_it(stage: IndexScenario) -> None:
     await stage.say("Where did you spend the summer holidays?", who="bob")
     await stage.say("In Porto!")
     await stage.say("Let us talk about taxes.", session="t")
     assert "In Porto!" in (await stage.find("summer holidays"))[:2]
 
 
-async def test_a_megabyte_is_found_by_its_passage(stage: Stage) -> None:
+async def test_a_megabyte_is_found_by_its_passage(stage: IndexScenario) -> None:
     filler = "lorem ipsum dolor sit amet " * 20_000
     await stage.say(f"{filler}The vault opens with opal-seventeen. {filler}")
     (hit,) = await stage.hits("opal seventeen vault")
@@ -83,34 +88,34 @@ async def test_a_megabyte_is_found_by_its_passage(stage: Stage) -> None:
     assert hit.size > 1_000_000
 
 
-async def test_only_one_session_is_searched_when_one_is_named(stage: Stage) -> None:
+async def test_only_one_session_is_searched_when_one_is_named(stage: IndexScenario) -> None:
     await stage.say("apples here", session="a")
     await stage.say("apples there", session="b")
     assert await stage.find("apples", session="b") == ["apples there"]
 
 
 @pytest.mark.parametrize("text", ["", "   ", '"', "a AND (b OR", "NEAR(x)", "self:x *", "\x00", "the of and", "?!"])
-async def test_no_question_is_misread_as_a_query(stage: Stage, text: str) -> None:
+async def test_no_question_is_misread_as_a_query(stage: IndexScenario, text: str) -> None:
     await stage.say("a b x the of and")
     await stage.find(text)
 
 
-async def test_commands_and_words_without_an_audience_are_found_by_nobody(stage: Stage) -> None:
+async def test_commands_and_words_without_an_audience_are_found_by_nobody(stage: IndexScenario) -> None:
     await stage.say("open the session")
     await stage.say("hidden words", audience=())
     stamp = Stamp(person="ada", audience=ADA)
-    await stage.commit(Heard(origin=PLACE, text="/title hidden", command=Command(name="title"), stamp=stamp))
+    await stage.commit(Heard(origin=PLACE, text="/title hidden", command=ChatCommand(name="title"), stamp=stamp))
     assert await stage.find("hidden words title") in ([], ["open the session"])
 
 
-async def test_what_is_found_says_what_it_is_and_whose_words_it_holds(stage: Stage) -> None:
+async def test_what_is_found_says_what_it_is_and_whose_words_it_holds(stage: IndexScenario) -> None:
     await stage.say("the marmot sleeps")
     await stage.say("so the marmot does", who="agent")
     await stage.note("marmots sleep in winter")
     stamp = Stamp(person="ada", audience=ADA)
     await stage.commit(Heard(origin=PLACE, text="marmot for sale", sender="spam", bot=True, stamp=stamp))
     await stage.commit(Noted(text="a page says marmots fly", origin="tool:web", stamp=stamp))
-    query = Query(text="marmot", agent="main", session="s", name="n", audience=ADA, person="ada")
+    query = MemoryQuery(text="marmot", agent="main", session="s", name="n", audience=ADA, person="ada")
     found = {one.text: (one.kind, one.author, one.origin) for one in await stage.provider().find(query)}
     assert found == {
         "the marmot sleeps": ("message", "person:ada", ""),
@@ -121,17 +126,17 @@ async def test_what_is_found_says_what_it_is_and_whose_words_it_holds(stage: Sta
     }
 
 
-async def test_what_says_nothing_recalls_nothing(stage: Stage) -> None:
+async def test_what_says_nothing_recalls_nothing(stage: IndexScenario) -> None:
     await stage.say("the one that is not")
-    query = Query(text="What about that one?", agent="main", session="t", name="n", audience=ADA, person="ada")
+    query = MemoryQuery(text="What about that one?", agent="main", session="t", name="n", audience=ADA, person="ada")
     assert await stage.provider().find(query) == ()
 
 
-async def test_what_is_in_sight_is_not_found_again(stage: Stage) -> None:
+async def test_what_is_in_sight_is_not_found_again(stage: IndexScenario) -> None:
     first = await stage.say("the kettle is red")
     second = await stage.say("the kettle is new")
     away = await stage.say("the kettle is loud", session="t")
-    query = Query(text="kettle", agent="main", session="s", name="n", audience=ADA, person="ada")
+    query = MemoryQuery(text="kettle", agent="main", session="s", name="n", audience=ADA, person="ada")
 
     async def found(*seen: int) -> set[str]:
         asked = msgspec.structs.replace(query, seen=frozenset(seen))
@@ -142,26 +147,26 @@ async def test_what_is_in_sight_is_not_found_again(stage: Stage) -> None:
     assert away == first
 
 
-async def test_no_more_is_found_than_can_be_shown(stage: Stage) -> None:
+async def test_no_more_is_found_than_can_be_shown(stage: IndexScenario) -> None:
     for number in range(20):
         await stage.say(f"kettle number {number} " + "is very loud indeed " * 20, session=f"s{number}")
-    query = Query(text="kettle", agent="main", session="x", name="n", audience=ADA, person="ada", tokens=500)
+    query = MemoryQuery(text="kettle", agent="main", session="x", name="n", audience=ADA, person="ada", tokens=500)
     assert 5 <= len(await stage.provider().find(query)) <= 8
     assert len(await stage.provider().find(msgspec.structs.replace(query, tokens=0))) == 20
 
 
-async def test_what_waits_to_be_taken_in_is_taken_in_when_it_could_be_an_answer(stage: Stage) -> None:
+async def test_what_waits_to_be_taken_in_is_taken_in_when_it_could_be_an_answer(stage: IndexScenario) -> None:
     """Entries wait in memory for others to be written with, unless somebody could be told of them."""
     await stage.say("nothing to do with it")
     await stage.find("kettle")
     taken: list[int] = []
-    take = stage.index._intake.take
+    take = stage.index._index_writer.index_entries
 
-    def count(entries: Sequence[Entry], agents: Mapping[str, str], position: int) -> Taken:
+    def count(entries: Sequence[Entry], agents: Mapping[str, str], position: int) -> IndexedBatch:
         taken.append(len(entries))
         return take(entries, agents, position)
 
-    stage.index._intake.take = count  # type: ignore[method-assign]
+    stage.index._index_writer.index_entries = count  # type: ignore[method-assign]
     await stage.say("not for ada", session="b", audience=("person:bob",))
     await stage.find("kettle")
     assert taken == []
@@ -169,37 +174,45 @@ async def test_what_waits_to_be_taken_in_is_taken_in_when_it_could_be_an_answer(
     await stage.say("the kettle is blue")
     assert (await stage.find("kettle"))[0] == "the kettle is blue"
     assert taken == [1, 1]
-    for number in range(index_module.TOGETHER):
+    for number in range(index_module.BATCH_ENTRIES):
         await stage.say(f"not for ada {number}", session="b", audience=("person:bob",))
     await stage.find("kettle")
-    assert taken == [1, 1, index_module.TOGETHER]
+    assert taken == [1, 1, index_module.BATCH_ENTRIES]
 
 
-async def test_whoever_may_see_everything_finds_where_all_words_stand_newest_first(stage: Stage) -> None:
+async def test_whoever_may_see_everything_finds_where_all_words_stand_newest_first(stage: IndexScenario) -> None:
     first = await stage.say("the dentist comes on Tuesdays")
     other = await stage.say("dentist", session="other/b", audience=("person:bob",))
     hidden = await stage.say("Tuesday is for the dentist", session="b", audience=())
     long = await stage.say("dentist " + "filler " * 400 + "tuesday", session="c")
     index, log = stage.index, stage.log
-    assert await index.holding(log, "TUESDAY, dentist!", limit=9) == [("c", long), ("b", hidden), ("s", first)]
-    assert await index.holding(log, "dentist", limit=3) == [("c", long), ("b", hidden), ("other/b", other)]
-    assert await index.holding(log, "rhinoceros dentist", limit=3) == []
-    assert await index.holding(log, "?!", limit=3) == []
+    assert await index.find_entries_with_words(log, "TUESDAY, dentist!", limit=9) == [
+        ("c", long),
+        ("b", hidden),
+        ("s", first),
+    ]
+    assert await index.find_entries_with_words(log, "dentist", limit=3) == [
+        ("c", long),
+        ("b", hidden),
+        ("other/b", other),
+    ]
+    assert await index.find_entries_with_words(log, "rhinoceros dentist", limit=3) == []
+    assert await index.find_entries_with_words(log, "?!", limit=3) == []
     chinese = await stage.say("我昨天在东京买了一只猫")
-    assert await index.holding(log, "东京", limit=3) == [("s", chinese)]
+    assert await index.find_entries_with_words(log, "东京", limit=3) == [("s", chinese)]
     assert {hit.text for hit in await index.search(log, "tuesday", agent=None, audience=None)} >= {
         "the dentist comes on Tuesdays",
         "Tuesday is for the dentist",
     }
 
 
-async def test_the_provider_finds_with_provenance_and_stores_nothing_itself(stage: Stage) -> None:
+async def test_the_provider_finds_with_provenance_and_stores_nothing_itself(stage: IndexScenario) -> None:
     seq = await stage.note("Ada's locker is 42")
     builtin = stage.provider()
-    query = Query(text="locker", agent="main", session="s", name="n", audience=ADA, person="ada")
+    query = MemoryQuery(text="locker", agent="main", session="s", name="n", audience=ADA, person="ada")
     (found,) = await builtin.find(query)
     assert (found.text, found.session, found.seq, found.key) == ("Ada's locker is 42", "s", seq, f"s:{seq}:note")
-    assert await builtin.store(Batch(name="n", items=())) == {}
+    assert await builtin.store(MemoryBatch(name="n", items=())) == {}
     assert [one.text for one in await builtin.search("locker", agent="main", audience=ADA)] == ["Ada's locker is 42"]
     assert await stage.provider("other").find(query) == ()
     assert await stage.provider("other").search("locker", agent="main", audience=ADA) == ()
@@ -208,12 +221,12 @@ async def test_the_provider_finds_with_provenance_and_stores_nothing_itself(stag
 # -- not found any more ------------------------------------------------------------------------------------------------
 
 
-async def test_erased_words_leave_no_byte(stage: Stage) -> None:
+async def test_erased_words_leave_no_byte(stage: IndexScenario) -> None:
     await stage.say("short one before")
     seq = await stage.say("xylophonecanary lives at quartzlane", name="Zebulon")
     await stage.say("short one after")
     assert len(await stage.find("xylophonecanary")) > 0
-    await stage.erase(seq)
+    await stage.erase_entries(seq)
     assert "xylophonecanary lives at quartzlane" not in await stage.find("xylophonecanary quartzlane")
     left = stage.files().lower()  # while it is in use: nobody waits for a restart
     for canary in (b"xylophonecanary", b"xylophon", b"quartzlane", b"quartzlan", b"zebulon"):
@@ -221,43 +234,45 @@ async def test_erased_words_leave_no_byte(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("by", ["itself", "another process"])
-async def test_what_is_kept_in_memory_is_what_stands_in_the_file_after_an_erasure(stage: Stage, by: str) -> None:
+async def test_what_is_kept_in_memory_is_what_stands_in_the_file_after_an_erasure(
+    stage: IndexScenario, by: str
+) -> None:
     first = await stage.say("which harbour does the ferry leave from?", who="bob")
     await stage.say("from the old one")
     await stage.say("the ferry is late", session="t")
-    other = Index(stage.path, inline=True, embeddings="table")
+    other = MemoryIndex(stage.path, inline=True, embeddings="table")
 
-    async def found(index: Index) -> list[tuple[str, float]]:
+    async def found(index: MemoryIndex) -> list[tuple[str, float]]:
         hits = await index.search(stage.log, "ferry harbour", agent="main", audience=ADA)
         return [(hit.text, hit.score) for hit in hits]
 
     before = await found(stage.index)
-    await stage.erase(first)
+    await stage.erase_entries(first)
     if by == "another process":
         await other.catch_up(stage.log)
     after = await found(stage.index)
-    anew = Index(stage.path, inline=True, embeddings="table")
+    anew = MemoryIndex(stage.path, inline=True, embeddings="table")
     assert after == await found(anew)
     assert dict(after)["from the old one"] < dict(before)["from the old one"]
     await other.close()
     await anew.close()
 
 
-async def test_an_undone_turn_is_not_found_unless_it_is_to_be_answered_again(stage: Stage) -> None:
+async def test_an_undone_turn_is_not_found_unless_it_is_to_be_answered_again(stage: IndexScenario) -> None:
     heard = await stage.say("penguins are nice")
-    op = await stage.begin(heard)
+    op = await stage.begin_operation(heard)
     await stage.say("Penguins indeed", who="agent", op=op)
-    await stage.end(op)
+    await stage.end_operation(op)
     assert len(await stage.find("penguins")) == 2
     await stage.undo(op, again=True)
     assert await stage.find("penguins") == ["penguins are nice"]
-    op = await stage.begin(heard)
-    await stage.end(op)
+    op = await stage.begin_operation(heard)
+    await stage.end_operation(op)
     await stage.undo(op)
     assert await stage.find("penguins") == []
 
 
-async def test_a_newer_fact_replaces_the_older_one(stage: Stage) -> None:
+async def test_a_newer_fact_replaces_the_older_one(stage: IndexScenario) -> None:
     first = await stage.note("favourite colour is red", fact="colour")
     second = await stage.note("favourite colour is blue", action="replace", fact="colour", supersedes=first)
     assert await stage.find("favourite colour") == ["favourite colour is blue"]
@@ -268,7 +283,7 @@ async def test_a_newer_fact_replaces_the_older_one(stage: Stage) -> None:
 # -- derived -----------------------------------------------------------------------------------------------------------
 
 
-async def contents(stage: Stage) -> list[object]:
+async def contents(stage: IndexScenario) -> list[object]:
     db = apsw.Connection(str(stage.path))
     items = db.execute("select session, seq, kind, author, name, state from items order by pos").fetchall()
     chunks = db.execute("select pos, self from chunks order by pos, id").fetchall()
@@ -285,7 +300,7 @@ async def contents(stage: Stage) -> list[object]:
     return [items, chunks, vectors, places, names, scopes]
 
 
-async def test_built_at_once_is_what_was_built_bit_by_bit(stage: Stage) -> None:
+async def test_built_at_once_is_what_was_built_bit_by_bit(stage: IndexScenario) -> None:
     first = await stage.say("one red apple", name="Ada")
     await stage.find("x")
     middle = await stage.say("and a pear", who="bob", name="Bob")
@@ -293,13 +308,13 @@ async def test_built_at_once_is_what_was_built_bit_by_bit(stage: Stage) -> None:
     await stage.find("x")
     old = await stage.note("pears are green", fact="pear")
     newer = await stage.note("pears are yellow", action="replace", fact="pear")
-    op = await stage.begin(first)
+    op = await stage.begin_operation(first)
     await stage.say("indeed", who="agent", op=op)
-    await stage.end(op)
+    await stage.end_operation(op)
     await stage.undo(op)
     await stage.say("第二 " * 500, session="t")
     await stage.find("x")
-    await stage.erase(middle, newer)
+    await stage.erase_entries(middle, newer)
     await stage.find("x")
     bit_by_bit = await contents(stage)
     await stage.index.rebuild()
@@ -310,7 +325,7 @@ async def test_built_at_once_is_what_was_built_bit_by_bit(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a database at all" * 400, None])
-async def test_a_damaged_file_is_built_anew(stage: Stage, damage: bytes | None) -> None:
+async def test_a_damaged_file_is_built_anew(stage: IndexScenario, damage: bytes | None) -> None:
     await stage.say("something to find again")
     await stage.find("something")
     await stage.index.close()
@@ -320,22 +335,22 @@ async def test_a_damaged_file_is_built_anew(stage: Stage, damage: bytes | None) 
         stage.path.write_bytes(whole)
     else:
         stage.path.write_bytes(damage)
-    stage.index = Index(stage.path, inline=True, embeddings=stage.embeddings)
+    stage.index = MemoryIndex(stage.path, inline=True, embeddings=stage.embeddings)
     assert await stage.find("something") == ["something to find again"]
 
 
-async def test_an_index_of_another_version_is_built_anew(stage: Stage) -> None:
+async def test_an_index_of_another_version_is_built_anew(stage: IndexScenario) -> None:
     await stage.say("something to find again")
     await stage.find("something")
     with stage.index._writer as db:
         db.execute("update meta set value = 'older' where key = 'version'")
         db.execute("drop table places")  # as an older one might not have had it
-    await stage.again()
+    await stage.reopen_index()
     assert await stage.find("something") == ["something to find again"]
 
 
 async def test_an_index_of_another_log_is_built_anew(tmp_path: Path) -> None:
-    first, second = Stage(tmp_path / "a"), Stage(tmp_path / "b")
+    first, second = IndexScenario(tmp_path / "a"), IndexScenario(tmp_path / "b")
     await first.say("only in the first")
     await first.say("also in the first")
     await first.find("first")
@@ -343,24 +358,26 @@ async def test_an_index_of_another_log_is_built_anew(tmp_path: Path) -> None:
     await second.say("only in the second")
     await second.index.close()
     (tmp_path / "b" / "index.db").write_bytes((tmp_path / "a" / "index.db").read_bytes())
-    second.index = Index(second.path, inline=True)
+    second.index = MemoryIndex(second.path, inline=True)
     assert await second.find("only first second") == ["only in the second"]
     await second.close()
 
 
 async def test_vectors_of_another_table_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(tmp_path)
+    stage = IndexScenario(tmp_path)
     await stage.say("I adopted a puppy last week.")
     assert await stage.find("which dog") == ["I adopted a puppy last week."]
     with apsw.Connection(str(stage.path)) as db:
         db.execute("update vectors set vector = zeroblob(length(vector))")
-    monkeypatch.setattr(table, "MODEL", table.MODEL + 1)
-    await stage.again()
+    monkeypatch.setattr(static_embeddings, "TABLE_VERSION", static_embeddings.TABLE_VERSION + 1)
+    await stage.reopen_index()
     assert await stage.find("which dog") == ["I adopted a puppy last week."]
     await stage.close()
 
 
-async def test_what_the_index_cannot_take_in_is_looked_through(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_index_cannot_take_in_is_looked_through(
+    stage: IndexScenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await stage.say("indexed teapot")
     await stage.find("teapot")
     await stage.say("a teapot that came later")
@@ -369,22 +386,22 @@ async def test_what_the_index_cannot_take_in_is_looked_through(stage: Stage, mon
     def full(*_: object) -> None:
         raise apsw.FullError("no room")
 
-    monkeypatch.setattr(Intake, "take", full)
+    monkeypatch.setattr(IndexWriter, "index_entries", full)
     assert set(await stage.find("teapot")) == {"indexed teapot", "a teapot that came later"}
-    await stage.erase(2)
+    await stage.erase_entries(2)
     assert await stage.find("teapot") == ["indexed teapot"]  # what was read before it was erased is not told stage
 
 
 async def test_scopes_that_were_not_asked_about_for_longest_leave_memory_first(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: IndexScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     people = [(f"person:p{number}",) for number in range(4)]
     for number, audience in enumerate(people):
         await stage.say(f"kettle {number}", session=f"s{number}", audience=audience)
         assert await stage.find("kettle", audience=audience) == [f"kettle {number}"]
-    kept = stage.index._meaning._kept()._shelves
+    kept = stage.index._embeddings._get_scope_cache()._scopes
     assert len(kept) == 4
-    monkeypatch.setattr(shelf_module, "ROOM_BYTES", 0)
+    monkeypatch.setattr(shelf_module, "MAX_CACHE_BYTES", 0)
     await stage.say("kettle 4", session="s4", audience=("person:p4",))
     assert await stage.find("kettle", audience=("person:p4",)) == ["kettle 4"]
     assert len(kept) == 1
@@ -392,15 +409,15 @@ async def test_scopes_that_were_not_asked_about_for_longest_leave_memory_first(
 
 
 async def test_a_large_scope_is_in_memory_before_it_is_asked_about(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: IndexScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(70):
         await stage.say(f"crate number {number}")
     while await stage.index.catch_up(stage.log):
         pass
-    monkeypatch.setattr(index_module, "LIGHT", 30)
-    await stage.index.warm()
-    (shelf,) = stage.index._meaning._kept()._shelves.values()
+    monkeypatch.setattr(index_module, "MAX_INLINE_CHUNKS", 30)
+    await stage.index.warm_cache()
+    (shelf,) = stage.index._embeddings._get_scope_cache()._scopes.values()
     assert shelf.used == 60
     await stage.say("the kettle is blue")
     assert (await stage.find("kettle"))[0] == "the kettle is blue"
@@ -409,9 +426,9 @@ async def test_a_large_scope_is_in_memory_before_it_is_asked_about(
 
 async def test_whoever_searches_while_others_write_finds_what_there_is_and_nothing_erased(tmp_path: Path) -> None:
     """With threads, as in use: searches on the loop, writes beside it."""
-    stage = Stage(tmp_path)
+    stage = IndexScenario(tmp_path)
     await stage.index.close()
-    stage.index = Index(stage.path, embeddings="table")
+    stage.index = MemoryIndex(stage.path, embeddings="table")
     said: dict[int, str] = {}
     erased: set[str] = set()
 
@@ -421,7 +438,7 @@ async def test_whoever_searches_while_others_write_finds_what_there_is_and_nothi
         if number % 4 == 0:
             seq, victim = next(iter(said.items()))
             del said[seq]
-            await stage.erase(seq)
+            await stage.erase_entries(seq)
             erased.add(victim)
 
     async def search(number: int) -> None:
@@ -437,9 +454,9 @@ async def test_whoever_searches_while_others_write_finds_what_there_is_and_nothi
 
 
 async def test_far_behind_the_newest_of_this_session_is_found_all_the_same(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: IndexScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_module, "TAIL", 5)
+    monkeypatch.setattr(index_module, "MAX_UNINDEXED_ENTRIES", 5)
     for number in range(20):
         await stage.say(f"message {number}")
     await stage.say("the kettle is blue")

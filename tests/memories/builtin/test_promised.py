@@ -8,12 +8,12 @@ import pytest
 
 from bench.recall import fresh, quality, speed
 from bench.recall.data import ABSENT, DATA, beam, locomo
-from everhold.memories.builtin import encoder
-from everhold.memories.builtin.meaning import Use
+from everhold.memories.builtin import onnx_embeddings
+from everhold.memories.builtin.embeddings import EmbeddingsMode
 
 pytestmark = pytest.mark.prove
 SETS = {"LoCoMo": locomo, "BEAM": beam}
-PROMISED: dict[tuple[str, Use], tuple[float, float]] = {
+PROMISED: dict[tuple[str, EmbeddingsMode], tuple[float, float]] = {
     ("LoCoMo", "table"): (0.76, 0.86),
     ("LoCoMo", "auto"): (0.80, 0.89),
     ("BEAM", "table"): (0.54, 0.0),
@@ -23,8 +23,8 @@ PROMISED: dict[tuple[str, Use], tuple[float, float]] = {
 
 
 @pytest.mark.parametrize("name, use", PROMISED)
-def test_as_much_is_found_as_is_promised(name: str, use: Use) -> None:
-    if use == "auto" and not encoder.available():
+def test_as_much_is_found_as_is_promised(name: str, use: EmbeddingsMode) -> None:
+    if use == "auto" and not onnx_embeddings.is_available():
         pytest.skip("needs the weights of the extra [embeddings]")
     talks = SETS[name](DATA)
     if not talks:

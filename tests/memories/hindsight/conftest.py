@@ -9,7 +9,7 @@ import pytest
 from everhold.memories.hindsight.plugin import factory
 from everhold.memories.hindsight.provider import HindsightMemory
 from everhold.testing.services.hindsight import HindsightService
-from tests.memories.material import context
+from tests.memories.memory_items import make_context
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def make(service: HindsightService, tmp_path: Path) -> AsyncIterator[Make]
 
     def build(*, agent: str = "main", **settings: Any) -> HindsightMemory:
         given = {"base_url": service.url, "deadline_seconds": 5.0, "confirm_seconds": 0.2, **settings}
-        memory = factory(factory.Settings.model_validate(given), context(tmp_path, agent=agent))
+        memory = factory(factory.Settings.model_validate(given), make_context(tmp_path, agent=agent))
         made.append(memory)
         return memory
 

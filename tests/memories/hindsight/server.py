@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx2
 
-from everhold.testing.services.embeddings import Embeddings
+from everhold.testing.services.embeddings import EmbeddingsService
 
 INSTALLED = Path(__file__).parents[3] / ".hindsight" / "bin" / "hindsight-api"
 DIMENSIONS = 384
@@ -124,7 +124,7 @@ def running(program: Path) -> Iterator[Server]:
         database = Database(pg0, home)
         database.run("start", "--port", str(database.port))
         try:
-            with Embeddings(dimensions=DIMENSIONS).threaded() as embeddings:
+            with EmbeddingsService(dimensions=DIMENSIONS).threaded() as embeddings:
                 server = Server(program, home, database.url, embeddings.url)
                 try:
                     server.start()

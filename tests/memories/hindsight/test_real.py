@@ -11,12 +11,12 @@ import pytest
 
 from everhold.errors import InDoubt, Transient
 from everhold.memories.hindsight.plugin import factory
-from everhold.memories.hindsight.provider import HindsightMemory, document_id
-from everhold.ports.memory import Batch
-from everhold.testing.conformance import CHECKS, Scene
-from everhold.testing.conformance.run import check
+from everhold.memories.hindsight.provider import HindsightMemory, make_document_id
+from everhold.ports.memory import MemoryBatch
+from everhold.testing.conformance import CHECKS, ProviderScenario
+from everhold.testing.conformance.run import run_check
 from tests.memories.hindsight.server import HOW, Server, program, running
-from tests.memories.material import context, exchange, note
+from tests.memories.memory_items import make_context, make_exchange, make_note
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(1800)]
 
@@ -32,7 +32,7 @@ def server() -> Iterator[Server]:
 
 def memory(server: Server, directory: Path, *, agent: str = "main", **more: Any) -> HindsightMemory:
     given = {"base_url": server.url, "deadline_seconds": 30.0, "confirm_seconds": 30.0, **more}
-    return factory(factory.Settings.model_validate(given), context(directory, agent=agent))
+    return factory(factory.Settings.model_validate(given), make_context(directory, agent=agent))
 
 
 async def test_the_real_server_passes_the_suite_of_any_provider(server: Server, tmp_path: Path) -> None:
@@ -44,8 +44,8 @@ async def test_the_real_server_passes_the_suite_of_any_provider(server: Server, 
     outcomes = []
     for name in CHECKS:
         # it may think for a while about each thing
-        scene = Scene(tmp_path / name, make, seconds=60.0, patience=60.0)
-        outcomes.append(await check(name, scene, most=600.0))
+        scene = ProviderScenario(tmp_path / name, make, seconds=60.0, patience=60.0)
+        outcomes.append(await run_check(name, scene, most=600.0))
         made += 1  # the next check's banks are new
     failed = {it.check: it.reason for it in outcomes if it.state == "failed"}
     assert not failed
@@ -54,11 +54,13 @@ async def test_the_real_server_passes_the_suite_of_any_provider(server: Server, 
 
 async def test_a_kill_of_the_real_server_loses_and_doubles_nothing(server: Server, tmp_path: Path) -> None:
     mine = memory(server, tmp_path, bank="killed", confirm=False)
-    items = [exchange(number * 10, f"word {number}", "yes") for number in range(1, 7)] + [note(99, "likes tea")]
+    items = [make_exchange(number * 10, f"word {number}", "yes") for number in range(1, 7)] + [
+        make_note(99, "likes tea")
+    ]
     try:
         for number, item in enumerate(items):
             for attempt in range(30):
-                writing = asyncio.create_task(mine.store(Batch(name="room", items=(item,))))
+                writing = asyncio.create_task(mine.store(MemoryBatch(name="room", items=(item,))))
                 if number % 3 == 1 and not attempt:
                     await asyncio.sleep(0.02 * number)  # on its way, or done, or neither
                     server.kill()
@@ -70,9 +72,9 @@ async def test_a_kill_of_the_real_server_loses_and_doubles_nothing(server: Serve
             else:
                 raise AssertionError(f"{item.key} was never taken")
         async with asyncio.timeout(120):
-            while set(await mine.probe(Batch(name="room", items=tuple(items)))) != {item.key for item in items}:  # noqa: ASYNC110
+            while set(await mine.probe(MemoryBatch(name="room", items=tuple(items)))) != {item.key for item in items}:  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
-        listed = await mine.client.documents("killed", "session:s1")
-        assert sorted(one.id for one in listed) == sorted(document_id(item.key) for item in items)
+        listed = await mine.client.list_documents("killed", "session:s1")
+        assert sorted(one.id for one in listed) == sorted(make_document_id(item.key) for item in items)
     finally:
         await mine.close()

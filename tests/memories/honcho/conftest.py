@@ -9,7 +9,7 @@ import pytest
 from everhold.memories.honcho.plugin import factory
 from everhold.memories.honcho.provider import HonchoMemory
 from everhold.testing.services.honcho import HonchoService
-from tests.memories.material import context
+from tests.memories.memory_items import make_context
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def make(service: HonchoService, tmp_path: Path) -> AsyncIterator[Make]:
             "visible_seconds": 0.0,
             **settings,
         }
-        memory = factory(factory.Settings.model_validate(given), context(tmp_path, agent=agent))
+        memory = factory(factory.Settings.model_validate(given), make_context(tmp_path, agent=agent))
         made.append(memory)
         return memory
 

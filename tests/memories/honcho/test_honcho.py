@@ -6,12 +6,20 @@ import pytest
 from msgspec.structs import replace
 
 from everhold.core.entries import Stamp
-from everhold.errors import EverholdError, InDoubt, Partial, Refused, Transient
-from everhold.memories.honcho.provider import LONGEST_MESSAGE, HonchoMemory
-from everhold.ports.memory import Retraction
+from everhold.errors import EverholdError, InDoubt, PartiallyDone, Refused, Transient
+from everhold.memories.honcho.provider import MAX_MESSAGE_CHARS, HonchoMemory
+from everhold.ports.memory import MemoryRetraction
 from everhold.testing.services.honcho import HonchoService
 from tests.memories.honcho.conftest import Make
-from tests.memories.material import batch, deliver, exchange, note, query, retraction, tool_context
+from tests.memories.memory_items import (
+    deliver,
+    make_batch,
+    make_exchange,
+    make_note,
+    make_query,
+    make_retraction,
+    make_tool_context,
+)
 
 HERE = "agent-main-fake-dm-1"
 
@@ -20,7 +28,7 @@ HERE = "agent-main-fake-dm-1"
 
 
 async def test_an_exchange_becomes_its_speakers_messages(memory: HonchoMemory, service: HonchoService) -> None:
-    remotes = await memory.store(batch(exchange(4, "I grow tea", "Which kind?")))
+    remotes = await memory.store(make_batch(make_exchange(4, "I grow tea", "Which kind?")))
     theirs, ours = service.state.messages
     assert (theirs["peer_id"], theirs["content"]) == ("ada", "I grow tea")
     assert (ours["peer_id"], ours["content"]) == ("main", "Which kind?")
@@ -30,40 +38,40 @@ async def test_an_exchange_becomes_its_speakers_messages(memory: HonchoMemory, s
 
 
 async def test_a_batch_is_one_request_and_keeps_its_order(memory: HonchoMemory, service: HonchoService) -> None:
-    await memory.store(batch(*(exchange(op, f"say {op}", f"hear {op}") for op in range(1, 21))))
+    await memory.store(make_batch(*(make_exchange(op, f"say {op}", f"hear {op}") for op in range(1, 21))))
     assert service.texts(HERE) == [f"{verb} {op}" for op in range(1, 21) for verb in ("say", "hear")]
-    assert len(service.seen("/messages$", "POST")) == 1
+    assert len(service.find_requests("/messages$", "POST")) == 1
 
 
 async def test_a_text_too_long_for_one_message_arrives_whole(memory: HonchoMemory, service: HonchoService) -> None:
     text = "word " * 30_000
-    await memory.store(batch(exchange(1, text, "long")))
-    assert max(len(part) for part in service.texts(HERE)) <= LONGEST_MESSAGE
+    await memory.store(make_batch(make_exchange(1, text, "long")))
+    assert max(len(part) for part in service.texts(HERE)) <= MAX_MESSAGE_CHARS
     assert "".join(service.texts(HERE)[:-1]) == text
-    assert set(await memory.probe(batch(exchange(1, text, "long")))) == {"s1:1"}
+    assert set(await memory.probe(make_batch(make_exchange(1, text, "long")))) == {"s1:1"}
 
 
 async def test_an_exchange_of_more_messages_than_a_request_takes_is_completed_not_repeated(
     memory: HonchoMemory, service: HonchoService
 ) -> None:
-    whole = batch(exchange(1, "word " * 600_000, "done"))
-    service.fault("refuse", "/messages$", skip=1, status=429)
+    whole = make_batch(make_exchange(1, "word " * 600_000, "done"))
+    service.plan_fault("refuse", "/messages$", skip=1, status=429)
     assert await deliver(memory, whole) == 2
     assert "".join(service.texts(HERE)[:-1]) == "word " * 600_000
 
 
 async def test_nothing_said_sends_nothing(memory: HonchoMemory, service: HonchoService) -> None:
-    silent = batch(exchange(1, " ", ""))
+    silent = make_batch(make_exchange(1, " ", ""))
     assert await memory.store(silent) == {"s1:1": ""}
     assert await memory.probe(silent) == ["s1:1"]
     assert service.state.created == []
 
 
 async def test_two_people_in_one_thread_are_two_peers(memory: HonchoMemory, service: HonchoService) -> None:
-    turns = [exchange(op, f"turn {op}", "yes", who=("ada", "bob")[op % 2], room="club") for op in range(1, 7)]
-    await memory.store(batch(*turns[:3]))
+    turns = [make_exchange(op, f"turn {op}", "yes", who=("ada", "bob")[op % 2], room="club") for op in range(1, 7)]
+    await memory.store(make_batch(*turns[:3]))
     await memory.close()
-    await memory.store(batch(*turns[3:]))
+    await memory.store(make_batch(*turns[3:]))
     spoken = [(row["peer_id"], row["content"]) for row in service.state.messages if row["peer_id"] != "main"]
     assert spoken == [(("ada", "bob")[op % 2], f"turn {op}") for op in range(1, 7)]
 
@@ -82,13 +90,15 @@ async def test_two_people_in_one_thread_are_two_peers(memory: HonchoMemory, serv
 async def test_people_are_the_peers_the_settings_make_them(
     make: Make, service: HonchoService, settings: dict[str, object], peer: str
 ) -> None:
-    await make(**settings).store(batch(exchange(1, "hello")))
+    await make(**settings).store(make_batch(make_exchange(1, "hello")))
     assert service.state.messages[0]["peer_id"] == peer
 
 
 async def test_nobody_is_taken_for_the_agent_or_for_somebody_s_alias(make: Make, service: HonchoService) -> None:
     memory = make(user_peer_aliases={"1001": "ada"})
-    await memory.store(batch(exchange(1, "I am called main", who="main"), exchange(2, "and I ada", who="ada")))
+    await memory.store(
+        make_batch(make_exchange(1, "I am called main", who="main"), make_exchange(2, "and I ada", who="ada"))
+    )
     peers = [row["peer_id"] for row in service.state.messages]
     assert len(set(peers)) == 2
     assert not {"main", "ada"} & set(peers)
@@ -98,68 +108,72 @@ async def test_nobody_is_taken_for_the_agent_or_for_somebody_s_alias(make: Make,
 
 
 async def test_notes_become_conclusions_about_whoever_was_there(memory: HonchoMemory, service: HonchoService) -> None:
-    remotes = await memory.store(batch(note(3, "likes oolong"), note(5, "is shy")))
+    remotes = await memory.store(make_batch(make_note(3, "likes oolong"), make_note(5, "is shy")))
     rows = service.state.conclusions
     assert [(row["observer_id"], row["observed_id"], row["session_id"]) for row in rows] == [("main", "ada", HERE)] * 2
     assert remotes == {"s1:3:note": rows[0]["id"], "s1:5:note": rows[1]["id"]}
 
 
 async def test_replacing_and_removing_follow_the_note(memory: HonchoMemory, service: HonchoService) -> None:
-    await memory.store(batch(note(1, "lives in Rome"), note(2, "has a cat")))
-    moved = batch(
-        note(3, "lives in Oslo", action="replace", supersedes="s1:1:note"), replaced={"s1:1:note": "lives in Rome"}
+    await memory.store(make_batch(make_note(1, "lives in Rome"), make_note(2, "has a cat")))
+    moved = make_batch(
+        make_note(3, "lives in Oslo", action="replace", supersedes="s1:1:note"), replaced={"s1:1:note": "lives in Rome"}
     )
     assert await memory.probe(moved) == []
     await memory.store(moved)
     await memory.store(moved)
-    assert sorted(service.concluded()) == ["has a cat", "lives in Oslo"]
-    gone = batch(note(4, "has a cat", action="remove", fact="f2"))
+    assert sorted(service.list_conclusion_texts()) == ["has a cat", "lives in Oslo"]
+    gone = make_batch(make_note(4, "has a cat", action="remove", fact="f2"))
     await memory.store(gone)
-    assert service.concluded() == ["lives in Oslo"]
+    assert service.list_conclusion_texts() == ["lives in Oslo"]
     assert await memory.probe(gone) == ["s1:4:note"]
 
 
 async def test_a_replacement_cut_in_half_is_completed(memory: HonchoMemory, service: HonchoService) -> None:
-    await memory.store(batch(note(1, "lives in Rome")))
-    moved = batch(
-        note(3, "lives in Oslo", action="replace", supersedes="s1:1:note"), replaced={"s1:1:note": "lives in Rome"}
+    await memory.store(make_batch(make_note(1, "lives in Rome")))
+    moved = make_batch(
+        make_note(3, "lives in Oslo", action="replace", supersedes="s1:1:note"), replaced={"s1:1:note": "lives in Rome"}
     )
-    service.fault("refuse", "/conclusions/", method="DELETE")
+    service.plan_fault("refuse", "/conclusions/", method="DELETE")
     await deliver(memory, moved)
-    assert service.concluded() == ["lives in Oslo"]
+    assert service.list_conclusion_texts() == ["lives in Oslo"]
 
 
 async def test_nobody_takes_back_what_others_noted_in_the_same_words(
     memory: HonchoMemory, service: HonchoService
 ) -> None:
     for who, room in (("ada", ""), ("bob", ""), ("bob", "club")):
-        await memory.store(batch(note(2, "likes tea", who=who, room=room, session=f"{who}{room}"), name=f"{who}{room}"))
-    gone = batch(note(4, "likes tea", action="remove", who="bob", session="bob"), name="bob")
+        await memory.store(
+            make_batch(make_note(2, "likes tea", who=who, room=room, session=f"{who}{room}"), name=f"{who}{room}")
+        )
+    gone = make_batch(make_note(4, "likes tea", action="remove", who="bob", session="bob"), name="bob")
     assert await memory.probe(gone) == []
     await memory.store(gone)
     assert await memory.probe(gone) == ["bob:4:note"]
-    club = memory.peers.about(["chat:club"])[0]
+    club = memory.peers.list_subject_peers(["chat:club"])[0]
     assert [row["observed_id"] for row in service.state.conclusions] == ["ada", club]
-    undone = Retraction(key="ada:9:retract", session="ada", agent="main", keys=("ada:2:note",))
-    await memory.store(batch(undone, name="ada"))
+    undone = MemoryRetraction(key="ada:9:retract", session="ada", agent="main", keys=("ada:2:note",))
+    await memory.store(make_batch(undone, name="ada"))
     assert [row["observed_id"] for row in service.state.conclusions] == [club]
 
 
 async def test_what_several_heard_is_taken_back_from_all_of_them(memory: HonchoMemory, service: HonchoService) -> None:
     both = ("person:ada", "person:bob")
-    await memory.store(batch(replace(note(2, "is in Rome", fact="f1"), stamp=Stamp(audience=both))))
-    gone = batch(note(4, "", action="remove", fact="f1"), replaced={"f1": "is in Rome"})
+    await memory.store(make_batch(replace(make_note(2, "is in Rome", fact="f1"), stamp=Stamp(audience=both))))
+    gone = make_batch(make_note(4, "", action="remove", fact="f1"), replaced={"f1": "is in Rome"})
     await memory.store(replace(gone, heard_by={"f1": both}))
-    assert service.concluded() == []
+    assert service.list_conclusion_texts() == []
 
 
 async def test_what_was_undone_is_not_found_any_more(memory: HonchoMemory, service: HonchoService) -> None:
-    await memory.store(batch(exchange(1, "the code is 1234", "ok"), exchange(4, "the code is secret", "ok")))
-    undone = batch(retraction(9, 1))
+    await memory.store(
+        make_batch(make_exchange(1, "the code is 1234", "ok"), make_exchange(4, "the code is secret", "ok"))
+    )
+    undone = make_batch(make_retraction(9, 1))
     assert await memory.probe(undone) == []
     await memory.store(undone)
     assert await memory.probe(undone) == ["s1:9:retract"]
-    assert [found.text for found in await memory.find(query("the code"))] == ["the code is secret"]
+    assert [found.text for found in await memory.find(make_query("the code"))] == ["the code is secret"]
 
 
 # -- everything that goes wrong ----------------------------------------------------------------------------------------
@@ -172,27 +186,27 @@ FAULTS = ["after", "lose", "drop", "refuse", "hollow", "garbage", "empty"]
 async def test_whatever_becomes_of_the_answer_it_is_stored_once(
     memory: HonchoMemory, service: HonchoService, how: str, path: str
 ) -> None:
-    service.fault(how, path, method="POST", times=2)  # type: ignore[arg-type]
-    await deliver(memory, batch(exchange(1, "one", "two"), note(2, "three"), exchange(4, "four")))
+    service.plan_fault(how, path, method="POST", times=2)  # type: ignore[arg-type]
+    await deliver(memory, make_batch(make_exchange(1, "one", "two"), make_note(2, "three"), make_exchange(4, "four")))
     assert service.texts(HERE) == ["one", "two", "four"]
-    assert service.concluded() == ["three"]
+    assert service.list_conclusion_texts() == ["three"]
 
 
 @pytest.mark.parametrize("how", FAULTS)
 async def test_a_session_is_opened_once_whatever_becomes_of_the_answer(
     memory: HonchoMemory, service: HonchoService, how: str
 ) -> None:
-    service.fault(how, "/sessions$", times=2)  # type: ignore[arg-type]
-    service.fault(how, "/workspaces$", times=1)  # type: ignore[arg-type]
-    await deliver(memory, batch(note(1, "kept"), exchange(2, "said")))
+    service.plan_fault(how, "/sessions$", times=2)  # type: ignore[arg-type]
+    service.plan_fault(how, "/workspaces$", times=1)  # type: ignore[arg-type]
+    await deliver(memory, make_batch(make_note(1, "kept"), make_exchange(2, "said")))
     assert service.state.created == [HERE]
-    assert (service.texts(HERE), service.concluded()) == (["said"], ["kept"])
+    assert (service.texts(HERE), service.list_conclusion_texts()) == (["said"], ["kept"])
 
 
 async def test_the_sdk_itself_repeats_nothing(memory: HonchoMemory, service: HonchoService) -> None:
-    service.fault("after", "/messages$", times=None)
+    service.plan_fault("after", "/messages$", times=None)
     with pytest.raises(InDoubt):
-        await memory.store(batch(exchange(1, "once")))
+        await memory.store(make_batch(make_exchange(1, "once")))
     assert service.texts(HERE) == ["once"]
 
 
@@ -203,9 +217,9 @@ async def test_the_sdk_itself_repeats_nothing(memory: HonchoMemory, service: Hon
 async def test_what_the_service_says_tells_what_to_do(
     memory: HonchoMemory, service: HonchoService, status: int, expected: type[EverholdError]
 ) -> None:
-    service.fault("refuse", "/messages$", status=status, retry_after=7.0 if status == 429 else None)
+    service.plan_fault("refuse", "/messages$", status=status, retry_after=7.0 if status == 429 else None)
     with pytest.raises(expected) as caught:
-        await memory.store(batch(exchange(1, "hello")))
+        await memory.store(make_batch(make_exchange(1, "hello")))
     if isinstance(caught.value, Transient) and status == 429:
         assert caught.value.retry_after == 7.0
 
@@ -213,43 +227,43 @@ async def test_what_the_service_says_tells_what_to_do(
 async def test_a_service_that_is_not_there_was_told_nothing(memory: HonchoMemory, service: HonchoService) -> None:
     await service.stop()
     with pytest.raises(Transient):
-        await memory.store(batch(exchange(1, "hello")))
+        await memory.store(make_batch(make_exchange(1, "hello")))
     with pytest.raises(Transient):
-        await memory.find(query("hello"))
+        await memory.find(make_query("hello"))
     assert not (await memory.health()).well
     await service.start()
-    await deliver(memory, batch(exchange(1, "hello")))
+    await deliver(memory, make_batch(make_exchange(1, "hello")))
     assert service.texts(HERE) == ["hello"]
     assert (await memory.health()).well
 
 
 async def test_a_refusal_after_part_was_stored_is_doubt(memory: HonchoMemory, service: HonchoService) -> None:
-    service.fault("refuse", "/conclusions$", status=422)
-    with pytest.raises(Partial):
-        await memory.store(batch(exchange(1, "stored"), note(2, "not wanted")))
-    assert await memory.probe(batch(exchange(1, "stored"), note(2, "not wanted"))) == ["s1:1"]
+    service.plan_fault("refuse", "/conclusions$", status=422)
+    with pytest.raises(PartiallyDone):
+        await memory.store(make_batch(make_exchange(1, "stored"), make_note(2, "not wanted")))
+    assert await memory.probe(make_batch(make_exchange(1, "stored"), make_note(2, "not wanted"))) == ["s1:1"]
 
 
 async def test_a_connection_reset_while_idle_costs_no_message(memory: HonchoMemory, service: HonchoService) -> None:
     for op in range(1, 8):
-        service.fault("idle", times=1)
-        await deliver(memory, batch(exchange(op, f"turn {op}")))
+        service.plan_fault("idle", times=1)
+        await deliver(memory, make_batch(make_exchange(op, f"turn {op}")))
     assert service.texts(HERE) == [f"turn {op}" for op in range(1, 8)]
 
 
 async def test_a_session_somebody_deleted_is_opened_again(memory: HonchoMemory, service: HonchoService) -> None:
-    await memory.store(batch(note(1, "before")))
+    await memory.store(make_batch(make_note(1, "before")))
     service.state.sessions.clear()
     service.state.peers.clear()
-    await deliver(memory, batch(note(2, "after")))
-    assert service.concluded() == ["before", "after"]
+    await deliver(memory, make_batch(make_note(2, "after")))
+    assert service.list_conclusion_texts() == ["before", "after"]
 
 
 async def test_a_key_in_an_error_is_not_repeated(make: Make, service: HonchoService) -> None:
     memory = make(api_key="sk-very-secret")
     service.key = "another"
     with pytest.raises(Transient) as caught:
-        await memory.store(batch(exchange(1, "hello")))
+        await memory.store(make_batch(make_exchange(1, "hello")))
     assert "sk-very-secret" not in str(caught.value)
     assert caught.value.remedy
 
@@ -258,8 +272,8 @@ async def test_a_key_in_an_error_is_not_repeated(make: Make, service: HonchoServ
 
 
 async def test_what_was_said_and_concluded_is_found_with_its_origin(memory: HonchoMemory) -> None:
-    await memory.store(batch(exchange(4, "my tea garden is in Assam"), note(6, "has a tea garden")))
-    concluded, said = await memory.find(query("where is the tea garden"))
+    await memory.store(make_batch(make_exchange(4, "my tea garden is in Assam"), make_note(6, "has a tea garden")))
+    concluded, said = await memory.find(make_query("where is the tea garden"))
     assert concluded.text == "has a tea garden"
     assert (said.text, said.session, said.seq, said.person, said.key) == (
         "my tea garden is in Assam",
@@ -271,41 +285,41 @@ async def test_what_was_said_and_concluded_is_found_with_its_origin(memory: Honc
 
 
 async def test_recall_stays_within_its_company(memory: HonchoMemory) -> None:
-    await memory.store(batch(exchange(1, "my secret garden"), note(2, "a secret garden"), name="dm-ada"))
+    await memory.store(make_batch(make_exchange(1, "my secret garden"), make_note(2, "a secret garden"), name="dm-ada"))
     await memory.store(
-        batch(
-            exchange(1, "our secret garden", room="club", session="s2"),
-            note(2, "the club's secret", room="club", session="s2"),
+        make_batch(
+            make_exchange(1, "our secret garden", room="club", session="s2"),
+            make_note(2, "the club's secret", room="club", session="s2"),
             name="club",
         )
     )
-    assert {it.text for it in await memory.find(query("secret garden", name="dm-ada"))} == {
+    assert {it.text for it in await memory.find(make_query("secret garden", name="dm-ada"))} == {
         "my secret garden",
         "a secret garden",
     }
-    assert {it.text for it in await memory.find(query("secret garden", room="club", name="club"))} == {
+    assert {it.text for it in await memory.find(make_query("secret garden", room="club", name="club"))} == {
         "our secret garden",
         "the club's secret",
     }
-    assert await memory.find(query("secret garden", who="bob", name="dm-bob")) == []
-    assert await memory.find(query("secret garden", room="elsewhere", name="elsewhere")) == []
+    assert await memory.find(make_query("secret garden", who="bob", name="dm-bob")) == []
+    assert await memory.find(make_query("secret garden", room="elsewhere", name="elsewhere")) == []
 
 
 async def test_another_agent_recalls_nothing_unless_it_may(make: Make) -> None:
-    await make().store(batch(exchange(1, "for your ears")))
+    await make().store(make_batch(make_exchange(1, "for your ears")))
     other, sharing = make(agent="coder"), make(agent="coder", share_agents=True)
-    assert await other.find(query("ears", agent="coder", name="x")) == []
-    assert len(await sharing.find(query("ears", agent="coder", name="x"))) == 1
-    assert await sharing.find(query("ears", agent="main", name="x")) == ()
+    assert await other.find(make_query("ears", agent="coder", name="x")) == []
+    assert len(await sharing.find(make_query("ears", agent="coder", name="x"))) == 1
+    assert await sharing.find(make_query("ears", agent="main", name="x")) == ()
 
 
 async def test_looking_creates_nothing(memory: HonchoMemory, service: HonchoService) -> None:
-    await memory.find(query("anything"))
-    await memory.probe(batch(exchange(1, "x"), note(2, "y")))
+    await memory.find(make_query("anything"))
+    await memory.probe(make_batch(make_exchange(1, "x"), make_note(2, "y")))
     await memory.health()
     for tool in memory.tools():
         if tool.spec.name != "honcho_conclude":
-            await tool.run({"query": "x"}, tool_context())
+            await tool.run({"query": "x"}, make_tool_context())
     assert service.state.created == []
 
 
@@ -327,34 +341,36 @@ async def test_concluding_is_a_note_whatever_state_the_service_is_in(
 ) -> None:
     await service.stop()
     conclude = {tool.spec.name: tool for tool in memory.tools()}["honcho_conclude"]
-    result = await conclude.run({"conclusion": "likes tea"}, tool_context())
+    result = await conclude.run({"conclusion": "likes tea"}, make_tool_context())
     assert not result.error
     assert [it.text for it in result.notes] == ["likes tea"]
-    assert (await conclude.run({}, tool_context())).error
-    assert (await conclude.run({"conclusion": "a", "list": True}, tool_context())).error
+    assert (await conclude.run({}, make_tool_context())).error
+    assert (await conclude.run({"conclusion": "a", "list": True}, make_tool_context())).error
 
 
 async def test_the_tools_answer(memory: HonchoMemory, service: HonchoService) -> None:
-    await memory.store(batch(exchange(1, "I grow tea", "nice"), note(2, "grows tea")))
+    await memory.store(make_batch(make_exchange(1, "I grow tea", "nice"), make_note(2, "grows tea")))
     run = {tool.spec.name: tool.run for tool in memory.tools()}
-    assert "grows tea" in (await run["honcho_search"]({"query": "tea"}, tool_context())).text
-    assert "grows tea" in (await run["honcho_reasoning"]({"query": "who?"}, tool_context())).text
-    assert "I grow tea" in (await run["honcho_context"]({}, tool_context())).text
-    await run["honcho_profile"]({"card": ["tea"]}, tool_context())
-    assert (await run["honcho_profile"]({}, tool_context())).text == "tea"
-    listed = (await run["honcho_conclude"]({"list": True}, tool_context())).text
+    assert "grows tea" in (await run["honcho_search"]({"query": "tea"}, make_tool_context())).text
+    assert "grows tea" in (await run["honcho_reasoning"]({"query": "who?"}, make_tool_context())).text
+    assert "I grow tea" in (await run["honcho_context"]({}, make_tool_context())).text
+    await run["honcho_profile"]({"card": ["tea"]}, make_tool_context())
+    assert (await run["honcho_profile"]({}, make_tool_context())).text == "tea"
+    listed = (await run["honcho_conclude"]({"list": True}, make_tool_context())).text
     id_ = listed.partition(":")[0]
-    assert (await run["honcho_conclude"]({"delete_id": id_}, tool_context(who="bob"))).error
-    assert not (await run["honcho_conclude"]({"delete_id": id_}, tool_context())).error
-    assert service.concluded() == []
+    assert (await run["honcho_conclude"]({"delete_id": id_}, make_tool_context(who="bob"))).error
+    assert not (await run["honcho_conclude"]({"delete_id": id_}, make_tool_context())).error
+    assert service.list_conclusion_texts() == []
 
 
 async def test_the_tools_show_nobody_what_was_said_in_other_company(memory: HonchoMemory) -> None:
-    await memory.store(batch(exchange(1, "my tea secret"), note(2, "a tea secret"), name="dm"))
+    await memory.store(make_batch(make_exchange(1, "my tea secret"), make_note(2, "a tea secret"), name="dm"))
     for who, room in (("ada", "club"), ("bob", "")):
         for tool in memory.tools():
             if tool.spec.name != "honcho_conclude":
-                assert "secret" not in (await tool.run({"query": "tea"}, tool_context(who, room, session="s9"))).text
+                assert (
+                    "secret" not in (await tool.run({"query": "tea"}, make_tool_context(who, room, session="s9"))).text
+                )
 
 
 @pytest.mark.parametrize(
@@ -371,10 +387,10 @@ async def test_what_is_held_about_the_agent_itself_leads_from_no_chat_to_another
     memory: HonchoMemory, service: HonchoService, name: str, arguments: dict[str, object]
 ) -> None:
     service.state.cards["home", "main", "main"] = ["ada told a secret"]
-    await memory.store(batch(exchange(1, "hi", who="bob", session="s2"), name="dm-bob"))
+    await memory.store(make_batch(make_exchange(1, "hi", who="bob", session="s2"), name="dm-bob"))
     run = {tool.spec.name: tool.run for tool in memory.tools()}[name]
     for who, room in (("bob", ""), ("bob", "club")):
-        result = await run({"peer": "ai", **arguments}, tool_context(who, room, session="s2"))
+        result = await run({"peer": "ai", **arguments}, make_tool_context(who, room, session="s2"))
         assert result.error
         assert "one for everybody" in result.text
         assert "secret" not in result.text
@@ -384,16 +400,16 @@ async def test_what_is_held_about_the_agent_itself_leads_from_no_chat_to_another
 async def test_forgetting_deletes_what_can_be_and_names_what_cannot(
     memory: HonchoMemory, service: HonchoService
 ) -> None:
-    await memory.store(batch(exchange(1, "mine"), note(2, "a fact"), name="dm"))
-    await memory.store(batch(exchange(1, "ours", room="club", session="s2"), name="club"))
-    await memory.store(batch(exchange(3, "bob's", who="bob", room="club", session="s2"), name="club"))
+    await memory.store(make_batch(make_exchange(1, "mine"), make_note(2, "a fact"), name="dm"))
+    await memory.store(make_batch(make_exchange(1, "ours", room="club", session="s2"), name="club"))
+    await memory.store(make_batch(make_exchange(3, "bob's", who="bob", room="club", session="s2"), name="club"))
     exported = [found.text async for found in memory.export("ada")]
     assert exported == ["a fact", "mine", "ours"]
     forgotten = await memory.forget("ada")
     assert forgotten.deleted == 2
     assert len(forgotten.kept) == 1
     assert "club" in forgotten.kept[0]
-    assert service.concluded() == []
+    assert service.list_conclusion_texts() == []
     assert (service.texts("dm"), service.texts("club")) == ([], ["ours", "bob's"])
 
 
@@ -405,15 +421,21 @@ async def test_forgetting_one_of_several_who_share_a_peer_leaves_the_others(
 ) -> None:
     memory = make(**settings)
     for who in ("ada", "bob"):
-        mine = batch(exchange(1, f"{who}'s", who=who, session=who), note(2, f"fact of {who}", who=who), name=who)
+        mine = make_batch(
+            make_exchange(1, f"{who}'s", who=who, session=who), make_note(2, f"fact of {who}", who=who), name=who
+        )
         await memory.store(mine)
-    both = (exchange(1, "hers", session="s3"), exchange(3, "his", who="bob", session="s3"), note(5, "one's"))
-    await memory.store(batch(*both, name="both"))
+    both = (
+        make_exchange(1, "hers", session="s3"),
+        make_exchange(3, "his", who="bob", session="s3"),
+        make_note(5, "one's"),
+    )
+    await memory.store(make_batch(*both, name="both"))
     service.state.cards["home", "main", "we"] = ["tea"]
     assert [found.text async for found in memory.export("bob")] == ["fact of bob", "bob's", "his"]
     forgotten = await memory.forget("bob")
     assert forgotten.deleted == 2
-    assert sorted(service.concluded()) == ["fact of ada", "one's"]
+    assert sorted(service.list_conclusion_texts()) == ["fact of ada", "one's"]
     assert (service.texts("ada"), service.texts("bob"), service.texts("both")) == (["ada's"], [], ["hers", "his"])
     card, unclear, mixed = forgotten.kept
     assert card.startswith("the card of we")
@@ -423,9 +445,9 @@ async def test_forgetting_one_of_several_who_share_a_peer_leaves_the_others(
 
 
 async def test_forgetting_names_what_was_noted_in_company(memory: HonchoMemory, service: HonchoService) -> None:
-    await memory.store(batch(note(2, "ours", room="club", session="s2"), name="club"))
+    await memory.store(make_batch(make_note(2, "ours", room="club", session="s2"), name="club"))
     forgotten = await memory.forget("ada")
-    assert (forgotten.deleted, service.concluded()) == (0, ["ours"])
+    assert (forgotten.deleted, service.list_conclusion_texts()) == (0, ["ours"])
     assert forgotten.kept == ("1 conclusions of what was noted in company: whose notes they were is not told",)
 
 

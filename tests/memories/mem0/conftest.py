@@ -8,9 +8,9 @@ import pytest
 
 from everhold.memories.mem0.plugin import factory
 from everhold.memories.mem0.provider import Mem0Memory
-from everhold.testing.services.embeddings import Embeddings
+from everhold.testing.services.embeddings import EmbeddingsService
 from everhold.testing.services.mem0 import Mem0Service
-from tests.memories.material import context
+from tests.memories.memory_items import make_context
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def make(service: Mem0Service, tmp_path: Path) -> AsyncIterator[Make]:
             "confirm_seconds": 0.2,
             **settings,
         }
-        memory = factory(factory.Settings.model_validate(given), context(tmp_path, agent=agent))
+        memory = factory(factory.Settings.model_validate(given), make_context(tmp_path, agent=agent))
         made.append(memory)
         return memory
 
@@ -51,13 +51,13 @@ def memory(make: Make) -> Mem0Memory:
 
 
 @pytest.fixture
-async def embeddings() -> AsyncIterator[Embeddings]:
-    async with Embeddings() as service:
+async def embeddings() -> AsyncIterator[EmbeddingsService]:
+    async with EmbeddingsService() as service:
         yield service
 
 
 @pytest.fixture
-def local(make: Make, embeddings: Embeddings) -> Mem0Memory:
+def local(make: Make, embeddings: EmbeddingsService) -> Mem0Memory:
     """Mem0's own library in this process, with its vectors on disk."""
     model = {"openai_base_url": f"{embeddings.url}/v1", "api_key": "none"}
     config = {

@@ -8,16 +8,24 @@ import pytest
 
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
 from everhold.memories.mem0.provider import Mem0Memory
-from everhold.ports.platform import Delivery
-from everhold.testing.house import Diary
-from everhold.testing.services.embeddings import Embeddings
+from everhold.ports.platform import DeliveryGuarantee
+from everhold.testing.gateway import RecordingLogger
+from everhold.testing.services.embeddings import EmbeddingsService
 from everhold.testing.services.mem0 import Mem0Service
-from tests.memories.material import batch, deliver, exchange, note, query, retraction, tool_context
 from tests.memories.mem0.conftest import Make
+from tests.memories.memory_items import (
+    deliver,
+    make_batch,
+    make_exchange,
+    make_note,
+    make_query,
+    make_retraction,
+    make_tool_context,
+)
 
 
 async def test_every_exchange_and_note_is_a_memory_with_its_key(memory: Mem0Memory, service: Mem0Service) -> None:
-    whole = batch(exchange(1, "I grow tea", "Which?"), note(5, "likes oolong", fact="f1"))
+    whole = make_batch(make_exchange(1, "I grow tea", "Which?"), make_note(5, "likes oolong", fact="f1"))
     remotes = await memory.store(whole)
     first, second = service.state.memories.values()
     assert (first["memory"], first["user_id"]) == ("ada: I grow tea\n\nmain: Which?", "main")
@@ -31,48 +39,54 @@ async def test_every_exchange_and_note_is_a_memory_with_its_key(memory: Mem0Memo
 async def test_whatever_becomes_of_the_answer_it_is_stored_once(
     memory: Mem0Memory, service: Mem0Service, how: str
 ) -> None:
-    service.fault(how, "/v3/memories/add/", times=2)  # type: ignore[arg-type]
-    await deliver(memory, batch(exchange(1, "one"), note(2, "two"), exchange(3, "three")))
+    service.plan_fault(how, "/v3/memories/add/", times=2)  # type: ignore[arg-type]
+    await deliver(memory, make_batch(make_exchange(1, "one"), make_note(2, "two"), make_exchange(3, "three")))
     assert service.texts() == ["ada: one", "two", "ada: three"]
 
 
 async def test_what_was_carried_out_twice_is_deleted_once_it_is_noticed(
     memory: Mem0Memory, service: Mem0Service
 ) -> None:
-    service.fault("twice", "/v3/memories/add/")
-    await memory.store(batch(exchange(1, "once")))
+    service.plan_fault("twice", "/v3/memories/add/")
+    await memory.store(make_batch(make_exchange(1, "once")))
     assert service.texts() == ["ada: once"]
-    assert isinstance(memory.log, Diary)
-    assert memory.log.of("memory.doubled")
+    assert isinstance(memory.log, RecordingLogger)
+    assert memory.log.find_events("memory.doubled")
 
 
 async def test_accepted_is_not_stored(memory: Mem0Memory, service: Mem0Service) -> None:
-    service.holding = True
+    service.holds_events = True
     with pytest.raises(InDoubt, match="not stored it yet"):
-        await memory.store(batch(exchange(1, "slow")))
-    service.work()
-    assert list(await memory.probe(batch(exchange(1, "slow")))) == ["s1:1"]
+        await memory.store(make_batch(make_exchange(1, "slow")))
+    service.process_events()
+    assert list(await memory.probe(make_batch(make_exchange(1, "slow")))) == ["s1:1"]
 
 
 async def test_an_event_that_failed_is_sent_again(memory: Mem0Memory, service: Mem0Service) -> None:
-    service.breaking = 2
-    assert await deliver(memory, batch(exchange(1, "in the end"))) == 3
+    service.failures_left = 2
+    assert await deliver(memory, make_batch(make_exchange(1, "in the end"))) == 3
     assert service.texts() == ["ada: in the end"]
 
 
 async def test_with_inference_nobody_can_tell(make: Make) -> None:
-    assert make(infer=True).delivery is Delivery.BLIND
-    assert make().delivery is Delivery.PROBE
+    assert make(infer=True).delivery is DeliveryGuarantee.BLIND
+    assert make().delivery is DeliveryGuarantee.PROBE
 
 
 async def test_replacing_removing_and_undoing_follow_the_log(memory: Mem0Memory, service: Mem0Service) -> None:
-    await memory.store(batch(note(1, "lives in Rome", fact="f1"), note(2, "has a cat"), exchange(4, "secret")))
-    moved = batch(note(5, "lives in Oslo", action="replace", supersedes="s1:1:note", fact="f1"))
+    await memory.store(
+        make_batch(make_note(1, "lives in Rome", fact="f1"), make_note(2, "has a cat"), make_exchange(4, "secret"))
+    )
+    moved = make_batch(make_note(5, "lives in Oslo", action="replace", supersedes="s1:1:note", fact="f1"))
     await memory.store(moved)
     await memory.store(moved)
-    await memory.store(batch(note(6, "has a cat", action="remove", supersedes="s1:2:note"), retraction(7, 4)))
+    await memory.store(
+        make_batch(make_note(6, "has a cat", action="remove", supersedes="s1:2:note"), make_retraction(7, 4))
+    )
     assert service.texts() == ["lives in Oslo"]
-    await memory.store(batch(note(3, "lives in Kyoto", action="replace", fact="f1", session="s2"), name="other"))
+    await memory.store(
+        make_batch(make_note(3, "lives in Kyoto", action="replace", fact="f1", session="s2"), name="other")
+    )
     assert service.texts() == ["lives in Kyoto"]
 
 
@@ -83,9 +97,9 @@ async def test_replacing_removing_and_undoing_follow_the_log(memory: Mem0Memory,
 async def test_what_the_service_says_tells_what_to_do(
     memory: Mem0Memory, service: Mem0Service, status: int, expected: type[EverholdError]
 ) -> None:
-    service.fault("refuse", "/v3/memories/add/", status=status, retry_after=7.0 if status == 429 else None)
+    service.plan_fault("refuse", "/v3/memories/add/", status=status, retry_after=7.0 if status == 429 else None)
     with pytest.raises(expected) as caught:
-        await memory.store(batch(exchange(1, "hello")))
+        await memory.store(make_batch(make_exchange(1, "hello")))
     if isinstance(caught.value, Transient) and status == 429:
         assert caught.value.retry_after == 7.0
 
@@ -93,12 +107,12 @@ async def test_what_the_service_says_tells_what_to_do(
 async def test_a_service_that_is_not_there_was_told_nothing(memory: Mem0Memory, service: Mem0Service) -> None:
     await service.stop()
     with pytest.raises(Transient):
-        await memory.store(batch(exchange(1, "hello")))
+        await memory.store(make_batch(make_exchange(1, "hello")))
     with pytest.raises(Transient):
-        await memory.find(query("hello"))
+        await memory.find(make_query("hello"))
     assert not (await memory.health()).well
     await service.start()
-    await deliver(memory, batch(exchange(1, "hello")))
+    await deliver(memory, make_batch(make_exchange(1, "hello")))
     assert service.texts() == ["ada: hello"]
     assert (await memory.health()).well
 
@@ -106,17 +120,17 @@ async def test_a_service_that_is_not_there_was_told_nothing(memory: Mem0Memory, 
 async def test_a_wrong_key_waits_for_the_right_one_and_is_not_repeated(make: Make, service: Mem0Service) -> None:
     service.key = "right-key"
     with pytest.raises(Transient) as caught:
-        await make(api_key="wrong-key-here").store(batch(exchange(1, "hello")))
+        await make(api_key="wrong-key-here").store(make_batch(make_exchange(1, "hello")))
     assert "wrong-key-here" not in str(caught.value)
-    await make(api_key="right-key").store(batch(exchange(1, "hello")))
+    await make(api_key="right-key").store(make_batch(make_exchange(1, "hello")))
     assert service.texts() == ["ada: hello"]
 
 
 async def test_recall_stays_within_its_company(make: Make, service: Mem0Service) -> None:
     memory = make()
-    await memory.store(batch(exchange(4, "my secret garden"), name="dm"))
-    await memory.store(batch(exchange(1, "our secret garden", room="club", session="s2"), name="club"))
-    (mine,) = await memory.find(query("secret garden"))
+    await memory.store(make_batch(make_exchange(4, "my secret garden"), name="dm"))
+    await memory.store(make_batch(make_exchange(1, "our secret garden", room="club", session="s2"), name="club"))
+    (mine,) = await memory.find(make_query("secret garden"))
     assert (mine.text, mine.session, mine.seq, mine.person, mine.key) == (
         "ada: my secret garden",
         "s1",
@@ -124,12 +138,12 @@ async def test_recall_stays_within_its_company(make: Make, service: Mem0Service)
         "ada",
         "s1:4",
     )
-    assert [it.text for it in await memory.find(query("secret garden", room="club"))] == ["ada: our secret garden"]
-    assert await memory.find(query("secret garden", who="bob")) == []
-    assert await make(agent="coder").find(query("secret garden", agent="coder")) == []
+    assert [it.text for it in await memory.find(make_query("secret garden", room="club"))] == ["ada: our secret garden"]
+    assert await memory.find(make_query("secret garden", who="bob")) == []
+    assert await make(agent="coder").find(make_query("secret garden", agent="coder")) == []
     # a user for each: what others put there is theirs, and still nobody else's
     each = make(user="{person}")
-    await each.store(batch(exchange(6, "a new secret", who="bob", session="s3")))
+    await each.store(make_batch(make_exchange(6, "a new secret", who="bob", session="s3")))
     service.state.memories["theirs"] = {
         "id": "theirs",
         "memory": "an old secret",
@@ -137,23 +151,26 @@ async def test_recall_stays_within_its_company(make: Make, service: Mem0Service)
         "metadata": {},
         "created_at": None,
     }
-    assert [it.text for it in await each.find(query("secret", who="bob"))] == ["bob: a new secret", "an old secret"]
-    assert await each.find(query("secret")) == []
+    assert [it.text for it in await each.find(make_query("secret", who="bob"))] == [
+        "bob: a new secret",
+        "an old secret",
+    ]
+    assert await each.find(make_query("secret")) == []
 
 
 async def test_the_tools_carry_the_names_people_know_and_answer(memory: Mem0Memory) -> None:
     run = {tool.spec.name: tool.run for tool in memory.tools()}
     assert list(run) == ["mem0_search", "mem0_add"]
-    kept = await run["mem0_add"]({"content": "likes tea"}, tool_context())
+    kept = await run["mem0_add"]({"content": "likes tea"}, make_tool_context())
     assert [it.text for it in kept.notes] == ["likes tea"]
-    await memory.store(batch(exchange(1, "I grow tea")))
-    assert "I grow tea" in (await run["mem0_search"]({"query": "tea"}, tool_context())).text
-    assert "grow" not in (await run["mem0_search"]({"query": "tea"}, tool_context("bob"))).text
-    assert (await run["mem0_search"]({}, tool_context())).error
+    await memory.store(make_batch(make_exchange(1, "I grow tea")))
+    assert "I grow tea" in (await run["mem0_search"]({"query": "tea"}, make_tool_context())).text
+    assert "grow" not in (await run["mem0_search"]({"query": "tea"}, make_tool_context("bob"))).text
+    assert (await run["mem0_search"]({}, make_tool_context())).error
 
 
 async def test_forgetting_deletes_what_was_said_alone(memory: Mem0Memory, service: Mem0Service) -> None:
-    await memory.store(batch(exchange(1, "mine"), exchange(3, "ours", room="club")))
+    await memory.store(make_batch(make_exchange(1, "mine"), make_exchange(3, "ours", room="club")))
     assert [found.text async for found in memory.export("ada")] == ["ada: mine"]
     forgotten = await memory.forget("ada")
     assert forgotten.deleted == 1
@@ -163,21 +180,21 @@ async def test_forgetting_deletes_what_was_said_alone(memory: Mem0Memory, servic
 
 async def test_an_agent_and_a_person_whose_names_run_together_are_told_apart(make: Make, service: Mem0Service) -> None:
     hers, his = make(agent="a-b", user="{agent}-{person}"), make(agent="a", user="{agent}-{person}")
-    assert hers.user(("person:c",)) == "a-b-c"
-    assert his.user(("person:b-c",)) != "a-b-c"
-    await hers.store(batch(exchange(1, "hers", who="c", agent="a-b")))
-    await his.store(batch(exchange(1, "his", who="b-c", agent="a", session="s2")))
+    assert hers.get_user_id(("person:c",)) == "a-b-c"
+    assert his.get_user_id(("person:b-c",)) != "a-b-c"
+    await hers.store(make_batch(make_exchange(1, "hers", who="c", agent="a-b")))
+    await his.store(make_batch(make_exchange(1, "his", who="b-c", agent="a", session="s2")))
     # as it was kept when both were one
-    before = exchange(3, "his from before", who="b-c", agent="a", session="s2")
+    before = make_exchange(3, "his from before", who="b-c", agent="a", session="s2")
     earlier = make(agent="a", user="a-{person}")
-    await earlier.store(batch(before))
-    assert list(await his.probe(batch(before))) == ["s2:3"]
-    found = await his.find(query("his from before", who="b-c", agent="a"))
+    await earlier.store(make_batch(before))
+    assert list(await his.probe(make_batch(before))) == ["s2:3"]
+    found = await his.find(make_query("his from before", who="b-c", agent="a"))
     assert sorted(it.text for it in found) == ["b-c: his", "b-c: his from before"]
     assert sorted([it.text async for it in his.export("b-c")]) == ["b-c: his", "b-c: his from before"]
     assert (await his.forget("b-c")).deleted == 2
     assert service.texts() == ["c: hers"]
-    await earlier.store(batch(before))
+    await earlier.store(make_batch(before))
     assert (await hers.forget("c")).deleted == 1
     assert service.texts() == ["b-c: his from before"]
 
@@ -194,38 +211,40 @@ async def test_any_changed_setting_changes_the_signature_and_shows_no_key(make: 
 
 
 async def test_the_library_in_this_process_keeps_finds_and_forgets(
-    local: Mem0Memory, embeddings: Embeddings, tmp_path: Path
+    local: Mem0Memory, embeddings: EmbeddingsService, tmp_path: Path
 ) -> None:
-    whole = batch(exchange(4, "I grow tea in Assam"), note(6, "likes oolong"), exchange(8, "a slip"))
+    whole = make_batch(
+        make_exchange(4, "I grow tea in Assam"), make_note(6, "likes oolong"), make_exchange(8, "a slip")
+    )
     remotes = await local.store(whole)
     assert all(remotes.values())
     assert list(await local.probe(whole)) == [item.key for item in whole.items]
-    best = (await local.find(query("who grows tea")))[0]
+    best = (await local.find(make_query("who grows tea")))[0]
     assert (best.text, best.key, best.seq) == ("ada: I grow tea in Assam", "s1:4", 3)
-    assert await local.find(query("tea", who="bob")) == []
-    await local.store(batch(retraction(9, 8)))
-    assert list(await local.probe(batch(exchange(8, "a slip")))) == []
+    assert await local.find(make_query("tea", who="bob")) == []
+    await local.store(make_batch(make_retraction(9, 8)))
+    assert list(await local.probe(make_batch(make_exchange(8, "a slip")))) == []
     assert (await local.forget("ada")).deleted == 2
     assert (tmp_path / "vectors").exists()
 
 
 async def test_more_than_the_library_shows_unasked_is_probed(local: Mem0Memory) -> None:
-    many = batch(*(exchange(op, f"turn {op}") for op in range(1, 31)))
+    many = make_batch(*(make_exchange(op, f"turn {op}") for op in range(1, 31)))
     await local.store(many)
     assert len(await local.probe(many)) == 30
     assert len([found async for found in local.export("ada")]) == 30
 
 
 async def test_what_was_closed_can_be_opened_again(local: Mem0Memory) -> None:
-    await local.store(batch(exchange(1, "before")))
+    await local.store(make_batch(make_exchange(1, "before")))
     await local.close()
-    assert list(await local.probe(batch(exchange(1, "before")))) == ["s1:1"]
+    assert list(await local.probe(make_batch(make_exchange(1, "before")))) == ["s1:1"]
 
 
-async def test_nobody_to_embed_is_no_success(local: Mem0Memory, embeddings: Embeddings) -> None:
-    await local.store(batch(exchange(1, "before")))
+async def test_nobody_to_embed_is_no_success(local: Mem0Memory, embeddings: EmbeddingsService) -> None:
+    await local.store(make_batch(make_exchange(1, "before")))
     await embeddings.stop()
     with pytest.raises(Exception):  # noqa: B017, PT011  # the library's own, or our doubt: never a success
-        await local.store(batch(exchange(3, "lost?")))
+        await local.store(make_batch(make_exchange(3, "lost?")))
     await embeddings.start()
-    assert list(await local.probe(batch(exchange(1, "before"), exchange(3, "lost?")))) == ["s1:1"]
+    assert list(await local.probe(make_batch(make_exchange(1, "before"), make_exchange(3, "lost?")))) == ["s1:1"]

@@ -9,7 +9,7 @@ import pytest
 from everhold.memories.supermemory.plugin import factory
 from everhold.memories.supermemory.provider import SupermemoryMemory
 from everhold.testing.services.supermemory import SupermemoryService
-from tests.memories.material import context
+from tests.memories.memory_items import make_context
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ async def make(service: SupermemoryService, tmp_path: Path) -> AsyncIterator[Mak
             "confirm_seconds": 0.2,
             **settings,
         }
-        memory = factory(factory.Settings.model_validate(given), context(tmp_path, agent=agent))
+        memory = factory(factory.Settings.model_validate(given), make_context(tmp_path, agent=agent))
         made.append(memory)
         return memory
 

@@ -5,16 +5,24 @@ from __future__ import annotations
 import pytest
 
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
-from everhold.memories.supermemory.provider import SupermemoryMemory, document_id
+from everhold.memories.supermemory.provider import SupermemoryMemory, make_document_id
 from everhold.testing.services.supermemory import SupermemoryService
-from tests.memories.material import batch, deliver, exchange, note, query, retraction, tool_context
+from tests.memories.memory_items import (
+    deliver,
+    make_batch,
+    make_exchange,
+    make_note,
+    make_query,
+    make_retraction,
+    make_tool_context,
+)
 from tests.memories.supermemory.conftest import Make
 
 
 async def test_every_exchange_and_note_is_a_document_of_its_own(
     memory: SupermemoryMemory, service: SupermemoryService
 ) -> None:
-    whole = batch(exchange(1, "I grow tea", "Which?", parent="s0"), note(5, "likes oolong", fact="f1"))
+    whole = make_batch(make_exchange(1, "I grow tea", "Which?", parent="s0"), make_note(5, "likes oolong", fact="f1"))
     remotes = await memory.store(whole)
     first, second = service.state.documents.values()
     assert first["content"] == "ada: I grow tea\n\nmain: Which?"
@@ -30,47 +38,51 @@ async def test_every_exchange_and_note_is_a_document_of_its_own(
 async def test_whatever_becomes_of_the_answer_it_is_stored_once(
     memory: SupermemoryMemory, service: SupermemoryService, how: str
 ) -> None:
-    service.fault(how, "/document$", times=2)  # type: ignore[arg-type]
-    await deliver(memory, batch(exchange(1, "one"), note(2, "two"), exchange(3, "three")))
+    service.plan_fault(how, "/document$", times=2)  # type: ignore[arg-type]
+    await deliver(memory, make_batch(make_exchange(1, "one"), make_note(2, "two"), make_exchange(3, "three")))
     assert service.texts() == ["ada: one", "two", "ada: three"]
-    assert service.state.writes == [document_id(key) for key in ("s1:1", "s1:2:note", "s1:3")]
+    assert service.state.writes == [make_document_id(key) for key in ("s1:1", "s1:2:note", "s1:3")]
 
 
 async def test_the_sdk_itself_repeats_nothing(memory: SupermemoryMemory, service: SupermemoryService) -> None:
-    service.fault("after", "/document$", times=None)
+    service.plan_fault("after", "/document$", times=None)
     with pytest.raises(InDoubt):
-        await memory.store(batch(exchange(1, "once")))
-    assert len(service.seen("/document$", "POST")) == 1
+        await memory.store(make_batch(make_exchange(1, "once")))
+    assert len(service.find_requests("/document$", "POST")) == 1
 
 
 async def test_accepted_is_not_stored(memory: SupermemoryMemory, service: SupermemoryService) -> None:
-    service.holding = True
+    service.holds_documents = True
     with pytest.raises(InDoubt, match="not stored it yet"):
-        await memory.store(batch(exchange(1, "slow")))
-    service.work()
-    await memory.store(batch(exchange(1, "slow")))
+        await memory.store(make_batch(make_exchange(1, "slow")))
+    service.process_documents()
+    await memory.store(make_batch(make_exchange(1, "slow")))
     assert service.texts() == ["ada: slow"]
 
 
 async def test_a_document_that_could_not_be_processed_is_sent_again(
     memory: SupermemoryMemory, service: SupermemoryService
 ) -> None:
-    service.breaking = 2
-    assert await deliver(memory, batch(exchange(1, "in the end"))) == 3
+    service.failures_left = 2
+    assert await deliver(memory, make_batch(make_exchange(1, "in the end"))) == 3
     assert service.texts() == ["ada: in the end"]
 
 
 async def test_replacing_removing_and_undoing_follow_the_log(
     memory: SupermemoryMemory, service: SupermemoryService
 ) -> None:
-    await memory.store(batch(note(1, "lives in Rome", fact="f1"), note(2, "has a cat"), exchange(4, "secret")))
-    await memory.store(batch(note(5, "lives in Oslo", action="replace", supersedes="s1:1:note", fact="f1")))
-    gone = batch(note(6, "has a cat", action="remove", supersedes="s1:2:note"), retraction(7, 4))
+    await memory.store(
+        make_batch(make_note(1, "lives in Rome", fact="f1"), make_note(2, "has a cat"), make_exchange(4, "secret"))
+    )
+    await memory.store(make_batch(make_note(5, "lives in Oslo", action="replace", supersedes="s1:1:note", fact="f1")))
+    gone = make_batch(make_note(6, "has a cat", action="remove", supersedes="s1:2:note"), make_retraction(7, 4))
     assert await memory.probe(gone) == []
     await memory.store(gone)
     assert list(await memory.probe(gone)) == ["s1:6:note", "s1:7:retract"]
     assert service.texts() == ["lives in Oslo"]
-    await memory.store(batch(note(3, "lives in Kyoto", action="replace", fact="f1", session="s2"), name="other"))
+    await memory.store(
+        make_batch(make_note(3, "lives in Kyoto", action="replace", fact="f1", session="s2"), name="other")
+    )
     assert service.texts() == ["lives in Kyoto"]
 
 
@@ -81,9 +93,9 @@ async def test_replacing_removing_and_undoing_follow_the_log(
 async def test_what_the_service_says_tells_what_to_do(
     memory: SupermemoryMemory, service: SupermemoryService, status: int, expected: type[EverholdError]
 ) -> None:
-    service.fault("refuse", "/document$", status=status, retry_after=7.0 if status == 429 else None)
+    service.plan_fault("refuse", "/document$", status=status, retry_after=7.0 if status == 429 else None)
     with pytest.raises(expected) as caught:
-        await memory.store(batch(exchange(1, "hello")))
+        await memory.store(make_batch(make_exchange(1, "hello")))
     if isinstance(caught.value, Transient) and status == 429:
         assert caught.value.retry_after == 7.0
 
@@ -93,12 +105,12 @@ async def test_a_service_that_is_not_there_was_told_nothing(
 ) -> None:
     await service.stop()
     with pytest.raises(Transient):
-        await memory.store(batch(exchange(1, "hello")))
+        await memory.store(make_batch(make_exchange(1, "hello")))
     with pytest.raises(Transient):
-        await memory.find(query("hello"))
+        await memory.find(make_query("hello"))
     assert not (await memory.health()).well
     await service.start()
-    await deliver(memory, batch(exchange(1, "hello")))
+    await deliver(memory, make_batch(make_exchange(1, "hello")))
     assert service.texts() == ["ada: hello"]
     assert (await memory.health()).well
 
@@ -106,18 +118,18 @@ async def test_a_service_that_is_not_there_was_told_nothing(
 async def test_a_wrong_key_waits_for_the_right_one_and_is_not_repeated(make: Make, service: SupermemoryService) -> None:
     service.key = "right-key"
     with pytest.raises(Transient) as caught:
-        await make(api_key="wrong-key-here").store(batch(exchange(1, "hello")))
+        await make(api_key="wrong-key-here").store(make_batch(make_exchange(1, "hello")))
     assert "wrong-key-here" not in str(caught.value)
-    await make(api_key="right-key").store(batch(exchange(1, "hello")))
+    await make(api_key="right-key").store(make_batch(make_exchange(1, "hello")))
     assert service.texts() == ["ada: hello"]
 
 
 @pytest.mark.parametrize("namespace", ["{agent}-{person}", "everybody"])
 async def test_recall_stays_within_its_company(make: Make, namespace: str) -> None:
     memory = make(namespace=namespace)
-    await memory.store(batch(exchange(4, "my secret garden"), name="dm"))
-    await memory.store(batch(exchange(1, "our secret garden", room="club", session="s2"), name="club"))
-    (mine,) = await memory.find(query("secret garden"))
+    await memory.store(make_batch(make_exchange(4, "my secret garden"), name="dm"))
+    await memory.store(make_batch(make_exchange(1, "our secret garden", room="club", session="s2"), name="club"))
+    (mine,) = await memory.find(make_query("secret garden"))
     assert (mine.text, mine.session, mine.seq, mine.person, mine.key) == (
         "ada: my secret garden",
         "s1",
@@ -125,9 +137,9 @@ async def test_recall_stays_within_its_company(make: Make, namespace: str) -> No
         "ada",
         "s1:4",
     )
-    assert [it.text for it in await memory.find(query("secret garden", room="club"))] == ["ada: our secret garden"]
-    assert await memory.find(query("secret garden", who="bob")) == []
-    assert await make(namespace=namespace, agent="coder").find(query("secret garden", agent="coder")) == []
+    assert [it.text for it in await memory.find(make_query("secret garden", room="club"))] == ["ada: our secret garden"]
+    assert await memory.find(make_query("secret garden", who="bob")) == []
+    assert await make(namespace=namespace, agent="coder").find(make_query("secret garden", agent="coder")) == []
 
 
 async def test_the_tools_carry_the_names_people_know_and_answer(make: Make) -> None:
@@ -135,17 +147,17 @@ async def test_the_tools_carry_the_names_people_know_and_answer(make: Make) -> N
     memory = make(namespace="{agent}-{person}")
     run = {tool.spec.name: tool.run for tool in memory.tools()}
     assert list(run) == ["supermemory_store", "supermemory_search", "supermemory_profile"]
-    kept = await run["supermemory_store"]({"content": "likes tea"}, tool_context())
+    kept = await run["supermemory_store"]({"content": "likes tea"}, make_tool_context())
     assert [it.text for it in kept.notes] == ["likes tea"]
-    await memory.store(batch(exchange(1, "I grow tea")))
+    await memory.store(make_batch(make_exchange(1, "I grow tea")))
     for name in ("supermemory_search", "supermemory_profile"):
-        assert "I grow tea" in (await run[name]({"query": "tea"}, tool_context())).text
-        assert "grow" not in (await run[name]({"query": "tea"}, tool_context("bob"))).text
-    assert (await run["supermemory_search"]({}, tool_context())).error
+        assert "I grow tea" in (await run[name]({"query": "tea"}, make_tool_context())).text
+        assert "grow" not in (await run[name]({"query": "tea"}, make_tool_context("bob"))).text
+    assert (await run["supermemory_search"]({}, make_tool_context())).error
 
 
 async def test_forgetting_deletes_what_was_said_alone(memory: SupermemoryMemory, service: SupermemoryService) -> None:
-    await memory.store(batch(exchange(1, "mine"), exchange(3, "ours", room="club")))
+    await memory.store(make_batch(make_exchange(1, "mine"), make_exchange(3, "ours", room="club")))
     assert [found.text async for found in memory.export("ada")] == ["ada: mine"]
     forgotten = await memory.forget("ada")
     assert forgotten.deleted == 1
@@ -157,21 +169,21 @@ async def test_an_agent_and_a_person_whose_names_run_together_are_told_apart(
     make: Make, service: SupermemoryService
 ) -> None:
     hers, his = make(agent="a-b", namespace="{agent}-{person}"), make(agent="a", namespace="{agent}-{person}")
-    assert hers.namespace(("person:c",)) == "a-b-c"
-    assert his.namespace(("person:b-c",)) != "a-b-c"
-    await hers.store(batch(exchange(1, "hers", who="c", agent="a-b")))
-    await his.store(batch(exchange(1, "his", who="b-c", agent="a", session="s2")))
+    assert hers.get_namespace(("person:c",)) == "a-b-c"
+    assert his.get_namespace(("person:b-c",)) != "a-b-c"
+    await hers.store(make_batch(make_exchange(1, "hers", who="c", agent="a-b")))
+    await his.store(make_batch(make_exchange(1, "his", who="b-c", agent="a", session="s2")))
     # as it was kept when both were one
-    before = exchange(3, "his from before", who="b-c", agent="a", session="s2")
+    before = make_exchange(3, "his from before", who="b-c", agent="a", session="s2")
     earlier = make(agent="a", namespace="a-{person}")
-    await earlier.store(batch(before))
-    assert list(await his.probe(batch(before))) == ["s2:3"]
-    found = await his.find(query("his from before", who="b-c", agent="a"))
+    await earlier.store(make_batch(before))
+    assert list(await his.probe(make_batch(before))) == ["s2:3"]
+    found = await his.find(make_query("his from before", who="b-c", agent="a"))
     assert sorted(it.text for it in found) == ["b-c: his", "b-c: his from before"]
     assert sorted([it.text async for it in his.export("b-c")]) == ["b-c: his", "b-c: his from before"]
     assert (await his.forget("b-c")).deleted == 2
     assert service.texts() == ["c: hers"]
-    await earlier.store(batch(before))
+    await earlier.store(make_batch(before))
     assert (await hers.forget("c")).deleted == 1
     assert service.texts() == ["b-c: his from before"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from threading import RLock
 from typing import Final
 
-from everhold.cli.render import Screen, safe
+from everhold.cli.render import CommandScreen, escape_control
 
 with contextlib.suppress(ImportError):  # a Python built without it still chats, only without history
     import readline
@@ -21,10 +21,10 @@ PROMPT: Final = "you> "
 _CLEAR: Final = "\r\x1b[K"
 
 
-class Terminal:
+class ChatTerminal:
     """One person at one terminal, or a program behind a pipe."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: CommandScreen) -> None:
         self.screen = screen
         self.live = sys.stdin.isatty() and screen.out.isatty()
         """Somebody watches: show a prompt, growing replies and remarks."""
@@ -41,7 +41,7 @@ class Terminal:
 
     # -- typing ------------------------------------------------------------------------------------------------------
 
-    def remember(self, lines: Iterable[str]) -> None:
+    def set_history(self, lines: Iterable[str]) -> None:
         """What the arrow keys bring back."""
         if self.live and "readline" in sys.modules:
             for line in lines:
@@ -62,7 +62,7 @@ class Terminal:
         libedit = "libedit" in (readline.__doc__ or "")
         readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
 
-    def read(self) -> str:
+    def read_line(self) -> str:
         """What somebody types next. Raises EOFError at the end and KeyboardInterrupt on Ctrl-C."""
         if not self.live:
             self.prompting = True
@@ -73,81 +73,81 @@ class Terminal:
             if not line:
                 raise EOFError
             return line.rstrip("\n")
-        lines = [self._ask(PROMPT)]
+        lines = [self._prompt_line(PROMPT)]
         while lines[-1].endswith("\\"):  # a line may go on
             lines[-1] = lines[-1][:-1]
-            lines.append(self._ask("… "))
+            lines.append(self._prompt_line("… "))
         return "\n".join(lines)
 
-    def _ask(self, prompt: str) -> str:
+    def _prompt_line(self, prompt: str) -> str:
         with self._lock:
             self._end_growing()
         try:
             self.prompting = True
-            return input(self._coloured(prompt)).rstrip("\n")  # what is pasted may end with a line's end
+            return input(self._colour_prompt(prompt)).rstrip("\n")  # what is pasted may end with a line's end
         except UnicodeDecodeError:
             return ""
         finally:
             self.prompting = False
 
-    def _coloured(self, prompt: str) -> str:
+    def _colour_prompt(self, prompt: str) -> str:
         """Colours that the line editor does not count as columns."""
-        if not self.screen.paint.on:
+        if not self.screen.paint.enabled:
             return prompt
         return f"\x01\x1b[1;36m\x02{prompt}\x01\x1b[0m\x02"
 
     # -- showing -----------------------------------------------------------------------------------------------------
 
-    def remark(self, text: str, style: str = "dim") -> None:
+    def print_remark(self, text: str, style: str = "dim") -> None:
         """Something about the conversation that is not part of it."""
         if self.live:
-            self._write(self.screen.paint(f"— {safe(text)}", style))
+            self._write(self.screen.paint(f"— {escape_control(text)}", style))
 
-    def complain(self, text: str) -> None:
+    def print_error(self, text: str) -> None:
         """Something that went wrong, for programs, too."""
         if self.live:
-            self._write(self.screen.paint(f"! {safe(text)}", "red"))
+            self._write(self.screen.paint(f"! {escape_control(text)}", "red"))
         else:
-            self.screen.note(f"everhold: {safe(text)}")
+            self.screen.print_note(f"everhold: {escape_control(text)}")
 
-    def speech(self, who: str, text: str, style: str) -> None:
+    def print_message(self, who: str, text: str, style: str) -> None:
         """Something said, whole."""
         if self.live:
-            self._write(f"{self.screen.paint(safe(who) + '>', 'bold', style)} {safe(text)}")
+            self._write(f"{self.screen.paint(escape_control(who) + '>', 'bold', style)} {escape_control(text)}")
         else:
-            self._write(safe(text))
+            self._write(escape_control(text))
 
-    def grow(self, who: str, op: int, text: str) -> None:
+    def update_reply(self, who: str, op: int, text: str) -> None:
         """A reply as far as it is known. Only while nobody types."""
         with self._lock:
             if not self.live or self.prompting or not text or op == self._unwanted:
                 return
-            shown = safe(text)
+            shown = escape_control(text)
             if self._growing is None or self._growing[0] != op or not shown.startswith(self._growing[1]):
                 self._end_growing()
                 self._growing = (op, "")
-                self._out(f"{self.screen.paint(safe(who) + '>', 'bold', 'green')} ")
-            self._out(shown[len(self._growing[1]) :])
+                self._write_raw(f"{self.screen.paint(escape_control(who) + '>', 'bold', 'green')} ")
+            self._write_raw(shown[len(self._growing[1]) :])
             self._growing = (op, shown)
 
-    def reply(self, who: str, op: int, text: str) -> None:
+    def print_reply(self, who: str, op: int, text: str) -> None:
         """A reply as it stands in the log: the rest of what has grown, or all of it."""
         with self._lock:
             if self._growing is not None and self._growing[0] == op:
-                seen, whole = self._growing[1], safe(text)
+                seen, whole = self._growing[1], escape_control(text)
                 self._growing = None
                 if whole.startswith(seen.rstrip()):  # models stream a last blank that the reply does not keep
-                    self._out(whole[len(seen) :] + "\n")
+                    self._write_raw(whole[len(seen) :] + "\n")
                     return
-                self._out("\n")
-            self.speech(who, text, "green")
+                self._write_raw("\n")
+            self.print_message(who, text, "green")
 
-    def settle(self) -> None:
+    def finish_growing_reply(self) -> None:
         """What has grown so far stays on the screen; whatever comes begins a line of its own."""
         with self._lock:
             self._end_growing()
 
-    def hush(self) -> None:
+    def hide_growing_reply(self) -> None:
         """Stop showing how the present reply grows."""
         with self._lock:
             if self._growing is not None:
@@ -157,7 +157,7 @@ class Terminal:
     def _end_growing(self) -> None:
         if self._growing is not None:
             self._growing = None
-            self._out("\n")
+            self._write_raw("\n")
 
     def _write(self, text: str) -> None:
         with self._lock:
@@ -165,10 +165,10 @@ class Terminal:
             if self.prompting:
                 typed = readline.get_line_buffer() if "readline" in sys.modules else ""
                 prompt = self.screen.paint(PROMPT, "bold", "cyan")
-                self._out(f"{_CLEAR}{text}\n{prompt}{typed}")
+                self._write_raw(f"{_CLEAR}{text}\n{prompt}{typed}")
             else:
-                self._out(text + "\n")
+                self._write_raw(text + "\n")
 
-    def _out(self, text: str) -> None:
+    def _write_raw(self, text: str) -> None:
         self.screen.out.write(text)
         self.screen.out.flush()

@@ -6,38 +6,38 @@ import argparse
 import asyncio
 from typing import Any
 
-from everhold.cli.reach import answering, home_of
-from everhold.cli.render import Screen, one_line
+from everhold.cli.connect import find_home, find_running_gateway
+from everhold.cli.render import CommandScreen, format_one_line
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
-    found = asyncio.run(_ask(args))
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
+    found = asyncio.run(_fetch_agents(args))
     if screen.json:
-        screen.show(found)
+        screen.print_json(found)
         return 0
     rows = [
         (
-            one_line(agent["name"]) + (" *" if agent["name"] == found["default"] else ""),
-            one_line(", ".join([agent["model"], *agent["fallback"]])),
-            one_line(", ".join(agent["memories"])) or "-",
-            one_line(", ".join(agent["tools"])) or "-",
+            format_one_line(agent["name"]) + (" *" if agent["name"] == found["default"] else ""),
+            format_one_line(", ".join([agent["model"], *agent["fallback"]])),
+            format_one_line(", ".join(agent["memories"])) or "-",
+            format_one_line(", ".join(agent["tools"])) or "-",
             f"needs {', '.join(agent['missing'])} in .env" if agent["missing"] else "ready",
         )
         for agent in found["agents"]
     ]
-    screen.table(("agent", "models", "memories", "tools", "state"), rows, styles=("bold",))
+    screen.print_table(("agent", "models", "memories", "tools", "state"), rows, styles=("bold",))
     return 0
 
 
-async def _ask(args: argparse.Namespace) -> dict[str, Any]:
+async def _fetch_agents(args: argparse.Namespace) -> dict[str, Any]:
     """What a running gateway has in force; else what the files say, without touching the store."""
-    reached = await answering(home_of(args))
+    reached = await find_running_gateway(find_home(args))
     if reached is not None:
         return await reached.calls.list_agents()
     import os
 
-    from everhold.app import agent_json, settings_of
+    from everhold.app import load_home_settings, render_agent
 
-    settings = settings_of(home_of(args), environ=os.environ)
-    listed = [agent_json(agent, settings) for agent in settings.agents.values()]
+    settings = load_home_settings(find_home(args), environ=os.environ)
+    listed = [render_agent(agent, settings) for agent in settings.agents.values()]
     return {"agents": listed, "default": settings.default_agent}

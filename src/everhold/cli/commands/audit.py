@@ -6,43 +6,45 @@ import argparse
 import asyncio
 from typing import Any, Final
 
-from everhold.cli.progress import waiting
-from everhold.cli.reach import looking
-from everhold.cli.render import Screen, count, one_line
+from everhold.cli.connect import connect_for_reading
+from everhold.cli.progress import show_waiting
+from everhold.cli.render import CommandScreen, format_count, format_one_line
 
-_IN_THE_LOG: Final = ("P1", "P2", "P3", "P4", "P5", "P6", "P8")
+_LOG_PROMISES: Final = ("P1", "P2", "P3", "P4", "P5", "P6", "P8")
 """What can be seen in a log. That a change needs no restart (P7) cannot."""
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     return asyncio.run(_run(args, screen))
 
 
-async def _run(args: argparse.Namespace, screen: Screen) -> int:
-    async with looking(args, screen) as calls, waiting(screen, "checking every entry"):
+async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
+    async with connect_for_reading(args, screen) as calls, show_waiting(screen, "checking every entry"):
         report = await calls.run_audit(args.id)
     if screen.json:
-        screen.show(report)
+        screen.print_json(report)
     else:
-        _show(screen, report)
+        _print_report(screen, report)
     return 0 if report["holds"] else 1
 
 
-def _show(screen: Screen, report: dict[str, Any]) -> None:
+def _print_report(screen: CommandScreen, report: dict[str, Any]) -> None:
     checked = report["checked"]
-    looked = [count(checked["entries"], "entry", "entries"), count(checked["heard"], "message")]
-    looked += [count(checked["turns"], "turn"), count(checked["compressions"], "compression")]
-    screen.say(f"looked at {count(report['sessions'], 'session')}: {', '.join(looked)}")
+    looked = [format_count(checked["entries"], "entry", "entries"), format_count(checked["heard"], "message")]
+    looked += [format_count(checked["turns"], "turn"), format_count(checked["compressions"], "compression")]
+    screen.print_line(f"looked at {format_count(report['sessions'], 'session')}: {', '.join(looked)}")
     for line in report["promises"]:
         found = [finding for finding in report["findings"] if finding["promise"] == line["promise"]]
         broken = [finding for finding in found if finding["level"] == "broken"]
         mark = screen.paint("holds ", "green") if line["holds"] else screen.paint("BROKEN", "red", "bold")
-        if line["promise"] not in _IN_THE_LOG:
+        if line["promise"] not in _LOG_PROMISES:
             mark = screen.paint("unseen", "dim")
-        doubts = screen.paint(f" · {count(line['doubts'], 'doubt')}", "yellow") if line["doubts"] else ""
-        screen.say(f"{screen.paint(line['promise'], 'bold')}  {mark}  {line['text']}{doubts}")
-        screen.say(screen.paint(f"      {line['evidence']}", "dim"))
+        doubts = screen.paint(f" · {format_count(line['doubts'], 'doubt')}", "yellow") if line["doubts"] else ""
+        screen.print_line(f"{screen.paint(line['promise'], 'bold')}  {mark}  {line['text']}{doubts}")
+        screen.print_line(screen.paint(f"      {line['evidence']}", "dim"))
         for finding in broken + [finding for finding in found if finding["level"] != "broken"]:
             where = f"{finding['session']}:{finding['seq']}" if finding["seq"] else finding["session"] or "the store"
             style = "red" if finding["level"] == "broken" else "yellow"
-            screen.say(f"      {screen.paint(finding['level'], style)}  {where}  {one_line(finding['text'])}")
+            screen.print_line(
+                f"      {screen.paint(finding['level'], style)}  {where}  {format_one_line(finding['text'])}"
+            )

@@ -8,59 +8,59 @@ import os
 import time
 from typing import Any
 
-from everhold.cli.progress import waiting
-from everhold.cli.reach import home_of, looking
-from everhold.cli.render import Screen, ago, count, one_line, safe
+from everhold.cli.connect import connect_for_reading, find_home
+from everhold.cli.progress import show_waiting
+from everhold.cli.render import CommandScreen, escape_control, format_count, format_duration, format_one_line
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     if args.list:
-        return _list(args, screen)
+        return _list_backups(args, screen)
     return asyncio.run(_run(args, screen))
 
 
-async def _run(args: argparse.Namespace, screen: Screen) -> int:
+async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
     to = os.path.abspath(os.path.expanduser(args.to)) if args.to else ""  # noqa: ASYNC240  # no file is touched
-    async with looking(args, screen) as calls, waiting(screen, "copying and checking every entry"):
+    async with connect_for_reading(args, screen) as calls, show_waiting(screen, "copying and checking every entry"):
         made = await calls.create_backup(to=to)
     if screen.json:
-        screen.show(made)
+        screen.print_json(made)
     else:
-        _show(screen, made)
+        _print_backup(screen, made)
     return 0 if made["sound"] else 1
 
 
-def _show(screen: Screen, made: dict[str, Any]) -> None:
-    held = f"{count(made['sessions'], 'session')}, {count(made['entries'], 'entry', 'entries')}"
+def _print_backup(screen: CommandScreen, made: dict[str, Any]) -> None:
+    held = f"{format_count(made['sessions'], 'session')}, {format_count(made['entries'], 'entry', 'entries')}"
     mark = screen.paint("ok", "green") if made["sound"] else screen.paint("NOT SOUND", "red", "bold")
-    screen.say(f"{mark} · {held}, up to position {made['position']} · {size(made['bytes'])}")
-    screen.say(safe(made["path"]))
+    screen.print_line(f"{mark} · {held}, up to position {made['position']} · {format_size(made['bytes'])}")
+    screen.print_line(escape_control(made["path"]))
     for line in made["wrong"][:20]:
-        screen.say(f"  {screen.paint('!', 'red', 'bold')} {one_line(line)}")
+        screen.print_line(f"  {screen.paint('!', 'red', 'bold')} {format_one_line(line)}")
     for line in made["broken"][:20]:
-        screen.say(f"  {screen.paint('!', 'yellow', 'bold')} {one_line(line)}")
+        screen.print_line(f"  {screen.paint('!', 'yellow', 'bold')} {format_one_line(line)}")
     if made["wrong"] or made["broken"]:
-        screen.say("  → this is so in the store itself, too: `everhold audit` says more; older copies were kept")
+        screen.print_line("  → this is so in the store itself, too: `everhold audit` says more; older copies were kept")
 
 
-def _list(args: argparse.Namespace, screen: Screen) -> int:
-    from everhold.backups import list_copies
+def _list_backups(args: argparse.Namespace, screen: CommandScreen) -> int:
+    from everhold.admin.backups import list_copies
 
-    found = list_copies(home_of(args).backups)  # the files say it all, so no gateway is asked
+    found = list_copies(find_home(args).backups)  # the files say it all, so no gateway is asked
     if screen.json:
-        screen.show({"backups": found})
+        screen.print_json({"backups": found})
         return 0
     if not found:
-        screen.note("There are no copies yet. `everhold backup` makes one.")
+        screen.print_note("There are no copies yet. `everhold backup` makes one.")
         return 0
     now = time.time()
-    screen.table(
+    screen.print_table(
         ("made", "position", "size", "copy"),
         [
             (
-                f"{ago(now - it['at'])} ago",
+                f"{format_duration(now - it['at'])} ago",
                 str(it["position"]),
-                size(it["bytes"]),
+                format_size(it["bytes"]),
                 os.path.basename(it["path"]) + ("" if it["sound"] else "  (not sound)"),
             )
             for it in reversed(found)
@@ -69,5 +69,5 @@ def _list(args: argparse.Namespace, screen: Screen) -> int:
     return 0
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     return f"{count / (1 << 20):.1f} MB" if count >= 1 << 20 else f"{count / 1024:.0f} KB"

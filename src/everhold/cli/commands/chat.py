@@ -15,108 +15,112 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Final, TypeVar
 
-from everhold.cli.chat.talk import Talk
-from everhold.cli.chat.terminal import Terminal
+from everhold.cli.chat.conversation import TerminalConversation
+from everhold.cli.chat.terminal import ChatTerminal
 from everhold.cli.errors import DONE, WRONG
-from everhold.cli.render import Screen
-from everhold.cli.steady import steady
+from everhold.cli.reconnect import make_reconnecting_client
+from everhold.cli.render import CommandScreen
 from everhold.core.commands import complete_command
-from everhold.errors import EverholdError, Misuse
+from everhold.errors import EverholdError, InvalidRequest
 
 NUDGE_SECONDS: Final = 0.05
 T = TypeVar("T")
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     if screen.json:
-        raise Misuse("chat is for people", remedy="everhold send --json 'hello'")
-    signal.signal(signal.SIGTERM, _leave)
-    terminal = Terminal(screen)
+        raise InvalidRequest("chat is for people", remedy="everhold send --json 'hello'")
+    signal.signal(signal.SIGTERM, _raise_exit)
+    terminal = ChatTerminal(screen)
     terminal.offer_completions(complete_command)
     # Windows has no such signal, and its line editor no such wait
-    with Beside() as beside, contextlib.nullcontext() if sys.platform == "win32" else _Nudge(beside):
-        talk = beside.wait(_prepare(args, screen, terminal))
+    with BackgroundLoop() as beside, contextlib.nullcontext() if sys.platform == "win32" else _SignalWakeup(beside):
+        talk = beside.wait(_prepare_chat(args, screen, terminal))
         try:
-            terminal.remember(beside.wait(talk.open(args.session, agent=args.agent)))
-            return _converse(beside, talk, terminal)
+            terminal.set_history(beside.wait(talk.open_session(args.session, agent=args.agent)))
+            return _run_conversation(beside, talk, terminal)
         finally:
             beside.wait(talk.close())
 
 
-async def _prepare(args: argparse.Namespace, screen: Screen, terminal: Terminal) -> Talk:
+async def _prepare_chat(
+    args: argparse.Namespace, screen: CommandScreen, terminal: ChatTerminal
+) -> TerminalConversation:
     def remark(text: str) -> None:
-        terminal.settle()
-        terminal.remark(text, "yellow")
+        terminal.finish_growing_reply()
+        terminal.print_remark(text, "yellow")
 
-    return Talk(terminal, steady(args, screen, role="chat", remark=remark))
+    return TerminalConversation(terminal, make_reconnecting_client(args, screen, role="chat", remark=remark))
 
 
-def _converse(beside: Beside, talk: Talk, terminal: Terminal) -> int:
+def _run_conversation(beside: BackgroundLoop, talk: TerminalConversation, terminal: ChatTerminal) -> int:
     code = DONE
-    with _Keys(terminal) as keys:
+    with _InterruptKey(terminal) as keys:
         while True:
             try:
-                text = terminal.read()
+                text = terminal.read_line()
             except EOFError:
                 if terminal.live:
-                    terminal.screen.say()
+                    terminal.screen.print_line()
                     # where nothing was said, or nobody confirmed that it is kept, there is no session to speak of
-                    terminal.remark(f"left {talk.describe_session()}; it is kept" if talk.session else "left")
+                    terminal.print_remark(f"left {talk.describe_session()}; it is kept" if talk.session else "left")
                 return code
             except KeyboardInterrupt:
                 if not terminal.live:
                     raise
-                terminal.screen.say()
-                terminal.remark("Ctrl-D leaves")
+                terminal.screen.print_line()
+                terminal.print_remark("Ctrl-D leaves")
                 continue
-            if text.strip() and not _exchange(beside, talk, terminal, keys, text) and not terminal.live:
+            if text.strip() and not _exchange_message(beside, talk, terminal, keys, text) and not terminal.live:
                 code = WRONG
 
 
-def _exchange(beside: Beside, talk: Talk, terminal: Terminal, keys: _Keys, text: str) -> bool:
+def _exchange_message(
+    beside: BackgroundLoop, talk: TerminalConversation, terminal: ChatTerminal, keys: _InterruptKey, text: str
+) -> bool:
     """Say it and wait for the answer; whether there was one. Ctrl-C asks for the reply to end, twice stops waiting."""
-    saying = beside.start(talk.say(text))
+    saying = beside.start(talk.send_and_wait(text))
     stopped = False
-    while keys.pressed_before(saying):
-        if not talk.kept:
+    while keys.wait_or_interrupt(saying):
+        if not talk.acknowledged:
             saying.cancel()
-            terminal.complain("nobody has confirmed that this is kept; say it again when somebody is there")
+            terminal.print_error("nobody has confirmed that this is kept; say it again when somebody is there")
             return False
         if stopped:
             saying.cancel()
-            terminal.remark("not waiting any longer; the answer will be here when it comes")
+            terminal.print_remark("not waiting any longer; the answer will be here when it comes")
             return False
         stopped = True
-        terminal.hush()
-        terminal.remark("stopping")
-        beside.start(talk.stop())
+        terminal.hide_growing_reply()
+        terminal.print_remark("stopping")
+        beside.start(talk.stop_turn())
     try:
         return saying.result() in ("done", "waiting")
     except EverholdError as error:
-        terminal.complain(str(error))
+        terminal.print_error(str(error))
         return False
 
 
-class _Keys:
+class _InterruptKey:
     """Ctrl-C: breaks off what is being typed; anywhere else it is only noted, and heard by whoever waits."""
 
-    def __init__(self, terminal: Terminal) -> None:
+    def __init__(self, terminal: ChatTerminal) -> None:
         self.terminal = terminal
         self._events: SimpleQueue[object] = SimpleQueue()
 
-    def __enter__(self) -> _Keys:
-        self._before = signal.signal(signal.SIGINT, self._pressed)
+    def __enter__(self) -> _InterruptKey:
+        self._before = signal.signal(signal.SIGINT, self._on_interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._before)
 
-    def _pressed(self, number: int, frame: FrameType | None) -> None:
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.terminal.prompting:
             raise KeyboardInterrupt
         self._events.put(None)
 
-    def pressed_before(self, work: Future[Any]) -> bool:
+    def wait_or_interrupt(self, work: Future[Any]) -> bool:
         """Wait for `work`, or for Ctrl-C if that comes first."""
         work.add_done_callback(self._events.put)
         while (event := self._events.get()) is not work:
@@ -125,11 +129,11 @@ class _Keys:
         return False
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _raise_exit(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-class _Nudge:
+class _SignalWakeup:
     """Sees to it that Ctrl-C and SIGTERM are heard.
 
     Python acts on a signal when its main thread comes by. The line editor looks for one only when its wait for a key is
@@ -137,30 +141,32 @@ class _Nudge:
     every signal at once, and interrupts the wait with one that means nothing.
     """
 
-    def __init__(self, beside: Beside) -> None:
-        self.beside = beside
+    def __init__(self, background_loop: BackgroundLoop) -> None:
+        self.background_loop = background_loop
         self.main = threading.get_ident()
-        self.ear, self.mouth = os.pipe()
-        os.set_blocking(self.mouth, False)
+        self.read_fd, self.write_fd = os.pipe()
+        os.set_blocking(self.write_fd, False)
 
     def __enter__(self) -> None:
-        signal.signal(signal.SIGURG, _ignore)
-        signal.set_wakeup_fd(self.mouth, warn_on_full_buffer=False)
-        self.beside.loop.call_soon_threadsafe(self.beside.loop.add_reader, self.ear, self._hear)
+        signal.signal(signal.SIGURG, _ignore_signal)
+        signal.set_wakeup_fd(self.write_fd, warn_on_full_buffer=False)
+        self.background_loop.loop.call_soon_threadsafe(
+            self.background_loop.loop.add_reader, self.read_fd, self._on_signal_byte
+        )
 
     def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(-1)
-        self.beside.loop.call_soon_threadsafe(self.beside.loop.remove_reader, self.ear)
+        self.background_loop.loop.call_soon_threadsafe(self.background_loop.loop.remove_reader, self.read_fd)
 
-    def _hear(self) -> None:
-        if set(os.read(self.ear, 100)) != {signal.SIGURG}:
-            self.beside.loop.call_later(NUDGE_SECONDS, signal.pthread_kill, self.main, signal.SIGURG)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None: ...
+    def _on_signal_byte(self) -> None:
+        if set(os.read(self.read_fd, 100)) != {signal.SIGURG}:
+            self.background_loop.loop.call_later(NUDGE_SECONDS, signal.pthread_kill, self.main, signal.SIGURG)
 
 
-class Beside:
+def _ignore_signal(number: int, frame: FrameType | None) -> None: ...
+
+
+class BackgroundLoop:
     """An event loop on a thread of its own."""
 
     def __init__(self) -> None:
@@ -169,14 +175,14 @@ class Beside:
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-            runner.run(self._until_stopped())
+            runner.run(self._wait_until_stopped())
 
-    async def _until_stopped(self) -> None:
+    async def _wait_until_stopped(self) -> None:
         self._stopped = asyncio.Event()
         self._ready.set()
         await self._stopped.wait()
 
-    def __enter__(self) -> Beside:
+    def __enter__(self) -> BackgroundLoop:
         self._ready = threading.Event()
         self._thread.start()
         self._ready.wait()

@@ -5,23 +5,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from everhold.cli.parser import build, options, positionals, subcommands
-from everhold.cli.render import Screen
+from everhold.cli.parser import build_parser, list_options, list_positionals, list_subcommands
+from everhold.cli.render import CommandScreen
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
-    screen.say({"bash": bash, "zsh": zsh, "fish": fish}[args.shell]())
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
+    screen.print_line({"bash": render_bash, "zsh": render_zsh, "fish": render_fish}[args.shell]())
     return 0
 
 
-def words(parser: argparse.ArgumentParser, path: str = "") -> Iterator[tuple[str, list[str]]]:
+def iter_completions(parser: argparse.ArgumentParser, path: str = "") -> Iterator[tuple[str, list[str]]]:
     """For every place in the tree of commands: what may be written next."""
-    inner = subcommands(parser)
-    given = [option for action in options(parser) for option in action.option_strings if option.startswith("--")]
-    choices = [choice for action in positionals(parser) for choice in _offers(action)]
+    inner = list_subcommands(parser)
+    given = [option for action in list_options(parser) for option in action.option_strings if option.startswith("--")]
+    choices = [choice for action in list_positionals(parser) for choice in _offers(action)]
     yield path, [*inner, *choices, *given]
     for name, below in inner.items():
-        yield from words(below, f"{path} {name}".strip())
+        yield from iter_completions(below, f"{path} {name}".strip())
 
 
 def _offers(action: argparse.Action) -> list[str]:
@@ -38,23 +38,23 @@ def _generator(action: argparse.Action) -> str:
 
 def _file_arguments(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
     """A line for every command that takes a file or a directory: what lists them."""
-    for action in positionals(parser):
+    for action in list_positionals(parser):
         what = _generator(action)
         if what in ("-d", "-f"):
             yield f'    "{path}") COMPREPLY+=($(compgen {what} -- "$cur")) ;;'
-    for name, below in subcommands(parser).items():
+    for name, below in list_subcommands(parser).items():
         yield from _file_arguments(below, f"{path} {name}".strip())
 
 
-def bash() -> str:
-    cases = "\n".join(f'    "{path}") words="{" ".join(found)}" ;;' for path, found in words(build()))
+def render_bash() -> str:
+    cases = "\n".join(f'    "{path}") words="{" ".join(found)}" ;;' for path, found in iter_completions(build_parser()))
     return f"""\
 _everhold() {{
   local cur="${{COMP_WORDS[COMP_CWORD]}}" prev="${{COMP_WORDS[COMP_CWORD-1]}}" path="" word words
   case "$prev" in
-{_values(build())}
+{_render_value_cases(build_parser())}
   esac
-  local known=" {" ".join(path for path, _ in words(build()) if path and " " not in path)} "
+  local known=" {" ".join(path for path, _ in iter_completions(build_parser()) if path and " " not in path)} "
   for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
     case "$word" in -*) continue ;; esac
     if [ -z "$path" ]; then case "$known" in *" $word "*) path="$word" ;; esac
@@ -65,22 +65,22 @@ _everhold() {{
     *) words="" ;;
   esac
   if [ -z "$words" ]; then case "${{path%% *}}" in
-{_upper(build())}
+{_render_own_words(build_parser())}
   esac; fi
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
   case "$path" in
-{chr(10).join(_file_arguments(build()))}
+{chr(10).join(_file_arguments(build_parser()))}
   esac
 }}
 complete -F _everhold everhold"""
 
 
-def _values(parser: argparse.ArgumentParser) -> str:
+def _render_value_cases(parser: argparse.ArgumentParser) -> str:
     """What follows an option that takes a value: never a command or another option. Files are offered only where one
     is due."""
     found: dict[str, str] = {}
     flags: set[str] = set()
-    for action in _every(parser):
+    for action in _iter_options(parser):
         what = _generator(action)
         offer = f'$(compgen {what} -- "$cur")' if what else ""
         for option in action.option_strings:
@@ -95,45 +95,49 @@ def _values(parser: argparse.ArgumentParser) -> str:
     )
 
 
-def _every(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+def _iter_options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     """The options of all commands."""
-    yield from options(parser)
-    for below in subcommands(parser).values():
-        yield from _every(below)
+    yield from list_options(parser)
+    for below in list_subcommands(parser).values():
+        yield from _iter_options(below)
 
 
-def _upper(parser: argparse.ArgumentParser) -> str:
+def _render_own_words(parser: argparse.ArgumentParser) -> str:
     """A command's own words, for when what follows it is no command but a value."""
     return "\n".join(
-        f'    "{path}") words="{" ".join(found)}" ;;' for path, found in words(parser) if path and " " not in path
+        f'    "{path}") words="{" ".join(found)}" ;;'
+        for path, found in iter_completions(parser)
+        if path and " " not in path
     )
 
 
-def zsh() -> str:
-    return "autoload -Uz bashcompinit && bashcompinit\n" + bash()
+def render_zsh() -> str:
+    return "autoload -Uz bashcompinit && bashcompinit\n" + render_bash()
 
 
-def fish() -> str:
-    parser = build()
+def render_fish() -> str:
+    parser = build_parser()
     lines = ["complete -c everhold -f"]
-    for name, below in subcommands(parser).items():
-        summary = _help(parser, name)
-        lines.append(f"complete -c everhold -n __fish_use_subcommand -a {name} -d {_quoted(summary)}")
-        inner = subcommands(below)
+    for name, below in list_subcommands(parser).items():
+        summary = _find_command_help(parser, name)
+        lines.append(f"complete -c everhold -n __fish_use_subcommand -a {name} -d {_quote_text(summary)}")
+        inner = list_subcommands(below)
         if inner:
             missing = f"'__fish_seen_subcommand_from {name}; and not __fish_seen_subcommand_from {' '.join(inner)}'"
             for deeper in inner:
-                lines.append(f"complete -c everhold -n {missing} -a {deeper} -d {_quoted(_help(below, deeper))}")
+                lines.append(
+                    f"complete -c everhold -n {missing} -a {deeper} -d {_quote_text(_find_command_help(below, deeper))}"
+                )
         for leaf, seen in [(below, name)] + [
             (leaf, f"{name}; and __fish_seen_subcommand_from {deeper}") for deeper, leaf in inner.items()
         ]:
-            condition = _quoted(f"__fish_seen_subcommand_from {seen}")
-            for action in options(leaf):
+            condition = _quote_text(f"__fish_seen_subcommand_from {seen}")
+            for action in list_options(leaf):
                 for option in action.option_strings:
                     if option.startswith("--"):
-                        what = _quoted(action.help or "")
+                        what = _quote_text(action.help or "")
                         lines.append(f"complete -c everhold -n {condition} -l {option[2:]} -d {what}")
-            for action in positionals(leaf):
+            for action in list_positionals(leaf):
                 for choice in _offers(action):
                     lines.append(f"complete -c everhold -n {condition} -a {choice}")
                 if _generator(action) in ("-d", "-f"):
@@ -141,12 +145,12 @@ def fish() -> str:
     return "\n".join(lines)
 
 
-def _help(parser: argparse.ArgumentParser, name: str) -> str:
+def _find_command_help(parser: argparse.ArgumentParser, name: str) -> str:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return next((choice.help or "" for choice in action._choices_actions if choice.dest == name), "")
     return ""
 
 
-def _quoted(text: str) -> str:
+def _quote_text(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

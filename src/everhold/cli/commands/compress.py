@@ -5,35 +5,35 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from everhold.cli.progress import waiting
-from everhold.cli.reach import looking, reach
-from everhold.cli.render import Screen, safe
+from everhold.cli.connect import connect_for_reading, connect_gateway
+from everhold.cli.progress import show_waiting
+from everhold.cli.render import CommandScreen, escape_control
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     return asyncio.run(_run(args, screen))
 
 
-async def _run(args: argparse.Namespace, screen: Screen) -> int:
+async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
     if args.preview:
-        async with looking(args, screen) as calls:
+        async with connect_for_reading(args, screen) as calls:
             done = await calls.compress(args.id, keep=args.keep, focus=args.focus, preview=True)
-        _show(screen, done)
+        _print_result(screen, done)
         return 0
-    async with looking(args, screen) as calls:
+    async with connect_for_reading(args, screen) as calls:
         session = await calls.find_session(args.id)  # what is not there is said before anything is started
-    reached = await reach(args, screen, role="compress", starts=True)
+    reached = await connect_gateway(args, screen, role="compress", starts=True)
     try:
-        async with waiting(screen, "compressing"):
+        async with show_waiting(screen, "compressing"):
             done = await reached.calls.compress(session["id"], keep=args.keep, focus=args.focus, preview=False)
     finally:
         await reached.close()
-    _show(screen, done)
+    _print_result(screen, done)
     return 0 if done["done"] else 1
 
 
-def _show(screen: Screen, done: dict[str, object]) -> None:
+def _print_result(screen: CommandScreen, done: dict[str, object]) -> None:
     if screen.json:
-        screen.show(done)
+        screen.print_json(done)
     else:
-        screen.say(safe(str(done["message"])))
+        screen.print_line(escape_control(str(done["message"])))

@@ -6,64 +6,66 @@ import argparse
 import os
 from typing import Any
 
-from everhold.app import plugin_check, problem_json, settings_of
+from everhold.app import build_plugin_check, load_home_settings, render_problem
 from everhold.cli import errors
-from everhold.cli.reach import home_of
-from everhold.cli.render import Screen, count, safe
-from everhold.config import ConfigError, get_key, set_key, show, to_yaml
+from everhold.cli.connect import find_home
+from everhold.cli.render import CommandScreen, escape_control, format_count
+from everhold.config import ConfigError, get_key, set_key, show_settings, to_yaml
 from everhold.config.edit import parse_value
-from everhold.config.settings import takes_a_restart
+from everhold.config.settings import is_restart_required
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
-    home = home_of(args)
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
+    home = find_home(args)
     if args.action == "check":
-        return _check(args, screen)
+        return _check_config(args, screen)
     if args.action == "set":
         settings = set_key(
-            home.create(), args.key, parse_value(args.value), environ=os.environ, validate_plugin=plugin_check()
+            home.create(), args.key, parse_value(args.value), environ=os.environ, validate_plugin=build_plugin_check()
         )
-        restart = takes_a_restart(args.key)
+        restart = is_restart_required(args.key)
         if screen.json:
-            screen.show({"key": args.key, "revision": settings.revision, "file": str(home.config), "restart": restart})
+            screen.print_json(
+                {"key": args.key, "revision": settings.revision, "file": str(home.config), "restart": restart}
+            )
         else:
             when = "after a restart of everhold" if restart else "at the next message"
-            screen.say(f"set in {home.config}; in force {when}")
+            screen.print_line(f"set in {home.config}; in force {when}")
         return 0
-    settings = settings_of(home, environ=os.environ)
-    _print(screen, show(settings) if args.action == "show" else get_key(settings, args.key))
+    settings = load_home_settings(home, environ=os.environ)
+    _print_value(screen, show_settings(settings) if args.action == "show" else get_key(settings, args.key))
     return 0
 
 
-def _print(screen: Screen, value: Any) -> None:
+def _print_value(screen: CommandScreen, value: Any) -> None:
     if screen.json:
-        screen.show(value)
+        screen.print_json(value)
     elif isinstance(value, dict | list):
-        screen.out.write(safe(to_yaml(value)))
+        screen.out.write(escape_control(to_yaml(value)))
     elif isinstance(value, str):
-        screen.say(safe(value))
+        screen.print_line(escape_control(value))
     else:
-        screen.say({True: "true", False: "false", None: "null"}.get(value, str(value)))
+        screen.print_line({True: "true", False: "false", None: "null"}.get(value, str(value)))
 
 
-def _check(args: argparse.Namespace, screen: Screen) -> int:
-    home = home_of(args)
+def _check_config(args: argparse.Namespace, screen: CommandScreen) -> int:
+    home = find_home(args)
     try:
-        settings = settings_of(home, environ=os.environ)
+        settings = load_home_settings(home, environ=os.environ)
     except ConfigError as error:
         if not screen.json:
             raise
-        screen.show({"ok": False, "problems": [problem_json(problem) for problem in error.problems]})
+        screen.print_json({"ok": False, "problems": [render_problem(problem) for problem in error.problems]})
         return errors.CONFIG
-    problems = [problem_json(problem) for problem in settings.problems]
+    problems = [render_problem(problem) for problem in settings.problems]
     if screen.json:
-        screen.show({"ok": True, "revision": settings.revision, "problems": problems})
+        screen.print_json({"ok": True, "revision": settings.revision, "problems": problems})
         return 0
     file = str(home.config) if home.config.exists() else f"no {home.config}: everything is as it comes"
-    screen.say(f"{screen.paint('ok', 'green')} · {count(len(settings.agents), 'agent')} · {file}")
+    screen.print_line(f"{screen.paint('ok', 'green')} · {format_count(len(settings.agents), 'agent')} · {file}")
     for problem in problems:
         where = f"{problem['file']}:{problem['line']}: " if problem["line"] else ""
         what = f"{problem['key']}: " if problem["key"] else ""
-        screen.say(f"{screen.paint('off', 'yellow')}  {safe(where + what + problem['message'])}")
-        screen.say(f"  → {safe(problem['remedy'])}")
+        screen.print_line(f"{screen.paint('off', 'yellow')}  {escape_control(where + what + problem['message'])}")
+        screen.print_line(f"  → {escape_control(problem['remedy'])}")
     return 0

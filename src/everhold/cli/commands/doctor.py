@@ -9,83 +9,86 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from everhold.cli.progress import waiting, working
-from everhold.cli.reach import answering, home_of
-from everhold.cli.render import Screen, count, one_line, safe
-from everhold.doctor import bundle, foreign, mend
-from everhold.doctor.finding import Finding, finding_json, told as changes
-from everhold.doctor.own import Cure, Look
-from everhold.errors import EverholdError, HomeBusy, Misuse
-from everhold.home import Home
-from everhold.stores.sqlite.lock import HomeLock
+from everhold.cli.connect import find_home, find_running_gateway
+from everhold.cli.progress import show_waiting, show_working
+from everhold.cli.render import CommandScreen, escape_control, format_count, format_one_line
+from everhold.doctor import bundle
+from everhold.doctor.finding import DoctorFinding, convert_finding_to_json, describe_edits as changes
+from everhold.doctor.home import FixableFinding, HomeCheckup
+from everhold.errors import EverholdError, HomeBusy, InvalidRequest
+from everhold.hermes.doctor import checks, repair
+from everhold.infra.home import Home
+from everhold.infra.home_lock import HomeLock
 
-SHOWN: Final = 12
+MAX_SHOWN_LOCATIONS: Final = 12
 """Places that are named for one finding; --json has them all."""
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     if args.path:
-        return _foreign(args, screen)
+        return _check_hermes_home(args, screen)
     if args.undo or args.dry_run:
-        raise Misuse("that works on a store of hermes-agent's", remedy="everhold doctor PATH --fix --dry-run")
-    return asyncio.run(_own(args, screen))
+        raise InvalidRequest("that works on a store of hermes-agent's", remedy="everhold doctor PATH --fix --dry-run")
+    return asyncio.run(_check_own_home(args, screen))
 
 
 # -- our own home ------------------------------------------------------------------------------------------------------
 
 
-async def _own(args: argparse.Namespace, screen: Screen) -> int:
-    home = home_of(args)
-    async with waiting(screen, "looking at everything"):
-        look, cures = await _looked(home, live=not args.offline)
+async def _check_own_home(args: argparse.Namespace, screen: CommandScreen) -> int:
+    home = find_home(args)
+    async with show_waiting(screen, "looking at everything"):
+        look, cures = await _examine_home(home, live=not args.offline)
     done: list[str] = []
     if args.fix:
-        done = [cure.act() for cure in cures if cure.act is not None]
+        done = [cure.fix() for cure in cures if cure.fix is not None]
         if done:
-            look, cures = await _looked(home, live=False)
+            look, cures = await _examine_home(home, live=False)
     findings = [cure.finding for cure in cures]
     told: dict[str, Any] = {
         "home": str(home.path),
         "wrong": any(finding.level == "wrong" for finding in findings),
-        "findings": [{**finding_json(cure.finding), "fixable": cure.act is not None} for cure in cures],
+        "findings": [{**convert_finding_to_json(cure.finding), "fixable": cure.fix is not None} for cure in cures],
         "fixed": done,
     }
     if args.bundle is not None:
-        known = [secret.reveal() for secret in look.settings.secrets()] if look.settings else []
+        known = [secret.reveal() for secret in look.settings.list_secrets()] if look.settings else []
         logs = sorted(home.logs.glob("*.log*"))[:3]
-        told["bundle"] = str(_bundle(args.bundle, told, logs, [home.store], known))
+        told["bundle"] = str(_write_bundle(args.bundle, told, logs, [home.store], known))
     if screen.json:
-        screen.show(told)
+        screen.print_json(told)
     else:
-        _show(screen, str(home.path), findings)
+        _print_findings(screen, str(home.path), findings)
         for line in done:
-            screen.say(f"{screen.paint('mended', 'green')} {one_line(line)}")
-        if not args.fix and any(cure.act for cure in cures):
-            screen.say("`everhold doctor --fix` mends what is safe to mend")
-        _say_bundle(screen, told)
+            screen.print_line(f"{screen.paint('mended', 'green')} {format_one_line(line)}")
+        if not args.fix and any(cure.fix for cure in cures):
+            screen.print_line("`everhold doctor --fix` mends what is safe to mend")
+        _print_bundle(screen, told)
     return 1 if told["wrong"] else 0
 
 
-async def _looked(home: Home, *, live: bool) -> tuple[Look, list[Cure]]:
-    reached = await answering(home)
+async def _examine_home(home: Home, *, live: bool) -> tuple[HomeCheckup, list[FixableFinding]]:
+    reached = await find_running_gateway(home)
     status = await reached.calls.show_status() if reached and reached.role == "gateway" else None
-    look = Look(home, os.environ, time.time(), alone=reached is None and _free(home), status=status)
-    cures = list(look.cures())
-    if live and look.alone and look.settings is not None and not any(c.finding.check == "store" for c in cures):
-        from everhold.doctor.live import trials
+    look = HomeCheckup(home, os.environ, time.time(), holds_home=reached is None and _is_home_free(home), status=status)
+    cures = list(look.find_problems())
+    if live and look.holds_home and look.settings is not None and not any(c.finding.check == "store" for c in cures):
+        from everhold.doctor.live_checks import try_configuration
 
         try:
-            cures += [Cure(finding) async for finding in trials(home, look.settings, environ=os.environ)]
+            cures += [
+                FixableFinding(finding) async for finding in try_configuration(home, look.settings, environ=os.environ)
+            ]
         except EverholdError as error:
-            cures.append(Cure(Finding("store", error.message, remedy=error.remedy)))
+            cures.append(FixableFinding(DoctorFinding("store", error.message, remedy=error.remedy)))
     return look, cures
 
 
-def _free(home: Home) -> bool:
+def _is_home_free(home: Home) -> bool:
     if not home.path.is_dir():
         return False
     try:
-        HomeLock(home.lock).take().release()
+        HomeLock(home.lock).acquire().release()
     except (HomeBusy, OSError):
         return False
     return True
@@ -94,102 +97,120 @@ def _free(home: Home) -> bool:
 # -- somebody else's ---------------------------------------------------------------------------------------------------
 
 
-def _foreign(args: argparse.Namespace, screen: Screen) -> int:
+def _check_hermes_home(args: argparse.Namespace, screen: CommandScreen) -> int:
     path = Path(args.path).expanduser()
     now = time.time()
     if args.undo:
-        count_ = mend.undo(_database(path), Path(args.undo).expanduser())
-        screen.show({"undone": count_}) if screen.json else screen.say(f"{count(count_, 'change')} taken back")
+        count_ = repair.undo_repair(_find_database(path), Path(args.undo).expanduser())
+        screen.print_json({"undone": count_}) if screen.json else screen.print_line(
+            f"{format_count(count_, 'change')} taken back"
+        )
         return 0
-    with working(screen, f"looking at {safe(str(path))}"):
-        reports = foreign.examine(path, now=now)
-    told: dict[str, Any] = {"reports": [foreign.report_json(report) for report in reports]}
-    mended: list[mend.Mended] = []
+    with show_working(screen, f"looking at {escape_control(str(path))}"):
+        reports = checks.examine_path(path, now=now)
+    told: dict[str, Any] = {"reports": [checks.convert_report_to_json(report) for report in reports]}
+    mended: list[repair.RepairResult] = []
     if args.fix:
-        _show_all(args, screen, reports)
+        _print_reports(args, screen, reports)
         if not args.dry_run:
-            with working(screen, f"copying and mending {safe(str(path))}"):
-                mended = [mend.fix(Path(report.path), now=now) for report in reports if report.kind == "store"]
+            with show_working(screen, f"copying and mending {escape_control(str(path))}"):
+                mended = [
+                    repair.repair_store(Path(report.path), now=now) for report in reports if report.kind == "store"
+                ]
             told["mended"] = [
                 {"backup": str(it.backup or ""), "journal": str(it.journal or ""), "changes": it.edits} for it in mended
             ]
-            with working(screen, f"looking again at {safe(str(path))}"):
-                reports = foreign.examine(path, now=now)
-            told["reports"] = [foreign.report_json(report) for report in reports]
-    told["wrong"] = any(report.wrong for report in reports)
+            with show_working(screen, f"looking again at {escape_control(str(path))}"):
+                reports = checks.examine_path(path, now=now)
+            told["reports"] = [checks.convert_report_to_json(report) for report in reports]
+    told["wrong"] = any(report.has_problems for report in reports)
     if args.bundle is not None:
         logs = [Path(report.path) for report in reports if report.kind == "log"]
         stores = [Path(report.path) for report in reports if report.kind == "store"]
-        told["bundle"] = str(_bundle(args.bundle, told, logs, stores, []))
+        told["bundle"] = str(_write_bundle(args.bundle, told, logs, stores, []))
     if screen.json:
-        screen.show(told)
+        screen.print_json(told)
         return 1 if told["wrong"] else 0
     for it in mended:
-        _show_mended(screen, it)
+        _print_repair(screen, it)
     if not args.fix or not args.dry_run:
-        _show_all(args, screen, reports)
-    _say_bundle(screen, told)
+        _print_reports(args, screen, reports)
+    _print_bundle(screen, told)
     return 1 if told["wrong"] else 0
 
 
-def _database(path: Path) -> Path:
+def _find_database(path: Path) -> Path:
     return path / "state.db" if path.is_dir() else path
 
 
-def _show_all(args: argparse.Namespace, screen: Screen, reports: list[foreign.Report]) -> None:
+def _print_reports(args: argparse.Namespace, screen: CommandScreen, reports: list[checks.HermesReport]) -> None:
     if screen.json:
         return
     for report in reports:
         what = (
-            f"{count(report.sessions, 'session')}, {count(report.messages, 'message')}, schema {report.version}"
+            f"{format_count(report.sessions, 'session')}, {format_count(report.messages, 'message')}, schema {report.version}"
             if report.kind == "store"
-            else f"{count(report.messages, 'line')} about compressions"
+            else f"{format_count(report.messages, 'line')} about compressions"
         )
-        _show(screen, f"{report.path} · {what}", report.findings, edits=args.dry_run)
+        _print_findings(screen, f"{report.path} · {what}", report.findings, edits=args.dry_run)
     wrong = sum(finding.level == "wrong" for report in reports for finding in report.findings)
-    fixable = sum(finding.fixable for report in reports for finding in report.findings)
+    fixable = sum(finding.is_fixable for report in reports for finding in report.findings)
     if wrong:
-        screen.say(f"in all: {count(wrong, 'thing')} wrong" + (f", {fixable} of them can be mended" if fixable else ""))
+        screen.print_line(
+            f"in all: {format_count(wrong, 'thing')} wrong" + (f", {fixable} of them can be mended" if fixable else "")
+        )
     if fixable and not args.fix:
-        screen.say("--fix mends what can be, after a checked copy; --fix --dry-run shows every change")
+        screen.print_line("--fix mends what can be, after a checked copy; --fix --dry-run shows every change")
     if args.fix and args.dry_run:
-        screen.say("nothing was changed; without --dry-run it is done" if fixable else "there is nothing to mend")
+        screen.print_line(
+            "nothing was changed; without --dry-run it is done" if fixable else "there is nothing to mend"
+        )
 
 
-def _show_mended(screen: Screen, it: mend.Mended) -> None:
+def _print_repair(screen: CommandScreen, it: repair.RepairResult) -> None:
     if it.backup is None:
-        screen.say("there was nothing to mend")
+        screen.print_line("there was nothing to mend")
         return
-    screen.say(f"{screen.paint('mended', 'green')} {count(len(it.edits), 'change')}; as it was: {safe(str(it.backup))}")
-    screen.say(f"  → everhold doctor PATH --undo {safe(str(it.journal))} takes them back")
+    screen.print_line(
+        f"{screen.paint('mended', 'green')} {format_count(len(it.edits), 'change')}; as it was: {escape_control(str(it.backup))}"
+    )
+    screen.print_line(f"  → everhold doctor PATH --undo {escape_control(str(it.journal))} takes them back")
 
 
 # -- showing -----------------------------------------------------------------------------------------------------------
 
 
-def _show(screen: Screen, head: str, findings: list[Finding], *, edits: bool = False) -> None:
-    screen.say(screen.paint(safe(head), "bold"))
+def _print_findings(screen: CommandScreen, head: str, findings: list[DoctorFinding], *, edits: bool = False) -> None:
+    screen.print_line(screen.paint(escape_control(head), "bold"))
     for finding in findings:
         mark = screen.paint("!", "red", "bold") if finding.level == "wrong" else screen.paint("·", "yellow")
-        screen.say(f"{mark} {screen.paint(finding.check, 'bold')}: {one_line(finding.text)}")
+        screen.print_line(f"{mark} {screen.paint(finding.check, 'bold')}: {format_one_line(finding.text)}")
         if finding.where:
-            more = f" and {len(finding.where) - SHOWN} more" if len(finding.where) > SHOWN else ""
-            screen.say(screen.paint(f"    where: {one_line(', '.join(finding.where[:SHOWN]))}{more}", "dim"))
+            more = (
+                f" and {len(finding.where) - MAX_SHOWN_LOCATIONS} more"
+                if len(finding.where) > MAX_SHOWN_LOCATIONS
+                else ""
+            )
+            screen.print_line(
+                screen.paint(
+                    f"    where: {format_one_line(', '.join(finding.where[:MAX_SHOWN_LOCATIONS]))}{more}", "dim"
+                )
+            )
         if finding.lost:
-            screen.say(f"    lost: {one_line(finding.lost)}")
+            screen.print_line(f"    lost: {format_one_line(finding.lost)}")
         if finding.remedy:
-            screen.say(f"    → {one_line(finding.remedy)}")
+            screen.print_line(f"    → {format_one_line(finding.remedy)}")
         for line in changes(finding.edits) if edits else ():
-            screen.say(screen.paint(f"      {one_line(line)}", "dim"))
+            screen.print_line(screen.paint(f"      {format_one_line(line)}", "dim"))
     if not findings:
-        screen.say(f"{screen.paint('✓', 'green')} nothing is wrong")
+        screen.print_line(f"{screen.paint('✓', 'green')} nothing is wrong")
 
 
-def _bundle(wanted: str, told: Any, logs: list[Path], stores: list[Path], known: list[str]) -> Path:
+def _write_bundle(wanted: str, told: Any, logs: list[Path], stores: list[Path], known: list[str]) -> Path:
     target = Path(wanted or f"everhold-bundle-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz").expanduser()
-    return bundle.write(target, bundle.parts(told, logs, stores, bundle.Scrubber(known)))
+    return bundle.write_bundle(target, bundle.collect_bundle_parts(told, logs, stores, bundle.BundleScrubber(known)))
 
 
-def _say_bundle(screen: Screen, told: dict[str, Any]) -> None:
+def _print_bundle(screen: CommandScreen, told: dict[str, Any]) -> None:
     if "bundle" in told:
-        screen.say(f"bundle: {safe(told['bundle'])}; look into it before you give it away")
+        screen.print_line(f"bundle: {escape_control(told['bundle'])}; look into it before you give it away")

@@ -9,97 +9,99 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from everhold.cli.reach import home_of
-from everhold.cli.render import Screen, one_line
-from everhold.errors import Misuse
+from everhold.cli.connect import find_home
+from everhold.cli.render import CommandScreen, format_one_line
+from everhold.errors import InvalidRequest
 from everhold.evals import report
-from everhold.evals.conversation import bundled
-from everhold.evals.foreign import read
-from everhold.evals.score import Score
-from everhold.evals.stage import Distant, play
+from everhold.evals.conversation import load_bundled_conversations
+from everhold.evals.datasets import read_conversations
+from everhold.evals.runner import ThreadedModel, score_conversation
+from everhold.evals.score import CompressionScore
 from everhold.models.offline import OfflineModel
 from everhold.ports.model import Model
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     if args.plot and not args.plot.endswith(".svg"):
-        raise Misuse(f"{args.plot} is no .svg", remedy="the picture is an SVG; a browser shows it")
-    conversations = read(Path(args.conversations)) if args.conversations else bundled()
-    scores: list[Score] = []
-    with _model(args, screen) as model:
+        raise InvalidRequest(f"{args.plot} is no .svg", remedy="the picture is an SVG; a browser shows it")
+    conversations = read_conversations(Path(args.conversations)) if args.conversations else load_bundled_conversations()
+    scores: list[CompressionScore] = []
+    with _open_model(args, screen) as model:
         for conversation in conversations:
-            for folds in args.compressions:
+            for compressions in args.compressions:
                 if screen.err.isatty():
-                    screen.note(f"{conversation.name}, {folds or 'auto'}")
-                scores.append(play(conversation, model, folds=folds, keep=args.keep))
+                    screen.print_note(f"{conversation.name}, {compressions or 'auto'}")
+                scores.append(score_conversation(conversation, model, compressions=compressions, keep=args.keep))
     if args.plot:
-        Path(args.plot).write_text(report.plot(scores), encoding="utf-8")
-    behind = _compare(args, scores)
+        Path(args.plot).write_text(report.render_plot(scores), encoding="utf-8")
+    behind = _compare_scores(args, scores)
     if screen.json:
-        screen.show({"scores": report.as_json(scores), "worse": behind})
+        screen.print_json({"scores": report.convert_to_json(scores), "worse": behind})
     else:
-        _show(screen, scores, behind)
-    return 0 if all(score.sound for score in scores) and not behind else 1
+        _print_scores(screen, scores, behind)
+    return 0 if all(score.is_sound for score in scores) and not behind else 1
 
 
-def _compare(args: argparse.Namespace, scores: list[Score]) -> list[str]:
+def _compare_scores(args: argparse.Namespace, scores: list[CompressionScore]) -> list[str]:
     if not args.baseline:
         return []
     file = Path(args.baseline)
     if args.renew:
-        file.write_bytes(report.baseline(scores))
+        file.write_bytes(report.encode_baseline(scores))
         return []
-    return report.worse(scores, file.read_bytes())
+    return report.find_regressions(scores, file.read_bytes())
 
 
-def _show(screen: Screen, scores: list[Score], behind: list[str]) -> None:
-    screen.table(report.HEADERS, report.rows(scores), styles=("bold",))
-    screen.say()
+def _print_scores(screen: CommandScreen, scores: list[CompressionScore], behind: list[str]) -> None:
+    screen.print_table(report.HEADERS, report.format_score_rows(scores), styles=("bold",))
+    screen.print_line()
     ways = list(dict.fromkeys(score.asked for score in scores))
-    screen.table(
-        ("kept, by kind", *(f"compressions: {asked}" for asked in ways)), report.by_kind(scores), styles=("bold",)
+    screen.print_table(
+        ("kept, by kind", *(f"compressions: {asked}" for asked in ways)),
+        report.format_kind_rows(scores),
+        styles=("bold",),
     )
     for score in scores:
         if score.invented:
             made_up = ", ".join(score.invented)
-            screen.say(f"{screen.paint('made up', 'red')}  {score.conversation}: {one_line(made_up)}")
+            screen.print_line(f"{screen.paint('made up', 'red')}  {score.conversation}: {format_one_line(made_up)}")
     for line in behind:
-        screen.say(f"{screen.paint('worse', 'red', 'bold')}  {one_line(line)}")
+        screen.print_line(f"{screen.paint('worse', 'red', 'bold')}  {format_one_line(line)}")
     lost = sum(not outcome.logged for score in scores for outcome in score.outcomes)
     if lost:
-        screen.say(f"{screen.paint('lost', 'red', 'bold')}  {lost} facts stand nowhere in the log any more")
+        screen.print_line(f"{screen.paint('lost', 'red', 'bold')}  {lost} facts stand nowhere in the log any more")
 
 
 @contextlib.contextmanager
-def _model(args: argparse.Namespace, screen: Screen) -> Iterator[Model]:
+def _open_model(args: argparse.Namespace, screen: CommandScreen) -> Iterator[Model]:
     """The model under test: the offline one, unless an agent or a model of the configuration is named."""
     if not args.agent and not args.model:
         yield OfflineModel()
         return
-    from everhold.agents import Agents
-    from everhold.app import SystemChance, SystemClock, settings_of
-    from everhold.logs import open_log
+    from everhold.app import SystemClock, SystemRandomSource, load_home_settings
+    from everhold.assembly.agents import ConfiguredAgents
     from everhold.stores.sqlite import SqliteStore
+    from everhold.telemetry.logs import open_log
 
-    home = home_of(args)
-    settings = settings_of(home, environ=os.environ)
+    home = find_home(args)
+    settings = load_home_settings(home, environ=os.environ)
     name = args.agent or settings.default_agent
     if name not in settings.agents:
-        raise Misuse(f"there is no agent {name!r}", remedy=f"there is {', '.join(settings.agents)}")
+        raise InvalidRequest(f"there is no agent {name!r}", remedy=f"there is {', '.join(settings.agents)}")
     if args.model and args.model not in settings.models:
-        raise Misuse(f"there is no model {args.model!r}", remedy=f"there is {', '.join(settings.models)}")
+        raise InvalidRequest(f"there is no model {args.model!r}", remedy=f"there is {', '.join(settings.models)}")
     with tempfile.TemporaryDirectory(prefix="everhold-eval-") as directory:
         clock = SystemClock()
-        agents = Agents(
+        agents = ConfiguredAgents(
             settings,
-            store=SqliteStore.open(Path(directory) / "log.db", chance=SystemChance()),
+            store=SqliteStore.open(Path(directory) / "log.db", chance=SystemRandomSource()),
             log=open_log(clock=clock, home=None, form=args.log or "text", stream=screen.err),
             clock=clock,
             directory=home.path,
             platforms={},
         )
-        runtime = agents.runtime(name, {"model": args.model} if args.model else {})
-        distant = Distant(runtime.models[0] if args.model else runtime.summariser)
+        runtime = agents.get_runtime(name, {"model": args.model} if args.model else {})
+        distant = ThreadedModel(runtime.models[0] if args.model else runtime.summariser)
         try:
             yield distant
         finally:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 
-from everhold.cli.parser import build, subcommands
-from everhold.cli.render import Screen
-from everhold.config.problems import did_you_mean
+from everhold.cli.parser import build_parser, list_subcommands
+from everhold.cli.render import CommandScreen
+from everhold.config.errors import suggest_name
 from everhold.errors import NotFound
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
-    parser: argparse.ArgumentParser = build()
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
+    parser: argparse.ArgumentParser = build_parser()
     for word in args.words:
-        below = subcommands(parser)
+        below = list_subcommands(parser)
         if word not in below:
-            remedy = did_you_mean(word, below) if below else f"`{parser.prog} --help` shows what it takes"
+            remedy = suggest_name(word, below) if below else f"`{parser.prog} --help` shows what it takes"
             raise NotFound(f"there is no command {word!r} in `{parser.prog}`", remedy=remedy)
         parser = below[word]
     screen.out.write(parser.format_help())

@@ -9,84 +9,90 @@ import os
 from pathlib import Path
 from typing import Final
 
-from everhold.app import App, SystemClock, local_user, settings_of
+from everhold.app import GatewayApp, SystemClock, get_local_user, load_home_settings
 from everhold.cli.commands import memory
-from everhold.cli.reach import home_of, tell_upgrade
-from everhold.cli.render import Screen, count, one_line, safe
-from everhold.errors import HomeBusy, Misuse
-from everhold.imports.run import Job, Report, foreign, report_json, run as bring
-from everhold.logs import open_log
+from everhold.cli.connect import find_home, print_upgrade
+from everhold.cli.render import CommandScreen, escape_control, format_count, format_one_line
+from everhold.errors import HomeBusy, InvalidRequest
+from everhold.hermes.importer.run import (
+    ImportJob,
+    ImportReport,
+    convert_report_to_json,
+    is_hermes_source,
+    run_import as bring,
+)
+from everhold.telemetry.logs import open_log
 
-SHOWN: Final = 20
-EVERY: Final = 500
+MAX_SHOWN_LINES: Final = 20
+PROGRESS_EVERY_MESSAGES: Final = 500
 """Messages between two looks at the progress."""
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     if args.session:
-        return _into_session(args, screen)
-    report = asyncio.run(_run(args, screen))
+        return _import_into_session(args, screen)
+    report = asyncio.run(_run_import(args, screen))
     if screen.json:
-        screen.show(report_json(report))
+        screen.print_json(convert_report_to_json(report))
     else:
-        _show(screen, report)
-    return 0 if report.complete else 1
+        _print_report(screen, report)
+    return 0 if report.is_complete else 1
 
 
-def _into_session(args: argparse.Namespace, screen: Screen) -> int:
+def _import_into_session(args: argparse.Namespace, screen: CommandScreen) -> int:
     """Markdown for those who are in one conversation, and the memories it has: that is a command to a gateway."""
-    if foreign(Path(args.path).expanduser()):
-        raise Misuse("a home is imported with all its sessions", remedy="leave --session out")
+    if is_hermes_source(Path(args.path).expanduser()):
+        raise InvalidRequest("a home is imported with all its sessions", remedy="leave --session out")
     args.action = "import"
     return memory.run(args, screen)
 
 
-async def _run(args: argparse.Namespace, screen: Screen) -> Report:
-    home = home_of(args)
+async def _run_import(args: argparse.Namespace, screen: CommandScreen) -> ImportReport:
+    home = find_home(args)
     source = Path(args.path).expanduser()  # noqa: ASYNC240  # no file is touched
-    progress = _Progress(screen)
+    progress = _ImportProgressLine(screen)
     if args.dry_run:
-        settings = settings_of(home, environ=os.environ)
-        job = Job(source, home, settings, os.environ, local_user(), agent=args.agent)
+        settings = load_home_settings(home, environ=os.environ)
+        job = ImportJob(source, home, settings, os.environ, get_local_user(), agent=args.agent)
         try:
             return await bring(job, progress=progress)
         finally:
             progress.end()
     home.create()
-    settings = settings_of(home, environ=os.environ)
+    settings = load_home_settings(home, environ=os.environ)
     log = open_log(clock=SystemClock(), stream=io.StringIO())
     try:
-        app = App(home, settings, log=log, environ=os.environ)
+        app = GatewayApp(home, settings, log=log, environ=os.environ)
     except HomeBusy as error:
         raise HomeBusy(
             error.message,
             remedy="stop the gateway first; what it is told meanwhile waits at its platform"
-            + ("" if foreign(source) else " (or --session ID: Markdown, told to the gateway)"),
+            + ("" if is_hermes_source(source) else " (or --session ID: Markdown, told to the gateway)"),
         ) from None
-    tell_upgrade(app, screen)
+    print_upgrade(app, screen)
     try:
-        job = Job(
-            source, home, settings, os.environ, local_user(), agent=args.agent, store=app.store, now=app.clock.now()
+        job = ImportJob(
+            source, home, settings, os.environ, get_local_user(), agent=args.agent, store=app.store, now=app.clock.now()
         )
         return await bring(job, progress=progress)
     except asyncio.CancelledError:
         progress.end()
-        screen.note("interrupted; the same command goes on from here")
+        screen.print_note("interrupted; the same command goes on from here")
         raise
     finally:
         progress.end()
         await app.stop(seconds=0)
 
 
-class _Progress:
+class _ImportProgressLine:
     """A line that goes away again, on terminals only."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: CommandScreen) -> None:
         self.screen = screen
         self.last = 0
 
     def __call__(self, done: int, of: int) -> None:
-        if self.screen.err.isatty() and done - self.last >= EVERY:
+        if self.screen.err.isatty() and done - self.last >= PROGRESS_EVERY_MESSAGES:
             self.last = done
             self.screen.err.write(f"\r{done:,} of {of:,} messages ")
             self.screen.err.flush()
@@ -97,15 +103,15 @@ class _Progress:
             self.screen.err.flush()
 
 
-def _show(screen: Screen, report: Report) -> None:
+def _print_report(screen: CommandScreen, report: ImportReport) -> None:
     would = "would import" if report.dry else "imported"
-    screen.say(screen.paint(f"{would} {safe(report.source)}", "bold"))
+    screen.print_line(screen.paint(f"{would} {escape_control(report.source)}", "bold"))
     for name, tally in report.agents.items():
         rows = report.rows.get(name, 0)
         if rows:
-            screen.say(
-                f"  {screen.paint(one_line(name), 'bold')}: {count(tally.messages, 'message')} in "
-                f"{count(tally.conversations, 'conversation')}, from {count(tally.sessions, 'session')} there"
+            screen.print_line(
+                f"  {screen.paint(format_one_line(name), 'bold')}: {format_count(tally.messages, 'message')} in "
+                f"{format_count(tally.conversations, 'conversation')}, from {format_count(tally.sessions, 'session')} there"
             )
             more = (
                 (tally.known, "known already"),
@@ -116,40 +122,40 @@ def _show(screen: Screen, report: Report) -> None:
                 (tally.branches, "branched off"),
                 (tally.restored, "archived unread there, back in the conversation here"),
             )
-            screen.say("    " + ", ".join(f"{number:,} {what}" for number, what in more if number))
-            sure = tally.accounted == rows
+            screen.print_line("    " + ", ".join(f"{number:,} {what}" for number, what in more if number))
+            sure = tally.accounted_rows == rows
             mark = screen.paint("✓", "green") if sure else screen.paint("!", "red", "bold")
-            screen.say(f"    {mark} {tally.accounted:,} of {rows:,} rows accounted for")
-        for remark in tally.remarks[:SHOWN]:
-            screen.say(f"    {one_line(remark)}")
+            screen.print_line(f"    {mark} {tally.accounted_rows:,} of {rows:,} rows accounted for")
+        for remark in tally.remarks[:MAX_SHOWN_LINES]:
+            screen.print_line(f"    {format_one_line(remark)}")
     for name, number in report.facts.items():
         if number:
             verb = "would be remembered" if report.dry else "remembered"
-            screen.say(f"  {one_line(name)}: {count(number, 'entry', 'entries')} {verb}")
-    _list(screen, "settings", report.settings.written)
-    _list(screen, "kept as they are here", report.settings.kept)
-    _list(screen, "not written", report.settings.refused)
-    _list(screen, "not understood, look at them yourself", report.settings.unknown)
+            screen.print_line(f"  {format_one_line(name)}: {format_count(number, 'entry', 'entries')} {verb}")
+    _print_list(screen, "settings", report.settings.written)
+    _print_list(screen, "kept as they are here", report.settings.kept)
+    _print_list(screen, "not written", report.settings.refused)
+    _print_list(screen, "not understood, look at them yourself", report.settings.unknown)
     for trouble in report.troubles:
-        screen.say(f"{screen.paint('!', 'red', 'bold')} {one_line(trouble)}")
+        screen.print_line(f"{screen.paint('!', 'red', 'bold')} {format_one_line(trouble)}")
     if report.dry:
-        screen.say("nothing was changed; without --dry-run it is done")
+        screen.print_line("nothing was changed; without --dry-run it is done")
         return
     accounts = [key for key in report.settings.written if key.startswith("platforms.")]
     if accounts:
-        screen.say(
+        screen.print_line(
             "platform accounts are off: two that listen with one token take each other's messages. Once the other"
         )
-        screen.say(f"gateway has stopped: everhold config set {one_line(accounts[0])}.enabled true")
+        screen.print_line(f"gateway has stopped: everhold config set {format_one_line(accounts[0])}.enabled true")
     if report.before:
-        screen.say(f"`everhold restore --at {report.before} --yes` takes it back")
-    screen.say("next: everhold audit, then everhold up")
+        screen.print_line(f"`everhold restore --at {report.before} --yes` takes it back")
+    screen.print_line("next: everhold audit, then everhold up")
 
 
-def _list(screen: Screen, title: str, lines: list[str]) -> None:
+def _print_list(screen: CommandScreen, title: str, lines: list[str]) -> None:
     if lines:
-        screen.say(f"  {title}:")
-        for line in lines[:SHOWN]:
-            screen.say(f"    {one_line(line)}")
-        if len(lines) > SHOWN:
-            screen.say(f"    and {len(lines) - SHOWN} more; --json lists them")
+        screen.print_line(f"  {title}:")
+        for line in lines[:MAX_SHOWN_LINES]:
+            screen.print_line(f"    {format_one_line(line)}")
+        if len(lines) > MAX_SHOWN_LINES:
+            screen.print_line(f"    and {len(lines) - MAX_SHOWN_LINES} more; --json lists them")

@@ -12,44 +12,46 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TextIO, get_args
 
-from everhold.cli.reach import home_of
-from everhold.cli.render import Screen, safe
+from everhold.cli.connect import find_home
+from everhold.cli.render import CommandScreen, escape_control
 from everhold.errors import NotFound
-from everhold.logs import Level, Line, as_text
+from everhold.telemetry.logs import LogLevel, LogLine, render_text
 
 POLL_SECONDS: Final = 0.2
-_LEVELS: Final = get_args(Level)
+_LEVELS: Final = get_args(LogLevel)
 _FIELD: Final = re.compile(r' (\w+)=("(?:[^"\\]|\\.)*"|\[.*?\](?= |$)|\{.*?\}(?= |$)|\S*)')
 _STYLES: Final = {"warning": ("yellow",), "error": ("red",), "debug": ("dim",)}
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
-    path = home_of(args).logs / "everhold.log"
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
+    path = find_home(args).logs / "everhold.log"
     if not path.exists() and not args.follow:
         raise NotFound(f"there is no {path}", remedy="`everhold up` writes it")
     try:
-        for text in _lines(path, last=args.lines, follow=args.follow):
-            _print(screen, text, as_json=screen.json or args.log == "json")
+        for text in _follow_lines(path, last=args.lines, follow=args.follow):
+            _print_line(screen, text, as_json=screen.json or args.log == "json")
     except KeyboardInterrupt:
         if not args.follow:
             raise
     return 0
 
 
-def _print(screen: Screen, text: str, *, as_json: bool) -> None:
-    line = parsed(text)
+def _print_line(screen: CommandScreen, text: str, *, as_json: bool) -> None:
+    line = parse_line(text)
     if as_json:
         print(json.dumps(line, ensure_ascii=False, separators=(",", ":")), file=screen.out, flush=True)
         return
     level = str(line.get("level", ""))
     if text.startswith("{"):
         rest = {key: value for key, value in line.items() if key not in ("at", "level", "event", "trace")}
-        known: Level = level if level in _LEVELS else "info"  # type: ignore[assignment]  # checked
-        text = as_text(Line(str(line.get("at")), known, str(line.get("event")), rest, str(line.get("trace") or "")))
-    print(screen.paint(safe(text), *_STYLES.get(level, ())), file=screen.out, flush=True)
+        known: LogLevel = level if level in _LEVELS else "info"  # type: ignore[assignment]  # checked
+        text = render_text(
+            LogLine(str(line.get("at")), known, str(line.get("event")), rest, str(line.get("trace") or ""))
+        )
+    print(screen.paint(escape_control(text), *_STYLES.get(level, ())), file=screen.out, flush=True)
 
 
-def parsed(text: str) -> dict[str, Any]:
+def parse_line(text: str) -> dict[str, Any]:
     """A line of either form as an object; what is no line of ours (a trace) as `{"text"}`."""
     if text.startswith("{"):
         try:
@@ -60,18 +62,18 @@ def parsed(text: str) -> dict[str, Any]:
     head = re.match(r"(\S+) (\w+) +(\S+)", text)
     if head is None or head[2] not in _LEVELS:
         return {"text": text}
-    fields = {name: _value(value) for name, value in _FIELD.findall(text[head.end() :])}
+    fields = {name: _parse_value(value) for name, value in _FIELD.findall(text[head.end() :])}
     return {"at": head[1], "level": head[2], "event": head[3], **fields}
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def _lines(path: Path, *, last: int, follow: bool) -> Iterator[str]:
+def _follow_lines(path: Path, *, last: int, follow: bool) -> Iterator[str]:
     """The last lines of the file and, with `follow`, whatever comes, also once a new file has taken its place."""
     file: TextIO | None = None
     try:

@@ -11,155 +11,170 @@ from pathlib import Path
 from typing import Any
 
 from everhold.cli.client import ApiClient
-from everhold.cli.progress import waiting
-from everhold.cli.reach import looking
-from everhold.cli.render import Screen, ago, count, moment, one_line, safe
+from everhold.cli.connect import connect_for_reading
+from everhold.cli.progress import show_waiting
+from everhold.cli.render import (
+    CommandScreen,
+    escape_control,
+    format_count,
+    format_duration,
+    format_one_line,
+    format_time,
+)
 
-_NOBODY = "Nothing in the log is theirs: is the name right? `everhold people list` shows who is known by name."
+_UNKNOWN_PERSON_TEXT = (
+    "Nothing in the log is theirs: is the name right? `everhold people list` shows who is known by name."
+)
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     return asyncio.run(_run(args, screen))
 
 
-async def _run(args: argparse.Namespace, screen: Screen) -> int:
-    async with looking(args, screen) as calls:
+async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
+    async with connect_for_reading(args, screen) as calls:
         match args.action:
             case "status":
-                return await _status(calls, screen)
+                return await _print_status(calls, screen)
             case "search":
-                return await _search(calls, args, screen)
+                return await _search_memory(calls, args, screen)
             case "why":
-                await _why(calls, args, screen)
+                await _explain_answer(calls, args, screen)
             case "note":
                 noted = await calls.add_note(args.session, args.text)
-                _tell(screen, noted, f"noted as entry {noted['seq']} of session {noted['session']}")
+                _print_answer(screen, noted, f"noted as entry {noted['seq']} of session {noted['session']}")
             case "resend":
                 await _resend(calls, args, screen)
             case "backfill":
-                await _backfill(calls, args, screen)
+                await _start_backfill(calls, args, screen)
             case "forget":
-                return await _forget(calls, args, screen)
+                return await _forget_person(calls, args, screen)
             case "import":
-                await _import(calls, args, screen)
+                await _import_facts(calls, args, screen)
             case "export":
-                return await _export(calls, args, screen)
+                return await _export_memory(calls, args, screen)
     return 0
 
 
-def _tell(screen: Screen, answer: dict[str, object], text: str) -> None:
+def _print_answer(screen: CommandScreen, answer: dict[str, object], text: str) -> None:
     if screen.json:
-        screen.show(answer)
+        screen.print_json(answer)
     else:
-        screen.say(text)
+        screen.print_line(text)
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
 
 
-async def _status(calls: ApiClient, screen: Screen) -> int:
+async def _print_status(calls: ApiClient, screen: CommandScreen) -> int:
     found = await calls.show_memory_status()
     wrong = any(row["error"] or row["dead_letters"] or not row["there"] for row in found["memories"])
     if screen.json:
-        screen.show(found)
+        screen.print_json(found)
         return 1 if wrong else 0
     rows = [
         (
-            one_line(row["agent"]),
-            one_line(row["memory"]),
+            format_one_line(row["agent"]),
+            format_one_line(row["memory"]),
             "there" if row["there"] else "not there",
-            f"{row['waiting']} since {ago(time.time() - row['since'])}" if row["since"] is not None else "nothing",
+            f"{row['waiting']} since {format_duration(time.time() - row['since'])}"
+            if row["since"] is not None
+            else "nothing",
             str(row["dead_letters"]),
-            one_line(row["error"], most=60),
+            format_one_line(row["error"], most=60),
         )
         for row in found["memories"]
     ]
-    screen.table(("agent", "memory", "", "backlog", "dead letters", "last error"), rows, styles=("bold",))
+    screen.print_table(("agent", "memory", "", "backlog", "dead letters", "last error"), rows, styles=("bold",))
     for row in found["memories"]:
-        name = f"{one_line(row['memory'])} of {one_line(row['agent'])}"
+        name = f"{format_one_line(row['memory'])} of {format_one_line(row['agent'])}"
         if row["handed_over"] is not None:
-            screen.say(f"{name} is {row['delivery']}: {account(row['handed_over'], row['confirmed'])}")
+            screen.print_line(
+                f"{name} is {row['delivery']}: {describe_handed_over(row['handed_over'], row['confirmed'])}"
+            )
         elif row["says"]:
-            screen.say(f"{name}: {one_line(row['says'])}")
+            screen.print_line(f"{name}: {format_one_line(row['says'])}")
         if row["replaying"]:
-            screen.say(f"{name}: {count(row['replaying'], 'item')} to be sent again")
+            screen.print_line(f"{name}: {format_count(row['replaying'], 'item')} to be sent again")
     for names in found["forgetting"]:
-        screen.note(f"{one_line(names[0])} is not forgotten everywhere yet: it is tried again by itself.")
+        screen.print_note(f"{format_one_line(names[0])} is not forgotten everywhere yet: it is tried again by itself.")
     return 1 if wrong else 0
 
 
-def account(handed: int, seen: int) -> str:
+def describe_handed_over(handed: int, seen: int) -> str:
     """What is known of a memory that never says what it kept, and what is not."""
     return f"{handed} handed over, {seen} confirmed by reading back, {handed - seen} unknown"
 
 
-async def _search(calls: ApiClient, args: argparse.Namespace, screen: Screen) -> int:
+async def _search_memory(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> int:
     found = await calls.search_memory(args.text, agent=args.agent, person=args.person, limit=args.limit)
     if screen.json:
-        screen.show(found)
+        screen.print_json(found)
     else:
         for item in found["memories"]:
-            screen.say(f"{screen.paint(_where(item), 'dim')}\n  {one_line(item['text'], most=400)}")
+            screen.print_line(
+                f"{screen.paint(_format_location(item), 'dim')}\n  {format_one_line(item['text'], most=400)}"
+            )
         if not found["memories"]:
-            screen.note(f"{found['agent']} remembers nothing like it for {one_line(found['person'])}.")
+            screen.print_note(f"{found['agent']} remembers nothing like it for {format_one_line(found['person'])}.")
         for line in found["unavailable"]:
-            screen.note(f"no answer: {one_line(line)}")
+            screen.print_note(f"no answer: {format_one_line(line)}")
     return 0 if found["memories"] else 1
 
 
-async def _why(calls: ApiClient, args: argparse.Namespace, screen: Screen) -> None:
+async def _explain_answer(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> None:
     found = await calls.explain_answer(args.session, at=args.at)
     if screen.json:
-        screen.show(found)
+        screen.print_json(found)
         return
-    screen.say(screen.paint(f"session {found['session']}, entry {found['at']}", "bold"))
+    screen.print_line(screen.paint(f"session {found['session']}, entry {found['at']}", "bold"))
     for title, key in (("kept in mind", "facts"), ("recalled", "shown"), ("left out", "left_out")):
         for item in found.get(key, ()):
-            reason = f" ({one_line(item['why_not'])})" if item.get("why_not") else ""
-            text = one_line(item["text"], most=200) if item["text"] else "(erased)"
-            screen.say(f"{title}{reason}: {screen.paint(_where(item), 'dim')}\n  {text}")
+            reason = f" ({format_one_line(item['why_not'])})" if item.get("why_not") else ""
+            text = format_one_line(item["text"], most=200) if item["text"] else "(erased)"
+            screen.print_line(f"{title}{reason}: {screen.paint(_format_location(item), 'dim')}\n  {text}")
     if found.get("budget"):
-        screen.say(f"room: {found.get('tokens', 0)} of {found['budget']} tokens used")
+        screen.print_line(f"room: {found.get('tokens', 0)} of {found['budget']} tokens used")
     if found.get("unavailable"):
-        names = ", ".join(map(one_line, found["unavailable"]))
-        screen.say(f"no answer within {found.get('deadline', 0):g} s: {names}")
+        names = ", ".join(map(format_one_line, found["unavailable"]))
+        screen.print_line(f"no answer within {found.get('deadline', 0):g} s: {names}")
     if not any(found.get(key) for key in ("facts", "shown", "left_out")):
-        screen.note("Nothing was recalled.")
+        screen.print_note("Nothing was recalled.")
 
 
-def _where(item: dict[str, Any]) -> str:
+def _format_location(item: dict[str, Any]) -> str:
     person, kind = item.get("person", ""), item.get("kind", "")
     whose = f"reply to {person}" if kind == "reply" else " by ".join(part for part in (kind, person) if part)
-    parts = [item["provider"], whose, moment(item["at"]) if item.get("at") else ""]
+    parts = [item["provider"], whose, format_time(item["at"]) if item.get("at") else ""]
     if item.get("session"):
         parts.append(f"session {item['session']}" + (f", entry {item['seq']}" if item.get("seq") else ""))
     if item.get("origin"):
         parts.append(f"from {item['origin']}")
-    return one_line(" · ".join(part for part in parts if part))
+    return format_one_line(" · ".join(part for part in parts if part))
 
 
-async def _resend(calls: ApiClient, args: argparse.Namespace, screen: Screen) -> None:
-    async with waiting(screen, "looking through every session"):
+async def _resend(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> None:
+    async with show_waiting(screen, "looking through every session"):
         found = await calls.resend_to_memory(args.memory, since=args.since, agent=args.agent, dry_run=args.dry_run)
     if screen.json:
-        screen.show(found)
+        screen.print_json(found)
         return
-    name = one_line(found["memory"])
+    name = format_one_line(found["memory"])
     if not found["items"]:
-        screen.note(f"{name} has received nothing since then.")
+        screen.print_note(f"{name} has received nothing since then.")
         return
-    what = count(found["items"], "exchange or note", "exchanges and notes")
-    span = f"received {moment(found['since'])} to {moment(found['until'])}"
-    screen.say(f"{what} of {count(found['sessions'], 'session')}, {span}")
-    screen.say(f"  {one_line(found['repeats'])}")
+    what = format_count(found["items"], "exchange or note", "exchanges and notes")
+    span = f"received {format_time(found['since'])} to {format_time(found['until'])}"
+    screen.print_line(f"{what} of {format_count(found['sessions'], 'session')}, {span}")
+    screen.print_line(f"  {format_one_line(found['repeats'])}")
     if found["begun"]:
-        screen.note("They are sent again, in order. `everhold memory status` shows how many are left.")
+        screen.print_note("They are sent again, in order. `everhold memory status` shows how many are left.")
     else:
-        screen.note("Nothing was changed; without --dry-run they are sent again.")
+        screen.print_note("Nothing was changed; without --dry-run they are sent again.")
 
 
-async def _backfill(calls: ApiClient, args: argparse.Namespace, screen: Screen) -> None:
-    async with waiting(screen, "looking through every session"):
+async def _start_backfill(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> None:
+    async with show_waiting(screen, "looking through every session"):
         found = await calls.backfill_memory(
             args.memory,
             agent=args.agent,
@@ -169,88 +184,94 @@ async def _backfill(calls: ApiClient, args: argparse.Namespace, screen: Screen) 
             dry_run=not args.yes,
         )
     if screen.json:
-        screen.show(found)
+        screen.print_json(found)
         return
     if not found["items"]:
-        screen.note(f"{one_line(found['memory'])} has been handed everything there is.")
+        screen.print_note(f"{format_one_line(found['memory'])} has been handed everything there is.")
         return
-    what = count(found["items"], "exchange or note", "exchanges and notes")
-    span = f"{moment(found['since'])} to {moment(found['until'])}"
-    screen.say(f"{what} of {count(found['sessions'], 'session')}, {span}")
+    what = format_count(found["items"], "exchange or note", "exchanges and notes")
+    span = f"{format_time(found['since'])} to {format_time(found['until'])}"
+    screen.print_line(f"{what} of {format_count(found['sessions'], 'session')}, {span}")
     takes = f"about {found['tokens']} tokens of text, {found['minutes']:g} minutes"
-    screen.say(f"  {count(found['requests'], 'hand-over')}, {takes}")
+    screen.print_line(f"  {format_count(found['requests'], 'hand-over')}, {takes}")
     if found["begun"]:
-        screen.note("Begun. `everhold logs -f` shows memory.backfilled; a restart does not interrupt it.")
+        screen.print_note("Begun. `everhold logs -f` shows memory.backfilled; a restart does not interrupt it.")
     else:
-        screen.note("What a token costs there, the service says. Nothing was changed; --yes begins.")
+        screen.print_note("What a token costs there, the service says. Nothing was changed; --yes begins.")
 
 
 # -- a person ----------------------------------------------------------------------------------------------------------
 
 
-async def _forget(calls: ApiClient, args: argparse.Namespace, screen: Screen) -> int:
-    async with waiting(screen, "forgetting" if args.yes else "looking through every session"):
+async def _forget_person(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> int:
+    async with show_waiting(screen, "forgetting" if args.yes else "looking through every session"):
         found = await calls.forget_person(args.person, dry_run=not args.yes)
     if screen.json:
-        screen.show(found)
+        screen.print_json(found)
         return 0 if found["done"] or not args.yes else 1
     verb = "erased" if args.yes else "would be erased"
-    screen.say(f"{screen.paint(one_line(', '.join(found['names'])), 'bold')}: {verb}")
+    screen.print_line(f"{screen.paint(format_one_line(', '.join(found['names'])), 'bold')}: {verb}")
     for going in found["sessions"]:
         whole = "all of it" if going["alone"] else "their part"
         more = f", {going['repeated']} of them said to others" if going["repeated"] else ""
-        screen.say(f"  session {going['session']} ({going['agent']}), {whole}: {_entries(len(going['seqs']))}{more}")
-    screen.say(f"  {_entries(found['entries'])} in all, {count(found['recalls'], 'record')} of what models were shown")
+        screen.print_line(
+            f"  session {going['session']} ({going['agent']}), {whole}: {_format_entries(len(going['seqs']))}{more}"
+        )
+    screen.print_line(
+        f"  {_format_entries(found['entries'])} in all, {format_count(found['recalls'], 'record')} of what models were shown"
+    )
     if found["schedules"]:
-        screen.say(f"  {count(found['schedules'], 'schedule')} of theirs")
+        screen.print_line(f"  {format_count(found['schedules'], 'schedule')} of theirs")
     for reach in found["providers"]:
         done = f"{reach['deleted']} deleted" if reach["deleted"] else "has nothing of it"
         fate = done if args.yes else "is asked to delete"
         can = fate if reach["can"] else "cannot delete"
-        screen.say(f"  {one_line(reach['memory'])} (agent {one_line(reach['agent'])}): {can}")
-    screen.say("stays:")
+        screen.print_line(f"  {format_one_line(reach['memory'])} (agent {format_one_line(reach['agent'])}): {can}")
+    screen.print_line("stays:")
     for line in found["remains"]:
-        screen.say(f"  {safe(line)}")
+        screen.print_line(f"  {escape_control(line)}")
     if not found["entries"] and not found["schedules"]:
-        screen.note(_NOBODY)
+        screen.print_note(_UNKNOWN_PERSON_TEXT)
     if not args.yes:
-        screen.note(f"Nothing was changed. `everhold memory forget {one_line(args.person)} --yes` does it, for good.")
+        screen.print_note(
+            f"Nothing was changed. `everhold memory forget {format_one_line(args.person)} --yes` does it, for good."
+        )
     elif not found["done"]:
-        screen.note("Not everybody has confirmed. It goes on by itself; the same command tries at once.")
+        screen.print_note("Not everybody has confirmed. It goes on by itself; the same command tries at once.")
     return 0 if found["done"] or not args.yes else 1
 
 
-def _entries(number: int) -> str:
-    return count(number, "entry", "entries")
+def _format_entries(number: int) -> str:
+    return format_count(number, "entry", "entries")
 
 
-async def _import(calls: ApiClient, args: argparse.Namespace, screen: Screen) -> None:
-    from everhold.papers import read
+async def _import_facts(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> None:
+    from everhold.admin.memory_files import read_memory_files
 
-    files = await asyncio.to_thread(lambda: read(Path(args.path).expanduser()))
+    files = await asyncio.to_thread(lambda: read_memory_files(Path(args.path).expanduser()))
     made = await calls.import_memory_files(args.session, files, dry_run=args.dry_run)
-    held = f"{count(made['facts'], 'fact')} and {count(made['notes'], 'note')} in {count(len(made['files']), 'file')}"
+    held = f"{format_count(made['facts'], 'fact')} and {format_count(made['notes'], 'note')} in {format_count(len(made['files']), 'file')}"
     new = f", {made['noted']} of them new" if made["done"] else "; nothing was changed"
-    _tell(screen, made, f"{held} for session {made['session']}{new}")
+    _print_answer(screen, made, f"{held} for session {made['session']}{new}")
 
 
-async def _export(calls: ApiClient, args: argparse.Namespace, screen: Screen) -> int:
-    from everhold.papers import write_down, write_memory_files
+async def _export_memory(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> int:
+    from everhold.admin.memory_files import write_export, write_memory_files
 
     to = Path(os.path.abspath(os.path.expanduser(args.to)))  # noqa: ASYNC240  # no file is touched
-    async with waiting(screen, "reading every session"), aclosing(calls.export_person(args.person)) as records:
+    async with show_waiting(screen, "reading every session"), aclosing(calls.export_person(args.person)) as records:
         files = await calls.show_memory_files(args.person)  # a name that is none is refused before a file is made
-        made = await write_down(records, args.person, to)
+        made = await write_export(records, args.person, to)
         made["files"] += write_memory_files(files, to)
     known = bool(made["files"])
     if screen.json:
-        screen.show(made)
+        screen.print_json(made)
         return 0 if known else 1
-    screen.say(f"{count(made['records'], 'record')} of {one_line(made['person'])}")
+    screen.print_line(f"{format_count(made['records'], 'record')} of {format_one_line(made['person'])}")
     for path in made["files"]:
-        screen.say(f"  {safe(path)}")
+        screen.print_line(f"  {escape_control(path)}")
     for line in made["missing"]:
-        screen.note(f"missing: {one_line(line)}")
+        screen.print_note(f"missing: {format_one_line(line)}")
     if not known:
-        screen.note(_NOBODY)
+        screen.print_note(_UNKNOWN_PERSON_TEXT)
     return 0 if known else 1

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from everhold.cli.reach import looking
-from everhold.cli.render import Screen, one_line
+from everhold.cli.connect import connect_for_reading
+from everhold.cli.render import CommandScreen, format_one_line
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     return asyncio.run(_run(args, screen))
 
 
-async def _run(args: argparse.Namespace, screen: Screen) -> int:
-    async with looking(args, screen) as calls:
+async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
+    async with connect_for_reading(args, screen) as calls:
         match args.action:
             case "link":
                 done = await calls.link_identity(args.identity, args.person)
@@ -25,19 +25,21 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
             case _:
                 done, text = await calls.list_people(), ""
     if screen.json:
-        screen.show(done)
+        screen.print_json(done)
     elif text:
-        screen.say(one_line(text))
+        screen.print_line(format_one_line(text))
     elif not done["people"]:
-        screen.note("Nobody is known by name. Add them under people in config.yaml, or let them say /link in a chat.")
+        screen.print_note(
+            "Nobody is known by name. Add them under people in config.yaml, or let them say /link in a chat."
+        )
     else:
         rows = [
             (
-                one_line(it["name"]) + (" *" if it["owner"] else ""),
-                one_line(", ".join(it["configured"])) or "-",
-                one_line(", ".join(it["linked"])) or "-",
+                format_one_line(it["name"]) + (" *" if it["owner"] else ""),
+                format_one_line(", ".join(it["configured"])) or "-",
+                format_one_line(", ".join(it["linked"])) or "-",
             )
             for it in done["people"]
         ]
-        screen.table(("person", "configured", "linked"), rows, styles=("bold",))
+        screen.print_table(("person", "configured", "linked"), rows, styles=("bold",))
     return 0

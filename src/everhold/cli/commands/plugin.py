@@ -15,56 +15,62 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from everhold.cli.render import Screen, count, one_line
-from everhold.errors import Misuse, NotFound
+from everhold.cli.render import CommandScreen, format_count, format_one_line
+from everhold.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
-    from everhold.plugins import Factory
+    from everhold.infra.plugins import PluginFactory
     from everhold.ports.memory import MemoryProvider
-    from everhold.testing.conformance import Harness, Outcome
+    from everhold.testing.conformance import CheckOutcome, ServiceHarness
 
-SKELETON: Final = Path(__file__).parents[1] / "skeleton"
-SIGNS: Final = {"passed": ("✓", "green"), "failed": ("✗", "red"), "skipped": ("·", "dim")}
+SKELETON_DIRECTORY: Final = Path(__file__).parents[1] / "skeleton"
+STATE_SIGNS: Final = {"passed": ("✓", "green"), "failed": ("✗", "red"), "skipped": ("·", "dim")}
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     match args.action:
         case "list":
-            return _list(screen)
+            return _list_plugins(screen)
         case "new":
-            return _new(args, screen)
+            return _create_plugin(args, screen)
         case _:
-            return asyncio.run(_test(args, screen))
+            return asyncio.run(_test_plugin(args, screen))
 
 
 # -- what is installed -------------------------------------------------------------------------------------------------
 
 
-def _list(screen: Screen) -> int:
-    from everhold.plugins import MEMORIES, MODELS, PLATFORMS, TOOLS
+def _list_plugins(screen: CommandScreen) -> int:
+    from everhold.infra.plugins import MEMORY_PLUGINS, MODEL_PLUGINS, PLATFORM_PLUGINS, TOOL_PLUGINS
 
-    found = [(it.kind, plugin) for it in (MEMORIES, PLATFORMS, MODELS, TOOLS) for plugin in it.plugins()]
+    found = [
+        (it.kind, plugin)
+        for it in (MEMORY_PLUGINS, PLATFORM_PLUGINS, MODEL_PLUGINS, TOOL_PLUGINS)
+        for plugin in it.list_plugins()
+    ]
     if screen.json:
         names = ("name", "package", "version", "target")
         rows = [{"kind": kind, **{name: getattr(plugin, name) for name in names}} for kind, plugin in found]
-        screen.show({"plugins": rows})
+        screen.print_json({"plugins": rows})
         return 0
     cells = [(kind, it.name, f"{it.package} {it.version}".strip(), it.target) for kind, it in found]
-    screen.table(("kind", "name", "package", "at"), [[one_line(cell) for cell in row] for row in cells])
+    screen.print_table(("kind", "name", "package", "at"), [[format_one_line(cell) for cell in row] for row in cells])
     return 0
 
 
 # -- a new one ---------------------------------------------------------------------------------------------------------
 
 
-def _new(args: argparse.Namespace, screen: Screen) -> int:
+def _create_plugin(args: argparse.Namespace, screen: CommandScreen) -> int:
     name = args.name
     package = f"everhold_{name.replace('-', '_')}"
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or keyword.iskeyword(name):
-        raise Misuse(f"{name!r} is not a name for a plug-in", remedy="small letters, digits and -, first a letter")
+        raise InvalidRequest(
+            f"{name!r} is not a name for a plug-in", remedy="small letters, digits and -, first a letter"
+        )
     directory = Path(args.directory or f"everhold-{name}")
     if directory.exists() and any(directory.iterdir()):
-        raise Misuse(f"{directory} is not empty", remedy="name another place: --in DIR")
+        raise InvalidRequest(f"{directory} is not empty", remedy="name another place: --in DIR")
     words = {"@name@": name, "@package@": package, "@Class@": "".join(part.title() for part in name.split("-"))}
     files = {
         f"{package}/__init__.py": "provider.py",
@@ -76,17 +82,17 @@ def _new(args: argparse.Namespace, screen: Screen) -> int:
     for file, template in files.items():
         path = directory / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_filled(template, words))
+        path.write_text(_fill_template(template, words))
     if screen.json:
-        screen.show({"directory": str(directory), "files": sorted(files)})
+        screen.print_json({"directory": str(directory), "files": sorted(files)})
     else:
-        screen.say(f"wrote {directory}: {', '.join(sorted(files))}")
-        screen.note(f"next: cd {directory} && everhold plugin test {package}:{words['@Class@']}")
+        screen.print_line(f"wrote {directory}: {', '.join(sorted(files))}")
+        screen.print_note(f"next: cd {directory} && everhold plugin test {package}:{words['@Class@']}")
     return 0
 
 
-def _filled(template: str, words: Mapping[str, str]) -> str:
-    text = (SKELETON / f"{template}.txt").read_text() if template else ""
+def _fill_template(template: str, words: Mapping[str, str]) -> str:
+    text = (SKELETON_DIRECTORY / f"{template}.txt").read_text() if template else ""
     for word, meaning in words.items():
         text = text.replace(word, meaning)
     return text
@@ -95,68 +101,68 @@ def _filled(template: str, words: Mapping[str, str]) -> str:
 # -- a test ------------------------------------------------------------------------------------------------------------
 
 
-def _named(name: str) -> tuple[Factory[MemoryProvider], dict[str, Any]]:
+def _find_factory(name: str) -> tuple[PluginFactory[MemoryProvider], dict[str, Any]]:
     """The factory a name stands for. `plug-in:text` sets what the plug-in is about, if it is about something."""
-    from everhold.plugins import MEMORIES
+    from everhold.infra.plugins import MEMORY_PLUGINS
 
     head, colon, rest = name.partition(":")
-    if colon and head in {plugin.name for plugin in MEMORIES.plugins()}:
-        factory = MEMORIES.load(head)
+    if colon and head in {plugin.name for plugin in MEMORY_PLUGINS.list_plugins()}:
+        factory = MEMORY_PLUGINS.load(head)
         if argument := getattr(factory, "argument", ""):
             return factory, {argument: rest}
-    return MEMORIES.load(name), {}
+    return MEMORY_PLUGINS.load(name), {}
 
 
-async def _test(args: argparse.Namespace, screen: Screen) -> int:
-    from everhold.testing.conformance import CHECKS, run as run_checks
+async def _test_plugin(args: argparse.Namespace, screen: CommandScreen) -> int:
+    from everhold.testing.conformance import CHECKS, run_checks
 
     if unknown := [name for name in args.only if name not in CHECKS]:
         raise NotFound(f"there is no check {unknown[0]!r}", remedy=f"there is {', '.join(CHECKS)}")
     if ":" in args.name or ":" in args.harness:
         sys.path.insert(0, os.getcwd())  # what is being written stands here
-    factory, about = _named(args.name)
-    outcomes: list[Outcome] = []
-    async with _broken_at_will(args.harness) as harness:
-        given = {**about, **(harness.settings if harness is not None else {}), **_settings(args.set)}
-        settings, make = _maker(factory, given, name=args.name.partition(":")[0])
-        await _tried(factory, settings)
+    factory, about = _find_factory(args.name)
+    outcomes: list[CheckOutcome] = []
+    async with _load_harness(args.harness) as harness:
+        given = {**about, **(harness.settings if harness is not None else {}), **_parse_settings(args.set)}
+        settings, make = _make_provider_factory(factory, given, name=args.name.partition(":")[0])
+        await _try_factory(factory, settings)
         checks = run_checks(make, harness=harness, only=args.only, seconds=args.seconds, patience=args.patience)
         async for outcome in checks:
             outcomes.append(outcome)
             if not screen.json:
-                _show(screen, outcome)
+                _print_outcome(screen, outcome)
     states = [outcome.state for outcome in outcomes]
     if screen.json:
         import msgspec
 
-        screen.show({"provider": args.name, "checks": msgspec.to_builtins(outcomes)})
+        screen.print_json({"provider": args.name, "checks": msgspec.to_builtins(outcomes)})
     else:
-        parts = [f"{states.count(state)} {state}" for state in SIGNS if state in states]
-        screen.say(f"{count(len(outcomes), 'check')}: {', '.join(parts)}")
+        parts = [f"{states.count(state)} {state}" for state in STATE_SIGNS if state in states]
+        screen.print_line(f"{format_count(len(outcomes), 'check')}: {', '.join(parts)}")
     return 1 if "failed" in states else 0
 
 
-def _show(screen: Screen, outcome: Outcome) -> None:
-    sign, style = SIGNS[outcome.state]
-    screen.say(f"{screen.paint(sign, style)} {outcome.check:<17} {outcome.promise}")
+def _print_outcome(screen: CommandScreen, outcome: CheckOutcome) -> None:
+    sign, style = STATE_SIGNS[outcome.state]
+    screen.print_line(f"{screen.paint(sign, style)} {outcome.check:<17} {outcome.promise}")
     if outcome.reason:
-        screen.say(f"{'':>20}{screen.paint(one_line(outcome.reason), style)}")
+        screen.print_line(f"{'':>20}{screen.paint(format_one_line(outcome.reason), style)}")
     screen.out.flush()
 
 
-def _settings(given: list[str]) -> dict[str, Any]:
+def _parse_settings(given: list[str]) -> dict[str, Any]:
     """`k=v` as config.yaml would have it; a secret is named by its variable."""
-    from everhold.secret import Secret
+    from everhold.infra.secret import SecretString
 
     settings: dict[str, Any] = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise Misuse(f"{text!r} is not K=V", remedy="for example --set base_url=http://127.0.0.1:8000")
+            raise InvalidRequest(f"{text!r} is not K=V", remedy="for example --set base_url=http://127.0.0.1:8000")
         if key.endswith("_env"):
             if not os.environ.get(value):
-                raise Misuse(f"{value} is not set", remedy=f"export {value}=… first")
-            settings[key.removesuffix("_env")] = Secret(os.environ[value])
+                raise InvalidRequest(f"{value} is not set", remedy=f"export {value}=… first")
+            settings[key.removesuffix("_env")] = SecretString(os.environ[value])
             continue
         try:
             settings[key] = json.loads(value)
@@ -165,36 +171,36 @@ def _settings(given: list[str]) -> dict[str, Any]:
     return settings
 
 
-def _maker(
-    factory: Factory[MemoryProvider], given: Mapping[str, Any], *, name: str
+def _make_provider_factory(
+    factory: PluginFactory[MemoryProvider], given: Mapping[str, Any], *, name: str
 ) -> tuple[Any, Callable[[str, Path], MemoryProvider]]:
-    from everhold.config import ConfigError, plugin_problems, plugin_settings
+    from everhold.config import ConfigError, build_plugin_settings, find_plugin_problems
     from everhold.config.settings import MemorySettings
-    from everhold.testing.plugin import context
+    from everhold.testing.plugin_context import make_plugin_context
 
-    if problems := plugin_problems("memories", factory.Settings, given):
+    if problems := find_plugin_problems("memories", factory.Settings, given):
         raise ConfigError(problems)
     section = MemorySettings.model_validate({"provider": "it", "=extra": dict(given), "=name": name})
-    settings = plugin_settings(section, factory.Settings)
+    settings = build_plugin_settings(section, factory.Settings)
 
     def make(agent: str, directory: Path) -> MemoryProvider:
-        return factory(settings, context(agent=agent, instance=name, directory=directory))
+        return factory(settings, make_plugin_context(agent=agent, instance=name, directory=directory))
 
     return settings, make
 
 
-async def _tried(factory: Factory[MemoryProvider], settings: Any) -> None:
+async def _try_factory(factory: PluginFactory[MemoryProvider], settings: Any) -> None:
     """Whether it can be used at all, where it can be asked: that is said once, not by every check in its own words."""
-    from everhold.ports.memory import Interviewing
-    from everhold.testing.plugin import context
+    from everhold.ports.memory import SupportsSetup
+    from everhold.testing.plugin_context import make_plugin_context
 
-    if isinstance(factory, Interviewing):
+    if isinstance(factory, SupportsSetup):
         with tempfile.TemporaryDirectory(prefix="everhold-plugin-", ignore_cleanup_errors=True) as directory:
-            await factory.tried(settings, context(agent="main", directory=Path(directory)))
+            await factory.test_setup(settings, make_plugin_context(agent="main", directory=Path(directory)))
 
 
 @contextlib.asynccontextmanager
-async def _broken_at_will(target: str) -> AsyncIterator[Harness | None]:
+async def _load_harness(target: str) -> AsyncIterator[ServiceHarness | None]:
     """The harness at `module:name`: an object, something that makes one, or an async context that gives one."""
     if not target:
         yield None
@@ -208,6 +214,6 @@ async def _broken_at_will(target: str) -> AsyncIterator[Harness | None]:
     made = made() if callable(made) else made
     if hasattr(made, "__aenter__"):
         async with made as harness:
-            yield cast("Harness", harness)
+            yield cast("ServiceHarness", harness)
     else:
-        yield cast("Harness", made)
+        yield cast("ServiceHarness", made)

@@ -8,90 +8,92 @@ import io
 import os
 from typing import Any
 
-from everhold import backups
-from everhold.app import App, SystemChance, SystemClock, settings_of
-from everhold.cli.reach import home_of
-from everhold.cli.render import Screen, count, moment, one_line, safe
-from everhold.config import ConfigError, Settings, parse
+from everhold.admin import backups
+from everhold.app import GatewayApp, SystemClock, SystemRandomSource, load_home_settings
+from everhold.cli.connect import find_home
+from everhold.cli.render import CommandScreen, escape_control, format_count, format_one_line, format_time
+from everhold.config import ConfigError, Settings, parse_settings
 from everhold.errors import HomeBusy
-from everhold.home import Home
-from everhold.logs import open_log
-from everhold.stores.sqlite.lock import HomeLock
+from everhold.infra.home import Home
+from everhold.infra.home_lock import HomeLock
+from everhold.telemetry.logs import open_log
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
-    home = home_of(args).create()
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
+    home = find_home(args).create()
     now = SystemClock().now()
-    with _alone(home):
-        what = backups.plan(home, source=args.source, at=args.at)
-        told = backups.plan_json(what)
+    with _lock_home(home):
+        what = backups.plan_restore(home, source=args.source, at=args.at)
+        told = backups.render_restore_plan(what)
         if args.yes:
-            done = backups.restore(home, what, now=now, chance=SystemChance())
+            done = backups.restore_store(home, what, now=now, chance=SystemRandomSource())
             told |= {
                 "restored": True,
                 "position": done.pos,
                 "set_aside": str(done.set_aside) if done.set_aside else None,
-                "stopped_turns": done.stopped,
-                "numbers_left_out": done.left_out,
+                "stopped_turns": done.stopped_operations,
+                "numbers_left_out": done.skipped_seqs,
             }
     if args.yes:
-        told["erased_again"] = asyncio.run(_forget_again(home))
+        told["erased_again"] = asyncio.run(_reapply_erasures(home))
     if screen.json:
-        screen.show(told if args.yes else {**told, "restored": False})
+        screen.print_json(told if args.yes else {**told, "restored": False})
     else:
-        _show(screen, told, done=args.yes)
+        _print_restore(screen, told, done=args.yes)
     return 0
 
 
-def _alone(home: Home) -> HomeLock:
+def _lock_home(home: Home) -> HomeLock:
     try:
-        return HomeLock(home.lock).take()
+        return HomeLock(home.lock).acquire()
     except HomeBusy as error:
         raise HomeBusy(error.message, remedy="stop the gateway first: what it holds open cannot be replaced") from None
 
 
-async def _forget_again(home: Home) -> int:
+async def _reapply_erasures(home: Home) -> int:
     """Erase again what was erased since the copy was made, before anybody can read it."""
     log = open_log(clock=SystemClock(), stream=io.StringIO())
-    app = App(home, _settings(home), log=log, environ=os.environ)
+    app = GatewayApp(home, _load_settings(home), log=log, environ=os.environ)
     try:
-        return await app.control.reapply_erasures()
+        return await app.session_admin.reapply_erasures()
     finally:
         await app.stop(seconds=0)
 
 
-def _settings(home: Home) -> Settings:
+def _load_settings(home: Home) -> Settings:
     try:
-        return settings_of(home, environ=os.environ)
+        return load_home_settings(home, environ=os.environ)
     except ConfigError:
-        return parse(b"")  # erasing needs none of it
+        return parse_settings(b"")  # erasing needs none of it
 
 
-def _show(screen: Screen, told: dict[str, Any], *, done: bool) -> None:
-    held = f"{count(told['sessions'], 'session')}, last entry {moment(told['newest'])}"
+def _print_restore(screen: CommandScreen, told: dict[str, Any], *, done: bool) -> None:
+    held = f"{format_count(told['sessions'], 'session')}, last entry {format_time(told['newest'])}"
     sound = screen.paint("sound", "green") if told["sound"] else screen.paint("NOT SOUND", "red", "bold")
-    screen.say(f"{'restored' if done else 'would restore'} {safe(told['source'])}")
-    screen.say(f"  it is {sound}: {held}; up to position {told['position']}")
+    screen.print_line(f"{'restored' if done else 'would restore'} {escape_control(told['source'])}")
+    screen.print_line(f"  it is {sound}: {held}; up to position {told['position']}")
     for line in told["wrong"][:5]:
-        screen.say(f"  {screen.paint('!', 'red', 'bold')} {one_line(line)}")
+        screen.print_line(f"  {screen.paint('!', 'red', 'bold')} {format_one_line(line)}")
     if told["damage"]:
-        screen.say(f"  the store that {'was' if done else 'is'} there does not read: {one_line(told['damage'])}")
+        screen.print_line(
+            f"  the store that {'was' if done else 'is'} there does not read: {format_one_line(told['damage'])}"
+        )
     elif told["takes_back"]:
-        screen.say(
-            f"  {count(told['takes_back'], 'entry', 'entries')} behind that {'are' if done else 'would be'} gone"
+        screen.print_line(
+            f"  {format_count(told['takes_back'], 'entry', 'entries')} behind that {'are' if done else 'would be'} gone"
         )
     if told["stays"]:
         stay = "stay" if done else "would stay"
-        screen.say(
+        screen.print_line(
             f"  schedules, and how far platforms were read, {stay} as they are now: no entries say how they were"
         )
     if not done:
-        screen.say("nothing was changed; --yes does it, and keeps a copy of what is there")
+        screen.print_line("nothing was changed; --yes does it, and keeps a copy of what is there")
         return
     if told["set_aside"]:
-        screen.say(f"  what was there: {safe(told['set_aside'])}")
+        screen.print_line(f"  what was there: {escape_control(told['set_aside'])}")
     if told["erased_again"]:
-        screen.say(f"  {count(told['erased_again'], 'entry', 'entries')} erased again")
+        screen.print_line(f"  {format_count(told['erased_again'], 'entry', 'entries')} erased again")
     if told["stopped_turns"]:
-        screen.say(f"  {count(told['stopped_turns'], 'turn')} that ran at that moment ended there")
-    screen.say("  what memory services and platforms were told meanwhile stays with them")
+        screen.print_line(f"  {format_count(told['stopped_turns'], 'turn')} that ran at that moment ended there")
+    screen.print_line("  what memory services and platforms were told meanwhile stays with them")

@@ -5,36 +5,38 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from everhold.cli.reach import looking
-from everhold.cli.render import Screen, one_line
+from everhold.cli.connect import connect_for_reading
+from everhold.cli.render import CommandScreen, format_one_line
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     return asyncio.run(_run(args, screen))
 
 
-async def _run(args: argparse.Namespace, screen: Screen) -> int:
-    async with looking(args, screen) as calls:
+async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
+    async with connect_for_reading(args, screen) as calls:
         if args.action == "remove":
             done = await calls.delete_schedule(args.id)
         else:
             done = await calls.list_schedules()
     if screen.json:
-        screen.show(done)
+        screen.print_json(done)
     elif args.action == "remove":
-        screen.say(f"Removed {one_line(args.id)}.")
+        screen.print_line(f"Removed {format_one_line(args.id)}.")
     elif not done["schedules"]:
-        screen.note("Nothing is scheduled. In a chat: /schedule daily 08:30 TEXT")
+        screen.print_note("Nothing is scheduled. In a chat: /schedule daily 08:30 TEXT")
     else:
         rows = [
             (
                 it["id"],
-                one_line(it["when"]),
-                one_line(it["next_local"]),  # in the zone that they are meant in, which need not be this machine's
-                one_line(f"{it['platform']}:{it['chat']}"),
-                one_line(it["text"]),
+                format_one_line(it["when"]),
+                format_one_line(
+                    it["next_local"]
+                ),  # in the zone that they are meant in, which need not be this machine's
+                format_one_line(f"{it['platform']}:{it['chat']}"),
+                format_one_line(it["text"]),
             )
             for it in done["schedules"]
         ]
-        screen.table(("id", "when", "next", "where", "text"), rows, styles=("bold",))
+        screen.print_table(("id", "when", "next", "where", "text"), rows, styles=("bold",))
     return 0

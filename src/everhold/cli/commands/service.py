@@ -10,154 +10,166 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from everhold.cli.progress import waiting
-from everhold.cli.reach import answering, home_of
-from everhold.cli.render import Screen, count, one_line, safe
+from everhold.cli.connect import find_home, find_running_gateway
+from everhold.cli.progress import show_waiting
+from everhold.cli.render import CommandScreen, escape_control, format_count, format_one_line
 from everhold.errors import NotFound, Refused
-from everhold.home import Home
-from everhold.service import place, unit
-from everhold.service.manager import Manager, of_this_machine, run as run_program
+from everhold.infra.home import Home
+from everhold.service import installation, unit
+from everhold.service.manager import ServiceBackend, detect_service_backend, run_program
 
-LINGER: Final = ("loginctl", "enable-linger")
+LINGER_COMMAND: Final = ("loginctl", "enable-linger")
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
-    home = home_of(args)
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
+    home = find_home(args)
     if args.action is None:  # the bare word asks how it is, and has no flags
         args.name = ""
     if args.action == "print":
-        return _print(args, screen, home)
-    manager = of_this_machine(os.environ)
+        return _print_unit(args, screen, home)
+    manager = detect_service_backend(os.environ)
     match args.action:
         case "install":
-            return asyncio.run(install(args, screen, manager, home))
+            return asyncio.run(install_service(args, screen, manager, home))
         case "uninstall":
-            return _uninstall(args, screen, manager, home)
+            return _uninstall_service(args, screen, manager, home)
         case "start" | "restart":
-            found = place.chosen(manager, home, args.name)
-            asyncio.run(start(screen, manager, found, home, again=args.action == "restart"))
-            return _done(screen, found, "runs")
+            found = installation.select_service(manager, home, args.name)
+            asyncio.run(start_service(screen, manager, found, home, again=args.action == "restart"))
+            return _report_done(screen, found, "runs")
         case "stop":
-            found = place.chosen(manager, home, args.name)
+            found = installation.select_service(manager, home, args.name)
             manager.stop(found.name)
-            return _done(screen, found, "stopped; it starts again at the next login, or by `everhold service start`")
+            return _report_done(
+                screen, found, "stopped; it starts again at the next login, or by `everhold service start`"
+            )
         case _:
-            return asyncio.run(_status(args, screen, manager, home))
+            return asyncio.run(_print_status(args, screen, manager, home))
 
 
-def _print(args: argparse.Namespace, screen: Screen, home: Home) -> int:
+def _print_unit(args: argparse.Namespace, screen: CommandScreen, home: Home) -> int:
     usual = {"win32": "winsw", "darwin": "launchd"}.get(sys.platform, "systemd")
-    text = unit.TEXTS[args.manager or usual](place.wanted(home, os.environ, name=args.name or place.NAME))
+    text = unit.RENDERERS[args.manager or usual](
+        installation.build_service_spec(home, os.environ, name=args.name or installation.SERVICE_NAME)
+    )
     if screen.json:
-        screen.show({"manager": args.manager or usual, "text": text})
+        screen.print_json({"manager": args.manager or usual, "text": text})
     else:
         screen.out.write(text)
     return 0
 
 
-def _done(screen: Screen, found: place.Found, what: str) -> int:
+def _report_done(screen: CommandScreen, found: installation.InstalledService, what: str) -> int:
     if screen.json:
-        screen.show({**place.found_json(found), "did": what.partition(";")[0]})
+        screen.print_json({**installation.service_to_json(found), "did": what.partition(";")[0]})
     else:
-        screen.say(f"{safe(found.name)} {what}")
+        screen.print_line(f"{escape_control(found.name)} {what}")
     return 0
 
 
 # -- putting it there, and taking it away ------------------------------------------------------------------------------
 
 
-async def install(args: argparse.Namespace, screen: Screen, manager: Manager, home: Home) -> int:
-    from everhold.app import settings_of
+async def install_service(args: argparse.Namespace, screen: CommandScreen, manager: ServiceBackend, home: Home) -> int:
+    from everhold.app import load_home_settings
 
-    manager.check()
-    settings = settings_of(home.create(), environ=os.environ)  # one that is refused would not start, either
-    found, kept = place.install(manager, home, os.environ, name=args.name, force=args.force)
-    manager.adopt(found.name)
-    ran = manager.state(found.name).running
+    manager.check_available()
+    settings = load_home_settings(home.create(), environ=os.environ)  # one that is refused would not start, either
+    found, kept = installation.install_service(manager, home, os.environ, name=args.name, force=args.force)
+    manager.register(found.name)
+    ran = manager.get_state(found.name).running
     if args.start:
-        await start(screen, manager, found, home, again=ran)
-    missing = sorted(_only_here(settings.document, home))
-    lingers = manager.lingers()
+        await start_service(screen, manager, found, home, again=ran)
+    missing = sorted(_find_shell_secrets(settings.document, home))
+    lingers = manager.is_lingering()
     if screen.json:
-        told = {**place.found_json(found), "kept": kept, "running": args.start or ran, "lingers": lingers}
-        screen.show({**told, "secrets_not_in_env": missing})
+        told = {**installation.service_to_json(found), "kept": kept, "running": args.start or ran, "lingers": lingers}
+        screen.print_json({**told, "secrets_not_in_env": missing})
         return 0
-    screen.say(f"{screen.paint('written', 'green')} {safe(str(found.path))}")
+    screen.print_line(f"{screen.paint('written', 'green')} {escape_control(str(found.path))}")
     if kept:
-        screen.say(f"  what was there is kept: {safe(kept)}")
-    screen.say(f"  it starts {safe(found.written.program)} in {safe(str(home.path))} at every login")
+        screen.print_line(f"  what was there is kept: {escape_control(kept)}")
+    screen.print_line(
+        f"  it starts {escape_control(found.description.program)} in {escape_control(str(home.path))} at every login"
+    )
     for name in missing:
-        screen.say(f"  {screen.paint('!', 'yellow')} {safe(name)} is set in this shell only; a service does not see it")
+        screen.print_line(
+            f"  {screen.paint('!', 'yellow')} {escape_control(name)} is set in this shell only; a service does not see it"
+        )
     if missing:
-        screen.say(f"  → write it to {safe(str(home.env))}: {safe(missing[0])}=…")
+        screen.print_line(f"  → write it to {escape_control(str(home.env))}: {escape_control(missing[0])}=…")
     if lingers is False:
-        screen.say(f"  it ends when you log out → {' '.join(LINGER)}")
+        screen.print_line(f"  it ends when you log out → {' '.join(LINGER_COMMAND)}")
     if args.start:
-        screen.say(f"  it runs → everhold status{_home_flag(home)}")
+        screen.print_line(f"  it runs → everhold status{_format_home_flag(home)}")
     elif ran:
-        screen.say(f"  it runs, still as it was → everhold service restart{_home_flag(home)}")
+        screen.print_line(f"  it runs, still as it was → everhold service restart{_format_home_flag(home)}")
     else:
-        screen.say(f"  → everhold service start{_home_flag(home)}")
+        screen.print_line(f"  → everhold service start{_format_home_flag(home)}")
     return 0
 
 
-def _home_flag(home: Home) -> str:
+def _format_home_flag(home: Home) -> str:
     usual = Home.find(environ=os.environ).path
-    return "" if home.path == usual else f" --home {safe(str(home.path))}"
+    return "" if home.path == usual else f" --home {escape_control(str(home.path))}"
 
 
-def _only_here(document: Mapping[str, Any], home: Home) -> Iterator[str]:
+def _find_shell_secrets(document: Mapping[str, Any], home: Home) -> Iterator[str]:
     """Secrets that the configuration names and that only this shell knows."""
     from everhold.config.secrets import parse_env
-    from everhold.home import read_file
+    from everhold.infra.home import read_file
 
     lines, _ = parse_env(read_file(home.env, private=True) or b"")
     kept = {line.name for line in lines if line.value}
-    for name in set(_named(document)):
+    for name in set(_find_secret_names(document)):
         if os.environ.get(name, "").strip() and name not in kept:
             yield name
 
 
-def _named(part: object) -> Iterator[str]:
+def _find_secret_names(part: object) -> Iterator[str]:
     if isinstance(part, Mapping):
         for key, value in part.items():
             if isinstance(value, str) and str(key).endswith("_env"):
                 yield value
             else:
-                yield from _named(value)
+                yield from _find_secret_names(value)
     elif isinstance(part, list | tuple):
         for item in part:
-            yield from _named(item)
+            yield from _find_secret_names(item)
 
 
-def _uninstall(args: argparse.Namespace, screen: Screen, manager: Manager, home: Home) -> int:
-    found = place.chosen(manager, home, args.name)
-    place.refuse_if_not_ours(found, force=args.force, verb="uninstall")
-    manager.drop(found.name)
-    kept = place.remove(found, force=args.force)
-    manager.forget()
+def _uninstall_service(args: argparse.Namespace, screen: CommandScreen, manager: ServiceBackend, home: Home) -> int:
+    found = installation.select_service(manager, home, args.name)
+    installation.require_unmodified(found, force=args.force, verb="uninstall")
+    manager.unregister(found.name)
+    kept = installation.remove_service(found, force=args.force)
+    manager.reload_descriptions()
     if screen.json:
-        screen.show({**place.found_json(found), "kept": kept})
+        screen.print_json({**installation.service_to_json(found), "kept": kept})
     else:
-        screen.say(f"{safe(found.name)} is stopped and gone; {safe(str(home.path))} stays as it is")
+        screen.print_line(
+            f"{escape_control(found.name)} is stopped and gone; {escape_control(str(home.path))} stays as it is"
+        )
         if kept:
-            screen.say(f"  its description is kept: {safe(kept)}")
+            screen.print_line(f"  its description is kept: {escape_control(kept)}")
     return 0
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
-async def start(screen: Screen, manager: Manager, found: place.Found, home: Home, *, again: bool) -> None:
+async def start_service(
+    screen: CommandScreen, manager: ServiceBackend, found: installation.InstalledService, home: Home, *, again: bool
+) -> None:
     """Start it, and wait until it is ready. Raises Refused, with what helps."""
-    if not manager.state(found.name).running and found.starts(home):
-        await _refuse_two(home)
-    async with waiting(screen, f"starting {found.name}"):
+    if not manager.get_state(found.name).running and found.starts_home(home):
+        await _refuse_second_gateway(home)
+    async with show_waiting(screen, f"starting {found.name}"):
         await asyncio.to_thread(manager.start, found.name, again=again)
 
 
-async def _refuse_two(home: Home) -> None:
-    reached = await answering(home)
+async def _refuse_second_gateway(home: Home) -> None:
+    reached = await find_running_gateway(home)
     if reached is not None and reached.role == "gateway":
         pid = (await reached.calls.show_status()).get("pid")
         raise Refused(
@@ -166,27 +178,27 @@ async def _refuse_two(home: Home) -> None:
         )
 
 
-async def _status(args: argparse.Namespace, screen: Screen, manager: Manager, home: Home) -> int:
+async def _print_status(args: argparse.Namespace, screen: CommandScreen, manager: ServiceBackend, home: Home) -> int:
     try:
-        found = place.chosen(manager, home, args.name)
+        found = installation.select_service(manager, home, args.name)
     except NotFound as error:
         if screen.json:
-            screen.show({"installed": False, "manager": manager.name})
+            screen.print_json({"installed": False, "manager": manager.name})
             return 1
         raise error
-    state = manager.state(found.name)
-    own = Home(Path(found.written.home)) if found.written.home is not None else home
-    reached = await answering(own)
+    state = manager.get_state(found.name)
+    own = Home(Path(found.description.home)) if found.description.home is not None else home
+    reached = await find_running_gateway(own)
     answers = reached is not None and reached.role == "gateway"
-    lingers = manager.lingers()
-    complaints = place.complaints(found)
+    lingers = manager.is_lingering()
+    complaints = installation.list_complaints(found)
     wrong = not state.running or not answers or any(level == "wrong" for level, _, _ in complaints)
     if screen.json:
-        screen.show(
+        screen.print_json(
             {
                 "installed": True,
                 "manager": manager.name,
-                **place.found_json(found),
+                **installation.service_to_json(found),
                 "active": state.active,
                 "enabled": state.enabled,
                 "pid": state.pid,
@@ -201,44 +213,50 @@ async def _status(args: argparse.Namespace, screen: Screen, manager: Manager, ho
         )
         return 1 if wrong else 0
     colour = "green" if state.running else "red"
-    head = [safe(found.name), screen.paint(safe(state.active), colour)]
+    head = [escape_control(found.name), screen.paint(escape_control(state.active), colour)]
     head += [f"process {state.pid}"] if state.pid else []
-    head += [f"restarted {count(state.restarts, 'time')}"] if state.restarts else []
+    head += [f"restarted {format_count(state.restarts, 'time')}"] if state.restarts else []
     head += [f"last exit {state.exit}"] if state.exit is not None else []
-    screen.say(" · ".join(head))
-    screen.say(f"  {safe(str(found.path))}")
-    screen.say(f"  home {safe(str(found.written.home or '?'))}, program {safe(found.written.program or '?')}")
-    screen.say(f"  at login: {'starts' if state.enabled else 'does not start'}; the gateway {_says(answers)}")
+    screen.print_line(" · ".join(head))
+    screen.print_line(f"  {escape_control(str(found.path))}")
+    screen.print_line(
+        f"  home {escape_control(str(found.description.home or '?'))}, program {escape_control(found.description.program or '?')}"
+    )
+    screen.print_line(
+        f"  at login: {'starts' if state.enabled else 'does not start'}; the gateway {_format_answers(answers)}"
+    )
     if lingers is False:
-        screen.say(f"  it ends when you log out → {' '.join(LINGER)}")
+        screen.print_line(f"  it ends when you log out → {' '.join(LINGER_COMMAND)}")
     if not state.running:
         if state.exit is not None and state.says:
-            screen.say(f"  it said: {one_line(state.says)}")
-        screen.say(f"  → {_helps(manager, found, state.exit)}")
+            screen.print_line(f"  it said: {format_one_line(state.says)}")
+        screen.print_line(f"  → {_format_remedy(manager, found, state.exit)}")
     for level, text, remedy in complaints:
-        screen.say(f"{screen.paint('!' if level == 'wrong' else '·', 'yellow')} {safe(text)}")
+        screen.print_line(f"{screen.paint('!' if level == 'wrong' else '·', 'yellow')} {escape_control(text)}")
         if remedy:
-            screen.say(f"    → {safe(remedy)}")
+            screen.print_line(f"    → {escape_control(remedy)}")
     return 1 if wrong else 0
 
 
-def _linger(screen: Screen) -> None:
+def _enable_linger(screen: CommandScreen) -> None:
     """Not needed to run it now: what keeps it from lingering is said, and the rest goes on."""
     try:
-        done = run_program(*LINGER)
+        done = run_program(*LINGER_COMMAND)
     except Refused as refused:
-        screen.note(f"{refused.message}: the service ends when you log out")
+        screen.print_note(f"{refused.message}: the service ends when you log out")
         return
     if done.code:
-        screen.note(f"{' '.join(LINGER)}: {safe(' '.join(done.err.split()))}; ask whoever runs this machine")
+        screen.print_note(
+            f"{' '.join(LINGER_COMMAND)}: {escape_control(' '.join(done.err.split()))}; ask whoever runs this machine"
+        )
 
 
-def _says(answers: bool) -> str:
+def _format_answers(answers: bool) -> str:
     return "answers" if answers else "does not answer"
 
 
-def _helps(manager: Manager, found: place.Found, ended: int | None) -> str:
-    if ended == unit.GIVEN_UP:
+def _format_remedy(manager: ServiceBackend, found: installation.InstalledService, ended: int | None) -> str:
+    if ended == unit.EXIT_GIVEN_UP:
         return "everhold doctor: starting it anew would not help"
     journal = f"; journalctl --user -u {found.name} -n 20" if manager.name == "systemd" else ""
     return f"everhold service start{journal}"
@@ -247,25 +265,27 @@ def _helps(manager: Manager, found: place.Found, ended: int | None) -> str:
 # -- everhold setup service --------------------------------------------------------------------------------------------
 
 
-def set_up(args: argparse.Namespace, screen: Screen) -> int:
+def set_up_service(args: argparse.Namespace, screen: CommandScreen) -> int:
     """Install it, start it, let it run while nobody is logged in."""
-    from everhold.cli.commands.setup import Asking
+    from everhold.cli.commands.setup import SetupPrompter
 
-    home = home_of(args)
-    manager = of_this_machine(os.environ)
-    manager.check()
-    asking = None if args.no_input else Asking(screen, sys.stdin)
+    home = find_home(args)
+    manager = detect_service_backend(os.environ)
+    manager.check_available()
+    asking = None if args.no_input else SetupPrompter(screen, sys.stdin)
     if asking is not None:
-        screen.note(
-            f"everhold will run in {safe(str(home.path))} from now on, started at every login by {manager.name}."
+        screen.print_note(
+            f"everhold will run in {escape_control(str(home.path))} from now on, started at every login by {manager.name}."
         )
-        if not asking.yes("Install and start it?"):
+        if not asking.confirm("Install and start it?"):
             raise Refused("nothing was changed", remedy="`everhold service print` shows what would be written")
-    if manager.lingers() is False and (asking is None or asking.yes("Let it run while you are not logged in?")):
-        _linger(screen)
-    code = asyncio.run(install(args, screen, manager, home))
+    if manager.is_lingering() is False and (
+        asking is None or asking.confirm("Let it run while you are not logged in?")
+    ):
+        _enable_linger(screen)
+    code = asyncio.run(install_service(args, screen, manager, home))
     if not screen.json:
-        from everhold.cli.checkup import checkup
+        from everhold.cli.checkup import run_checkup
 
-        checkup(home, screen, "service")
+        run_checkup(home, screen, "service")
     return code

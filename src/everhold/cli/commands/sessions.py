@@ -10,82 +10,84 @@ from typing import Any
 
 from everhold.cli import entries
 from everhold.cli.client import ApiClient
-from everhold.cli.progress import waiting
-from everhold.cli.reach import looking, patiently
-from everhold.cli.render import Screen, ago, count, one_line, safe
+from everhold.cli.connect import connect_for_reading, retry_if_gone
+from everhold.cli.progress import show_waiting
+from everhold.cli.render import CommandScreen, escape_control, format_count, format_duration, format_one_line
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
-    return asyncio.run(patiently(lambda: _run(args, screen)))
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
+    return asyncio.run(retry_if_gone(lambda: _run(args, screen)))
 
 
-async def _run(args: argparse.Namespace, screen: Screen) -> int:
-    async with looking(args, screen) as calls:
+async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
+    async with connect_for_reading(args, screen) as calls:
         match args.action or "list":
             case "list":
-                await _list(calls, screen, limit=args.limit if args.action else 50)
+                await _list_sessions(calls, screen, limit=args.limit if args.action else 50)
             case "show":
-                await _show(calls, screen, args)
+                await _show_session(calls, screen, args)
             case "context":
-                await _context(calls, screen, args)
+                await _show_context(calls, screen, args)
             case "compressions":
                 await _list_compressions(calls, screen, args.id)
             case "diff":
-                await _diff(calls, screen, args)
+                await _diff_contexts(calls, screen, args)
             case "search":
-                return await _search(calls, screen, args)
+                return await _search_sessions(calls, screen, args)
             case "export":
-                await _export(calls, screen, args)
+                await _export_session(calls, screen, args)
     return 0
 
 
-async def _list(calls: ApiClient, screen: Screen, *, limit: int) -> None:
+async def _list_sessions(calls: ApiClient, screen: CommandScreen, *, limit: int) -> None:
     found = await calls.list_sessions(limit=limit)
     if screen.json:
-        screen.show(found)
+        screen.print_json(found)
         return
     if not found["sessions"]:
-        screen.note("There are no sessions yet. `everhold chat` begins one.")
+        screen.print_note("There are no sessions yet. `everhold chat` begins one.")
         return
     now = time.time()
     rows = [
         (
             session["id"],
-            one_line(session["agent"]),
-            ago(now - session["at"]),
+            format_one_line(session["agent"]),
+            format_duration(now - session["at"]),
             f"{session['last_seq']:,}",
-            _state(session),
-            one_line(session["title"] or session["address"]),
+            _format_state(session),
+            format_one_line(session["title"] or session["address"]),
         )
         for session in sorted(found["sessions"], key=lambda session: -session["at"])
     ]
-    screen.table(("session", "agent", "last", "entries", "state", "title or address"), rows, styles=("bold",))
+    screen.print_table(("session", "agent", "last", "entries", "state", "title or address"), rows, styles=("bold",))
 
 
-def _state(session: dict[str, Any]) -> str:
+def _format_state(session: dict[str, Any]) -> str:
     return f"{session['state']}, {session['pending']} unread" if session["pending"] else str(session["state"])
 
 
-async def _show(calls: ApiClient, screen: Screen, args: argparse.Namespace) -> None:
+async def _show_session(calls: ApiClient, screen: CommandScreen, args: argparse.Namespace) -> None:
     session = await calls.find_session(args.id)
     found = calls.read_entries(session["id"], after=args.after)
     if screen.json:
-        screen.show({"session": session, "entries": [entry async for entry in found]})
+        screen.print_json({"session": session, "entries": [entry async for entry in found]})
         return
-    head(screen, session)
+    print_header(screen, session)
     async for entry in found:
-        screen.say(entries.line(screen, entry))
+        screen.print_line(entries.format_entry(screen, entry))
 
 
-def head(screen: Screen, session: dict[str, Any]) -> None:
-    title = f" · {one_line(session['title'])}" if session["title"] else ""
-    screen.say(f"{screen.paint(session['id'], 'bold')}{title} · {_state(session)} · {safe(session['address'])}")
+def print_header(screen: CommandScreen, session: dict[str, Any]) -> None:
+    title = f" · {format_one_line(session['title'])}" if session["title"] else ""
+    screen.print_line(
+        f"{screen.paint(session['id'], 'bold')}{title} · {_format_state(session)} · {escape_control(session['address'])}"
+    )
 
 
-async def _context(calls: ApiClient, screen: Screen, args: argparse.Namespace) -> None:
+async def _show_context(calls: ApiClient, screen: CommandScreen, args: argparse.Namespace) -> None:
     found = await calls.show_context(args.id, at=args.at)
     if screen.json:
-        screen.show(found)
+        screen.print_json(found)
         return
     request = found["request"]
     match found["exact"]:
@@ -95,86 +97,86 @@ async def _context(calls: ApiClient, screen: Screen, args: argparse.Namespace) -
             verdict = screen.paint("exactly what was sent: the digest recorded then agrees", "green")
         case _:
             verdict = screen.paint(f"inexact: {found['reason']}", "yellow")
-    screen.say(f"{screen.paint(found['session'], 'bold')} at {found['at']} · {verdict}")
-    _block(screen, "system", "", request["system"])
+    screen.print_line(f"{screen.paint(found['session'], 'bold')} at {found['at']} · {verdict}")
+    _print_block(screen, "system", "", request["system"])
     if request["tools"]:
-        _block(screen, "tools", "", ", ".join(tool["name"] for tool in request["tools"]))
+        _print_block(screen, "tools", "", ", ".join(tool["name"] for tool in request["tools"]))
     for message in request["messages"]:
         text = message.get("text", "")
         for call in message.get("calls", ()):
             text += f"\n→ {call['tool']} {json.dumps(call.get('arguments', {}), ensure_ascii=False)}"
-        _block(screen, message["role"], message.get("name", ""), text.strip())
+        _print_block(screen, message["role"], message.get("name", ""), text.strip())
 
 
-def _block(screen: Screen, role: str, name: str, text: str) -> None:
+def _print_block(screen: CommandScreen, role: str, name: str, text: str) -> None:
     style = {"user": "cyan", "assistant": "green", "tool": "yellow"}.get(role, "dim")
-    screen.say()
-    screen.say(screen.paint(f"{role}{f' ({one_line(name)})' if name else ''}", style, "bold"))
-    screen.say(safe(text))
+    screen.print_line()
+    screen.print_line(screen.paint(f"{role}{f' ({format_one_line(name)})' if name else ''}", style, "bold"))
+    screen.print_line(escape_control(text))
 
 
-async def _list_compressions(calls: ApiClient, screen: Screen, id: str) -> None:
+async def _list_compressions(calls: ApiClient, screen: CommandScreen, id: str) -> None:
     found = await calls.list_compressions(id)
     if screen.json:
-        screen.show(found)
+        screen.print_json(found)
         return
     if not found["compressions"]:
-        screen.note("Nothing has been compressed in this session.")
+        screen.print_note("Nothing has been compressed in this session.")
     for made in found["compressions"]:
         body = made["body"] or {}
         state = f"undone by entry {made['undone_at']}" if made["undone_at"] else "in force or covered by a later one"
         tokens = f"{body.get('tokens_before', 0):,} → {body.get('tokens_after', 0):,} tokens"
         name = screen.paint(f"compression {made['op']}", "bold")
-        screen.say(
-            f"{name} · all up to {body.get('covers', '?')} · {tokens} · {one_line(body.get('model', ''))} · {state}"
+        screen.print_line(
+            f"{name} · all up to {body.get('covers', '?')} · {tokens} · {format_one_line(body.get('model', ''))} · {state}"
         )
-        screen.say(safe(body.get("summary", "(erased)")))
-        screen.say()
+        screen.print_line(escape_control(body.get("summary", "(erased)")))
+        screen.print_line()
 
 
-async def _diff(calls: ApiClient, screen: Screen, args: argparse.Namespace) -> None:
+async def _diff_contexts(calls: ApiClient, screen: CommandScreen, args: argparse.Namespace) -> None:
     found = await calls.show_compression_diff(args.id, compression=args.compression)
     if screen.json:
-        screen.show(found)
+        screen.print_json(found)
         return
-    screen.say(f"{screen.paint(found['session'], 'bold')} · compression {found['compression']}")
+    screen.print_line(f"{screen.paint(found['session'], 'bold')} · compression {found['compression']}")
     for mark, style, side in (("-", "red", found["replaced"]), ("+", "green", found["by"])):
         for message in side:
             who = message.get("name") or message["role"]
             calls_ = "".join(f" → {call['tool']}" for call in message.get("calls", ()))
             for line in f"{who}: {message.get('text', '')}{calls_}".splitlines():
-                screen.say(screen.paint(f"{mark} {safe(line)}", style))
+                screen.print_line(screen.paint(f"{mark} {escape_control(line)}", style))
 
 
-async def _search(calls: ApiClient, screen: Screen, args: argparse.Namespace) -> int:
-    async with waiting(screen, "searching"):
+async def _search_sessions(calls: ApiClient, screen: CommandScreen, args: argparse.Namespace) -> int:
+    async with show_waiting(screen, "searching"):
         found = await calls.search_entries(args.text, limit=args.limit)
     if screen.json:
-        screen.show(found)
+        screen.print_json(found)
     else:
         before = ""
         for hit in found["hits"]:
             if hit["session"] != before:
-                screen.say(screen.paint(hit["session"], "bold"))
+                screen.print_line(screen.paint(hit["session"], "bold"))
                 before = hit["session"]
-            screen.say(entries.line(screen, hit))
+            screen.print_line(entries.format_entry(screen, hit))
         if not found["hits"]:
-            screen.note(f"Nobody said {one_line(args.text)!r}.")
+            screen.print_note(f"Nobody said {format_one_line(args.text)!r}.")
         elif len(found["hits"]) == args.limit:
-            screen.note(f"{count(args.limit, 'hit')} shown; --limit shows more.")
+            screen.print_note(f"{format_count(args.limit, 'hit')} shown; --limit shows more.")
     return 0 if found["hits"] else 1
 
 
-async def _export(calls: ApiClient, screen: Screen, args: argparse.Namespace) -> None:
+async def _export_session(calls: ApiClient, screen: CommandScreen, args: argparse.Namespace) -> None:
     session = await calls.find_session(args.id)
     found = calls.read_entries(session["id"])
     if args.format == "markdown" and not screen.json:
-        for part in entries.markdown(session, [entry async for entry in found]):
-            screen.say(part)
+        for part in entries.render_markdown(session, [entry async for entry in found]):
+            screen.print_line(part)
         return
     if args.format == "openai":
-        for message in entries.messages([entry async for entry in found]):
-            screen.say(json.dumps(message, ensure_ascii=False, separators=(",", ":")))
+        for message in entries.render_messages([entry async for entry in found]):
+            screen.print_line(json.dumps(message, ensure_ascii=False, separators=(",", ":")))
         return
     async for entry in found:
-        screen.say(json.dumps({"session": session["id"], **entry}, ensure_ascii=False, separators=(",", ":")))
+        screen.print_line(json.dumps({"session": session["id"], **entry}, ensure_ascii=False, separators=(",", ":")))

@@ -16,154 +16,158 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from everhold.app import SystemClock, plugin_check, settings_of
-from everhold.cli.checkup import checkup
-from everhold.cli.commands.setup import Asking, environment
-from everhold.cli.progress import waiting
-from everhold.cli.reach import answering, home_of
-from everhold.cli.render import Screen, safe
-from everhold.config import Settings, plugin_problems, set_key, set_secret
-from everhold.config.literals import env_name_for, is_env_name, is_secret_key
-from everhold.config.secrets import Environment
-from everhold.config.settings import BUILTIN, MemorySettings, given_fields
-from everhold.errors import EverholdError, Misuse, Refused
-from everhold.flow.memory import Attached
-from everhold.home import Home
-from everhold.plugins import MEMORIES
-from everhold.ports.memory import Capability, Interviewing, Wanted
-from everhold.ports.plugin import Context
-from everhold.secret import Secret
+from everhold.app import SystemClock, build_plugin_check, load_home_settings
+from everhold.cli.checkup import run_checkup
+from everhold.cli.commands.setup import SetupPrompter, load_environment
+from everhold.cli.connect import find_home, find_running_gateway
+from everhold.cli.progress import show_waiting
+from everhold.cli.render import CommandScreen, escape_control
+from everhold.config import Settings, find_plugin_problems, set_key, set_secret
+from everhold.config.literals import is_env_name, is_secret_key, suggest_env_name
+from everhold.config.secrets import SecretEnvironment
+from everhold.config.settings import BUILTIN_MEMORY, MemorySettings, list_given_fields
+from everhold.engine.memory_client import MemoryClient
+from everhold.errors import EverholdError, InvalidRequest, Refused
+from everhold.infra.home import Home
+from everhold.infra.plugins import MEMORY_PLUGINS
+from everhold.infra.secret import SecretString
+from everhold.ports.memory import MemoryCapability, SetupQuestion, SupportsSetup
+from everhold.ports.plugin import PluginContext
 
 TRIAL_SECONDS: Final = 60.0
 SUFFIX: Final = "_env"
 
 
-class Interview(Asking):
+class OptionalPrompter(SetupPrompter):
     """Questions that may go unanswered."""
 
-    def optional(self, question: str, default: str = "") -> str:
-        hint = f" [{safe(default)}]" if default else " (Enter for none)"
-        self._prompt(f"{question}{hint}: ")
-        return self._read() or default
+    def ask_optional(self, question: str, default: str = "") -> str:
+        hint = f" [{escape_control(default)}]" if default else " (Enter for none)"
+        self._print_prompt(f"{question}{hint}: ")
+        return self._read_line() or default
 
 
 @dataclass
-class Draft:
+class MemoryDraft:
     """An instance in the making."""
 
     name: str
     provider: str
     section: dict[str, Any]
     """As it is going to stand in `memories`, variables named."""
-    secrets: dict[str, Secret] = field(default_factory=dict)
+    secrets: dict[str, SecretString] = field(default_factory=dict)
     """Variable -> a new secret."""
-    called: str = ""
+    display_name: str = ""
     """What it says it is, once it was tried."""
 
 
 @dataclass(frozen=True)
-class Desk:
+class MemorySetup:
     """Who asks, and what may be asked."""
 
     args: argparse.Namespace
-    screen: Screen
+    screen: CommandScreen
     home: Home
-    known: Environment
-    asking: Interview
+    environment: SecretEnvironment
+    prompter: OptionalPrompter
 
-    def context(self, name: str) -> Context:
-        from everhold.logs import open_log
+    def make_context(self, name: str) -> PluginContext:
+        from everhold.telemetry.logs import open_log
 
         directory = self.home.path / "memories" / name
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = open_log(clock=SystemClock(), stream=io.StringIO())  # what is wrong is raised, and said
-        return Context(agent="main", instance=name, directory=directory, log=log, clock=SystemClock())
+        return PluginContext(agent="main", instance=name, directory=directory, log=log, clock=SystemClock())
 
-    def reveal(self, draft: Draft, values: Mapping[str, Any]) -> dict[str, Any]:
+    def reveal_secrets(self, draft: MemoryDraft, values: Mapping[str, Any]) -> dict[str, Any]:
         """A section with its secrets in place, as the provider gets it."""
         found: dict[str, Any] = {}
         for key, value in values.items():
             if isinstance(value, dict):
-                found[key] = self.reveal(draft, value)
+                found[key] = self.reveal_secrets(draft, value)
             elif key.endswith(SUFFIX) and isinstance(value, str):
-                if secret := draft.secrets.get(value) or self.known.get(value):
+                if secret := draft.secrets.get(value) or self.environment.get(value):
                     found[key.removesuffix(SUFFIX)] = secret
             else:
                 found[key] = value
         return found
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
-    home = home_of(args).create()
-    settings = settings_of(home, environ=os.environ)  # a broken configuration is mended before it is changed
-    desk = Desk(args, screen, home, environment(home), Interview(screen, sys.stdin))
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
+    home = find_home(args).create()
+    settings = load_home_settings(home, environ=os.environ)  # a broken configuration is mended before it is changed
+    setup = MemorySetup(args, screen, home, load_environment(home), OptionalPrompter(screen, sys.stdin))
     if args.agent and args.agent not in settings.agents:
-        raise Misuse(f"there is no agent {args.agent!r}", remedy="`everhold agents` lists them")
+        raise InvalidRequest(f"there is no agent {args.agent!r}", remedy="`everhold agents` lists them")
     written = settings.document.get("memories", {}).get(args.name)
     before = dict(written) if isinstance(written, Mapping) else {}
     while True:
         try:
-            draft = asyncio.run(_draft(desk, before))
+            draft = asyncio.run(_make_draft(setup, before))
         except EverholdError as error:
-            if args.no_input or isinstance(error, Misuse):
+            if args.no_input or isinstance(error, InvalidRequest):
                 raise
-            screen.fail(error.message, error.remedy)
-            if not desk.asking.yes("Change something and try again?"):
+            screen.print_failure(error.message, error.remedy)
+            if not setup.prompter.confirm("Change something and try again?"):
                 raise Refused("nothing was written", remedy="--no-test writes it untried") from None
-            desk.asking.again = True
+            setup.prompter.again = True
             continue
-        return _write(desk, settings, draft)
+        return _write_settings(setup, settings, draft)
 
 
-async def _draft(desk: Desk, before: dict[str, Any]) -> Draft:
-    args = desk.args
-    provider, given = _provider(desk, before), dict(_pair(text) for text in args.set)
+async def _make_draft(setup: MemorySetup, before: dict[str, Any]) -> MemoryDraft:
+    args = setup.args
+    provider, given = _choose_provider(setup, before), dict(_parse_pair(text) for text in args.set)
     provider, _, rest = provider.partition(":")
-    factory = MEMORIES.load(provider)
+    factory = MEMORY_PLUGINS.load(provider)
     if rest:
         argument = getattr(factory, "argument", "")
         if not argument:
-            raise Misuse(f"{provider} takes nothing after a colon", remedy=f"--provider {provider}")
+            raise InvalidRequest(f"{provider} takes nothing after a colon", remedy=f"--provider {provider}")
         given.setdefault(argument, rest)
-    ours = set(given_fields(MemorySettings)) - {"provider", "name"}
+    ours = set(list_given_fields(MemorySettings)) - {"provider", "name"}
     fields = factory.Settings.model_fields
     section = {key: value for key, value in before.items() if key != "provider"} | {
         key: value for key, value in given.items() if key in fields or key in ours
     }
-    draft = Draft(name=args.name, provider=provider, section=section)
-    for wanted in _settings_asked(factory.Settings, draft):
-        _take(desk, draft, wanted, before, given=given.get(wanted.key))
-    validated = _validated(desk, draft, factory.Settings, ours)
-    if isinstance(factory, Interviewing):
-        await _interview(desk, draft, factory, validated, {k: v for k, v in given.items() if k not in draft.section})
-        validated = _validated(desk, draft, factory.Settings, ours)
+    draft = MemoryDraft(name=args.name, provider=provider, section=section)
+    for wanted in _list_asked_settings(factory.Settings, draft):
+        _ask_setting(setup, draft, wanted, before, given=given.get(wanted.key))
+    validated = _validate_draft(setup, draft, factory.Settings, ours)
+    if isinstance(factory, SupportsSetup):
+        await _run_provider_interview(
+            setup, draft, factory, validated, {k: v for k, v in given.items() if k not in draft.section}
+        )
+        validated = _validate_draft(setup, draft, factory.Settings, ours)
     else:
         stray = [key for key in given if key not in draft.section]
         if stray:
-            raise Misuse(f"{provider} has no setting {stray[0]!r}", remedy=f"it has {', '.join(sorted(fields))}")
+            raise InvalidRequest(
+                f"{provider} has no setting {stray[0]!r}", remedy=f"it has {', '.join(sorted(fields))}"
+            )
     if not args.no_test:
-        draft.called = await _tried(desk, draft, factory, validated)
+        draft.display_name = await _try_provider(setup, draft, factory, validated)
     return draft
 
 
-def _provider(desk: Desk, before: Mapping[str, Any]) -> str:
-    args = desk.args
+def _choose_provider(setup: MemorySetup, before: Mapping[str, Any]) -> str:
+    args = setup.args
     if args.provider:
         return str(args.provider)
     if "provider" in before:
         return str(before["provider"])
-    names = [plugin.name for plugin in MEMORIES.plugins() if plugin.name != BUILTIN]
+    names = [plugin.name for plugin in MEMORY_PLUGINS.list_plugins() if plugin.name != BUILTIN_MEMORY]
     if args.name in names:
         return str(args.name)
     if args.no_input:
-        raise Misuse(f"what is {args.name!r}?", remedy=f"--provider {', '.join(names)}")
-    return desk.asking.choice("Which kind of memory?", tuple((name, "") for name in names), "1")
+        raise InvalidRequest(f"what is {args.name!r}?", remedy=f"--provider {', '.join(names)}")
+    return setup.prompter.ask_choice("Which kind of memory?", tuple((name, "") for name in names), "1")
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or is_secret_key(key):
-        raise Misuse(
+        raise InvalidRequest(
             f"{key[:40]!r} cannot be set like this", remedy="--set key=value; secrets are asked for, or --stdin"
         )
     return key, value
@@ -172,7 +176,7 @@ def _pair(text: str) -> tuple[str, str]:
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
-def _settings_asked(model: type[BaseModel], draft: Draft) -> list[Wanted]:
+def _list_asked_settings(model: type[BaseModel], draft: MemoryDraft) -> list[SetupQuestion]:
     """Of a provider's own settings: what has no default, and what it marks as worth a question."""
     found = []
     for name, it in model.model_fields.items():
@@ -182,95 +186,101 @@ def _settings_asked(model: type[BaseModel], draft: Draft) -> list[Wanted]:
         secret = is_secret_key(name)
         question = "its key" if secret and not it.is_required() else (it.description or name).rstrip(".")
         found.append(
-            Wanted(
+            SetupQuestion(
                 key=name,
                 question=question[:1].upper() + question[1:],
                 secret=secret,
                 needed=it.is_required(),
                 default=it.default if isinstance(it.default, str) else "",
-                variable=env_name_for(("memories", draft.name, name)) if secret else "",
+                variable=suggest_env_name(("memories", draft.name, name)) if secret else "",
             )
         )
     return found
 
 
-def _take(desk: Desk, draft: Draft, wanted: Wanted, before: Mapping[str, Any], *, given: str | None) -> None:
+def _ask_setting(
+    setup: MemorySetup, draft: MemoryDraft, wanted: SetupQuestion, before: Mapping[str, Any], *, given: str | None
+) -> None:
     """Ask for one of the settings in its section, unless it is known."""
     if wanted.secret:
-        if variable := _secret(desk, draft, wanted, str(before.get(f"{wanted.key}{SUFFIX}", "")) or wanted.variable):
+        if variable := _ask_secret(
+            setup, draft, wanted, str(before.get(f"{wanted.key}{SUFFIX}", "")) or wanted.variable
+        ):
             draft.section[f"{wanted.key}{SUFFIX}"] = variable
         return
     if given is not None:
         return
-    text = _text(desk, wanted, str(before.get(wanted.key, "")))
+    text = _ask_text(setup, wanted, str(before.get(wanted.key, "")))
     if text and (text != wanted.default or wanted.key in before):
         draft.section[wanted.key] = text
 
 
-async def _interview(desk: Desk, draft: Draft, factory: Interviewing, settings: Any, given: dict[str, str]) -> None:
+async def _run_provider_interview(
+    setup: MemorySetup, draft: MemoryDraft, factory: SupportsSetup, settings: Any, given: dict[str, str]
+) -> None:
     """Let the provider ask for itself."""
-    context = desk.context(draft.name)
-    async with waiting(desk.screen, f"asking {draft.provider} what it needs"):
-        questions = await factory.questions(settings, context)
+    context = setup.make_context(draft.name)
+    async with show_waiting(setup.screen, f"asking {draft.provider} what it needs"):
+        questions = await factory.list_setup_questions(settings, context)
     keys = {it.key for it in questions}
     if stray := [key for key in given if key not in keys]:
-        raise Misuse(f"nobody asks for {stray[0]!r}", remedy=f"it wants {', '.join(sorted(keys)) or 'nothing'}")
+        raise InvalidRequest(f"nobody asks for {stray[0]!r}", remedy=f"it wants {', '.join(sorted(keys)) or 'nothing'}")
     answers: dict[str, str] = {}
     for wanted in questions:
         if any(answers.get(key, "") != value for key, value in wanted.when.items()):
             continue
         if wanted.secret:
-            text = _secret(desk, draft, wanted, wanted.variable)
+            text = _ask_secret(setup, draft, wanted, wanted.variable)
         else:
-            text = given.get(wanted.key) or _text(
-                desk, wanted, wanted.defaults.get(answers.get(wanted.defaults_by, ""))
+            text = given.get(wanted.key) or _ask_text(
+                setup, wanted, wanted.defaults.get(answers.get(wanted.defaults_by, ""))
             )
             if text and wanted.choices and text not in wanted.choices:
-                raise Misuse(f"{wanted.key} cannot be {text!r}", remedy=f"one of {', '.join(wanted.choices)}")
+                raise InvalidRequest(f"{wanted.key} cannot be {text!r}", remedy=f"one of {', '.join(wanted.choices)}")
         if text:
             answers[wanted.key] = text
-    draft.section |= await factory.answered(settings, context, answers)
+    draft.section |= await factory.save_setup_answers(settings, context, answers)
 
 
-def _text(desk: Desk, wanted: Wanted, suggestion: str | None) -> str:
+def _ask_text(setup: MemorySetup, wanted: SetupQuestion, suggestion: str | None) -> str:
     default = suggestion or wanted.default
-    if desk.args.no_input:
+    if setup.args.no_input:
         if wanted.needed and not default:
-            raise Misuse(f"{wanted.key} is not given", remedy=f"--set {wanted.key}=…")
+            raise InvalidRequest(f"{wanted.key} is not given", remedy=f"--set {wanted.key}=…")
         return default
     if wanted.choices:
-        return desk.asking.choice(wanted.question, tuple((it, "") for it in wanted.choices), default or "1")
+        return setup.prompter.ask_choice(wanted.question, tuple((it, "") for it in wanted.choices), default or "1")
     if wanted.needed:
-        return desk.asking.line(wanted.question, default)
-    return desk.asking.optional(wanted.question, default)
+        return setup.prompter.ask_line(wanted.question, default)
+    return setup.prompter.ask_optional(wanted.question, default)
 
 
-def _secret(desk: Desk, draft: Draft, wanted: Wanted, variable: str) -> str:
+def _ask_secret(setup: MemorySetup, draft: MemoryDraft, wanted: SetupQuestion, variable: str) -> str:
     """The variable that holds a secret; nothing if there is none."""
     if not is_env_name(variable):
-        raise Misuse(f"{wanted.key} cannot be kept in a variable called {variable[:40]!r}")
-    kept = desk.known.get(variable) is not None or variable in draft.secrets
-    if desk.args.stdin:
-        secret = Secret(sys.stdin.readline().strip())
-    elif desk.args.no_input:
-        secret = Secret("")
+        raise InvalidRequest(f"{wanted.key} cannot be kept in a variable called {variable[:40]!r}")
+    kept = setup.environment.get(variable) is not None or variable in draft.secrets
+    if setup.args.stdin:
+        secret = SecretString(sys.stdin.readline().strip())
+    elif setup.args.no_input:
+        secret = SecretString("")
     else:
         hint = f"Enter keeps the one in {variable}" if kept else "Enter if it needs none"
-        secret = desk.asking.secret(f"{wanted.question} (not shown; {hint})")
+        secret = setup.prompter.ask_secret(f"{wanted.question} (not shown; {hint})")
     if secret:
         draft.secrets[variable] = secret
     elif wanted.needed and not kept:
-        raise Misuse(f"{wanted.key} is not given", remedy="--stdin reads it from standard input, a line each")
+        raise InvalidRequest(f"{wanted.key} is not given", remedy="--stdin reads it from standard input, a line each")
     return variable if secret or kept else ""
 
 
 # -- trying ------------------------------------------------------------------------------------------------------------
 
 
-def _validated(desk: Desk, draft: Draft, model: type[BaseModel], ours: set[str]) -> BaseModel:
-    values = {key: value for key, value in desk.reveal(draft, draft.section).items() if key not in ours}
-    for problem in plugin_problems("memories", model, values):
-        raise Misuse(f"{problem.key}: {problem.message}", remedy=problem.remedy)
+def _validate_draft(setup: MemorySetup, draft: MemoryDraft, model: type[BaseModel], ours: set[str]) -> BaseModel:
+    values = {key: value for key, value in setup.reveal_secrets(draft, draft.section).items() if key not in ours}
+    for problem in find_plugin_problems("memories", model, values):
+        raise InvalidRequest(f"{problem.key}: {problem.message}", remedy=problem.remedy)
     made = model.model_validate(values)
     for key in draft.section:  # numbers are written as numbers
         if isinstance(value := getattr(made, key, None), bool | int | float):
@@ -278,17 +288,17 @@ def _validated(desk: Desk, draft: Draft, model: type[BaseModel], ours: set[str])
     return made
 
 
-async def _tried(desk: Desk, draft: Draft, factory: Any, settings: BaseModel) -> str:
+async def _try_provider(setup: MemorySetup, draft: MemoryDraft, factory: Any, settings: BaseModel) -> str:
     """Ask it how it is. Raises what is wrong."""
-    context = desk.context(draft.name)
+    context = setup.make_context(draft.name)
     try:
-        async with waiting(desk.screen, f"asking {draft.name}"):
+        async with show_waiting(setup.screen, f"asking {draft.name}"):
             async with asyncio.timeout(TRIAL_SECONDS):
-                if isinstance(factory, Interviewing):
-                    return await factory.tried(settings, context)
-                attached = Attached(factory(settings, context), instance=draft.name, agent=context.agent)
+                if isinstance(factory, SupportsSetup):
+                    return await factory.test_setup(settings, context)
+                attached = MemoryClient(factory(settings, context), instance=draft.name, agent=context.agent)
                 try:
-                    if attached.can(Capability.HEALTH):
+                    if attached.has_capability(MemoryCapability.HEALTH):
                         health = await attached.health()
                         if not health.well:
                             raise Refused(
@@ -304,8 +314,8 @@ async def _tried(desk: Desk, draft: Draft, factory: Any, settings: BaseModel) ->
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def _write(desk: Desk, before: Settings, draft: Draft) -> int:
-    home, screen = desk.home, desk.screen
+def _write_settings(setup: MemorySetup, before: Settings, draft: MemoryDraft) -> int:
+    home, screen = setup.home, setup.screen
     for variable, secret in draft.secrets.items():
         set_secret(home, variable, secret)
     section: dict[str, Any] = {} if draft.provider == draft.name else {"provider": draft.provider}
@@ -314,30 +324,41 @@ def _write(desk: Desk, before: Settings, draft: Draft) -> int:
     if isinstance(before.document.get("memories", {}).get(draft.name), Mapping):
         after = before  # what else stands there stays, with its comments
         for key, value in section.items():
-            after = _set(home, f"{path}.{key}", value)
+            after = _set_value(home, f"{path}.{key}", value)
     else:
-        after = _set(home, path, section)
-    if not desk.args.no_attach:
-        after = _attach(home, after, draft.name, desk.args.agent)
+        after = _set_value(home, path, section)
+    if not setup.args.no_attach:
+        after = _attach_to_agents(home, after, draft.name, setup.args.agent)
     whose = [agent.name for agent in after.agents.values() if draft.name in {it.name for it in agent.memories}]
-    running = asyncio.run(_runs(home))
+    running = asyncio.run(_is_gateway_running(home))
     if screen.json:
-        report = {"memory": draft.name, "provider": draft.provider, "called": draft.called or None, "agents": whose}
-        found = checkup(home, screen, path)
-        screen.show({**report, "file": str(home.config), "variables": sorted(draft.secrets), "doctor": found})
+        report = {
+            "memory": draft.name,
+            "provider": draft.provider,
+            "called": draft.display_name or None,
+            "agents": whose,
+        }
+        found = run_checkup(home, screen, path)
+        screen.print_json({**report, "file": str(home.config), "variables": sorted(draft.secrets), "doctor": found})
         return 0
-    if draft.called:
-        screen.say(f"{screen.paint('ok', 'green')} · {safe(draft.name)} answers ({safe(draft.called)})")
+    if draft.display_name:
+        screen.print_line(
+            f"{screen.paint('ok', 'green')} · {escape_control(draft.name)} answers ({escape_control(draft.display_name)})"
+        )
     where = [str(home.config), *(f"{variable} in {home.env}" for variable in draft.secrets)]
-    screen.say(f"written: {' and '.join(where)}")
-    checkup(home, screen, path)
-    screen.say(f"remembers for: {', '.join(map(safe, whose)) or 'nobody yet; --agent NAME attaches it'}")
+    screen.print_line(f"written: {' and '.join(where)}")
+    run_checkup(home, screen, path)
+    screen.print_line(
+        f"remembers for: {', '.join(map(escape_control, whose)) or 'nobody yet; --agent NAME attaches it'}"
+    )
     step = "everhold memory status" if running else "everhold up; then everhold memory status"
-    screen.say(f"next: {step}; everhold memory backfill {safe(draft.name)} hands over what was said before")
+    screen.print_line(
+        f"next: {step}; everhold memory backfill {escape_control(draft.name)} hands over what was said before"
+    )
     return 0
 
 
-def _attach(home: Home, settings: Settings, name: str, agent: str) -> Settings:
+def _attach_to_agents(home: Home, settings: Settings, name: str, agent: str) -> Settings:
     """Put it in the list of one agent, or of all that have none of their own."""
     path: Sequence[str] = ("agents", agent) if agent else ("defaults",)
     at: Any = settings.document
@@ -347,15 +368,15 @@ def _attach(home: Home, settings: Settings, name: str, agent: str) -> Settings:
     if listed is None:
         inherited = settings.document.get("defaults") if agent else None
         listed = inherited.get("memories") if isinstance(inherited, Mapping) else None
-    listed = [BUILTIN] if listed is None else list(listed)
+    listed = [BUILTIN_MEMORY] if listed is None else list(listed)
     if any(name in (it, it.get("name") if isinstance(it, Mapping) else None) for it in listed):
         return settings
-    return _set(home, ".".join((*path, "memories")), [*listed, name])
+    return _set_value(home, ".".join((*path, "memories")), [*listed, name])
 
 
-def _set(home: Home, key: str, value: Any) -> Settings:
-    return set_key(home, key, value, environ=os.environ, validate_plugin=plugin_check())
+def _set_value(home: Home, key: str, value: Any) -> Settings:
+    return set_key(home, key, value, environ=os.environ, validate_plugin=build_plugin_check())
 
 
-async def _runs(home: Home) -> bool:
-    return await answering(home) is not None
+async def _is_gateway_running(home: Home) -> bool:
+    return await find_running_gateway(home) is not None

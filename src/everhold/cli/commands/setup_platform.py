@@ -13,63 +13,63 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from everhold.app import plugin_check, settings_of
-from everhold.cli.checkup import checkup
-from everhold.cli.commands.setup import Asking, environment
-from everhold.cli.progress import waiting
-from everhold.cli.reach import answering, home_of
-from everhold.cli.render import Screen, safe
-from everhold.config import Settings, plugin_problems, set_key, set_secret
-from everhold.config.literals import env_name_for, is_secret_key
-from everhold.doctor.meeting import introduced
-from everhold.errors import EverholdError, Misuse, Refused
-from everhold.home import Home
-from everhold.plugins import PLATFORMS
-from everhold.ports.platform import Introduction
-from everhold.secret import Secret
+from everhold.app import build_plugin_check, load_home_settings
+from everhold.cli.checkup import run_checkup
+from everhold.cli.commands.setup import SetupPrompter, load_environment
+from everhold.cli.connect import find_home, find_running_gateway
+from everhold.cli.progress import show_waiting
+from everhold.cli.render import CommandScreen, escape_control
+from everhold.config import Settings, find_plugin_problems, set_key, set_secret
+from everhold.config.literals import is_secret_key, suggest_env_name
+from everhold.doctor.platform_probe import introduce_account
+from everhold.errors import EverholdError, InvalidRequest, Refused
+from everhold.infra.home import Home
+from everhold.infra.plugins import PLATFORM_PLUGINS
+from everhold.infra.secret import SecretString
+from everhold.ports.platform import AccountIntroduction
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     platform: str = args.action
-    home = home_of(args).create()
-    settings = settings_of(home, environ=os.environ)  # a broken configuration is mended before it is changed
-    factory = PLATFORMS.load(platform)
-    wanted = _wanted(factory.Settings)
+    home = find_home(args).create()
+    settings = load_home_settings(home, environ=os.environ)  # a broken configuration is mended before it is changed
+    factory = PLATFORM_PLUGINS.load(platform)
+    wanted = _list_asked_settings(factory.Settings)
     account = args.account or settings.default_agent
-    asking = Asking(screen, sys.stdin)
-    known = environment(home)
-    given = dict(_pair(text) for text in args.set)
+    asking = SetupPrompter(screen, sys.stdin)
+    known = load_environment(home)
+    given = dict(_parse_pair(text) for text in args.set)
     while True:
         values: dict[str, Any] = dict(given)
-        new: dict[str, Secret] = {}
+        new: dict[str, SecretString] = {}
         for field, question in wanted.items():
             if not is_secret_key(field):
-                values[field] = given.get(field) or _line(field, question, asking, silent=args.no_input)
+                values[field] = given.get(field) or _ask_line(field, question, asking, silent=args.no_input)
                 continue
-            variable = env_name_for(("platforms", platform, account, field))
+            variable = suggest_env_name(("platforms", platform, account, field))
             kept = known.get(variable)
-            secret = _secret(field, question, asking, args, kept=kept is not None)
+            secret = _ask_secret(field, question, asking, args, kept=kept is not None)
             values[field] = secret or kept
             if secret:
                 new[variable] = secret
         try:
-            _check(factory.Settings, values)
-            me = None if args.no_test else asyncio.run(_introduced(platform, account, values, screen, home))
+            _check_settings(factory.Settings, values)
+            me = None if args.no_test else asyncio.run(_introduce_account(platform, account, values, screen, home))
         except EverholdError as error:
             if args.no_input:
                 raise
-            screen.fail(error.message, error.remedy)
-            if not asking.yes("Change something and try again?"):
+            screen.print_failure(error.message, error.remedy)
+            if not asking.confirm("Change something and try again?"):
                 raise Refused("nothing was written", remedy="--no-test writes it untried") from None
             continue
         break
-    written = _write(home, settings, platform, account, values, agent=args.agent)
+    written = _write_settings(home, settings, platform, account, values, agent=args.agent)
     for variable, secret in new.items():
         set_secret(home, variable, secret)
-    return _tell(screen, home, platform, account, me, list(new), written)
+    return _print_result(screen, home, platform, account, me, list(new), written)
 
 
-def _wanted(model: type[BaseModel]) -> dict[str, str]:
+def _list_asked_settings(model: type[BaseModel]) -> dict[str, str]:
     """What has to be asked, with the question: every setting without a default, and what most people need."""
     return {
         name: (field.description or name).rstrip(".")
@@ -78,58 +78,62 @@ def _wanted(model: type[BaseModel]) -> dict[str, str]:
     }
 
 
-def _check(model: type[BaseModel], values: dict[str, Any]) -> None:
-    for problem in plugin_problems("platforms", model, values):
-        raise Misuse(f"{problem.key}: {problem.message}", remedy=problem.remedy)
+def _check_settings(model: type[BaseModel], values: dict[str, Any]) -> None:
+    for problem in find_plugin_problems("platforms", model, values):
+        raise InvalidRequest(f"{problem.key}: {problem.message}", remedy=problem.remedy)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or is_secret_key(key):
-        raise Misuse(
+        raise InvalidRequest(
             f"{key[:40]!r} cannot be set like this", remedy="--set key=value; secrets are asked for, or --stdin"
         )
     return key, value
 
 
-def _line(field: str, question: str, asking: Asking, *, silent: bool) -> str:
+def _ask_line(field: str, question: str, asking: SetupPrompter, *, silent: bool) -> str:
     if silent:
-        raise Misuse(f"{field} is not given", remedy=f"--set {field}=…")
-    return asking.line(question)
+        raise InvalidRequest(f"{field} is not given", remedy=f"--set {field}=…")
+    return asking.ask_line(question)
 
 
-def _secret(field: str, question: str, asking: Asking, args: argparse.Namespace, *, kept: bool) -> Secret:
+def _ask_secret(
+    field: str, question: str, asking: SetupPrompter, args: argparse.Namespace, *, kept: bool
+) -> SecretString:
     if args.stdin:
-        secret = Secret(sys.stdin.readline().strip())
+        secret = SecretString(sys.stdin.readline().strip())
         if not secret:
-            raise Misuse(f"there is no {field} on standard input", remedy="one line each, in the order they are asked")
+            raise InvalidRequest(
+                f"there is no {field} on standard input", remedy="one line each, in the order they are asked"
+            )
         return secret
     if args.no_input:
         if not kept:
-            raise Misuse(f"{field} is not given", remedy="--stdin reads it from standard input")
-        return Secret("")
+            raise InvalidRequest(f"{field} is not given", remedy="--stdin reads it from standard input")
+        return SecretString("")
     hint = "not shown; Enter keeps the one there is" if kept else "not shown"
     while True:
-        secret = asking.secret(f"{question} ({hint})")
+        secret = asking.ask_secret(f"{question} ({hint})")
         if secret or kept:
             return secret
 
 
-async def _introduced(
-    platform: str, account: str, values: dict[str, Any], screen: Screen, home: Home
-) -> Introduction | None:
+async def _introduce_account(
+    platform: str, account: str, values: dict[str, Any], screen: CommandScreen, home: Home
+) -> AccountIntroduction | None:
     """Connect once, and hear who we are there. Raises what the adapter says is wrong."""
-    settings = PLATFORMS.load(platform).Settings.model_validate(values)
-    async with waiting(screen, f"asking {platform}"):
-        return await introduced(platform, account, settings, directory=home.path)
+    settings = PLATFORM_PLUGINS.load(platform).Settings.model_validate(values)
+    async with show_waiting(screen, f"asking {platform}"):
+        return await introduce_account(platform, account, settings, directory=home.path)
 
 
-def _write(
+def _write_settings(
     home: Home, before: Settings, platform: str, account: str, values: dict[str, Any], *, agent: str
 ) -> Settings:
     section: dict[str, Any] = {
         f"{key}_env" if is_secret_key(key) else key: (
-            env_name_for(("platforms", platform, account, key)) if is_secret_key(key) else value
+            suggest_env_name(("platforms", platform, account, key)) if is_secret_key(key) else value
         )
         for key, value in values.items()
     }
@@ -137,43 +141,43 @@ def _write(
         section["agent"] = agent
     path = f"platforms.{platform}.{account}"
     if account not in before.platforms.get(platform, {}):
-        return set_key(home, path, section, environ=os.environ, validate_plugin=plugin_check())
+        return set_key(home, path, section, environ=os.environ, validate_plugin=build_plugin_check())
     after = before  # what else stands there stays, with its comments
     for key, value in section.items():
-        after = set_key(home, f"{path}.{key}", value, environ=os.environ, validate_plugin=plugin_check())
+        after = set_key(home, f"{path}.{key}", value, environ=os.environ, validate_plugin=build_plugin_check())
     return after
 
 
-def _tell(
-    screen: Screen,
+def _print_result(
+    screen: CommandScreen,
     home: Home,
     platform: str,
     account: str,
-    me: Introduction | None,
+    me: AccountIntroduction | None,
     variables: list[str],
     settings: Settings,
 ) -> int:
-    running = asyncio.run(_runs(home))
+    running = asyncio.run(_is_gateway_running(home))
     if screen.json:
         name = None if me is None else me.name
-        found = checkup(home, screen, f"platforms.{platform}.{account}")
+        found = run_checkup(home, screen, f"platforms.{platform}.{account}")
         told = {"platform": platform, "account": account, "name": name, "file": str(home.config), "doctor": found}
-        screen.show(told)
+        screen.print_json(told)
         return 0
     if me is not None:
-        screen.say(f"{screen.paint('ok', 'green')} · {platform} knows it as {safe(me.name)}")
+        screen.print_line(f"{screen.paint('ok', 'green')} · {platform} knows it as {escape_control(me.name)}")
     where = [str(home.config), *(f"{variable} in {home.env}" for variable in variables)]
-    screen.say(f"written: {' and '.join(where)}")
-    checkup(home, screen, f"platforms.{platform}.{account}")
+    screen.print_line(f"written: {' and '.join(where)}")
+    run_checkup(home, screen, f"platforms.{platform}.{account}")
     access = settings.platforms[platform][account].access
     steps = [] if running else ["everhold up"]
     hello = me.hello if me is not None and me.hello else "write to it"
     steps.append(hello)
     if not access.direct and not settings.access.owners:
         steps.append("everhold pairing approve CODE, with the code it tells you")
-    screen.say("next: " + "; then ".join(steps))
+    screen.print_line("next: " + "; then ".join(steps))
     return 0
 
 
-async def _runs(home: Home) -> bool:
-    return await answering(home) is not None
+async def _is_gateway_running(home: Home) -> bool:
+    return await find_running_gateway(home) is not None

@@ -7,39 +7,39 @@ import asyncio
 import time
 from typing import Any, Final
 
-from everhold.cli.commands.memory import account as known
-from everhold.cli.reach import looking
-from everhold.cli.render import Screen, ago, count, one_line, safe
+from everhold.cli.commands.memory import describe_handed_over as known
+from everhold.cli.connect import connect_for_reading
+from everhold.cli.render import CommandScreen, escape_control, format_count, format_duration, format_one_line
 
 WATCH_SECONDS: Final = 2.0
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
+def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     if not args.watch:
-        return asyncio.run(_once(args, screen))
+        return asyncio.run(_print_once(args, screen))
     try:
         while True:  # each look reaches for control anew, so that nobody is kept from the home between two of them
             if screen.out.isatty() and not screen.json:
                 screen.out.write("\x1b[H\x1b[2J")
-            asyncio.run(_once(args, screen))
+            asyncio.run(_print_once(args, screen))
             screen.out.flush()
             time.sleep(WATCH_SECONDS)
     except KeyboardInterrupt:
         return 0
 
 
-async def _once(args: argparse.Namespace, screen: Screen) -> int:
-    async with looking(args, screen) as calls:
+async def _print_once(args: argparse.Namespace, screen: CommandScreen) -> int:
+    async with connect_for_reading(args, screen) as calls:
         found = await calls.show_status()
-    wrong = complaints(found)
+    wrong = list_complaints(found)
     if screen.json:
-        screen.show({**found, "wrong": [{"what": what, "remedy": remedy} for what, remedy in wrong]})
+        screen.print_json({**found, "wrong": [{"what": what, "remedy": remedy} for what, remedy in wrong]})
     else:
-        _show(screen, found, wrong)
+        _print_status(screen, found, wrong)
     return 1 if wrong else 0
 
 
-def complaints(found: dict[str, Any]) -> list[tuple[str, str]]:
+def list_complaints(found: dict[str, Any]) -> list[tuple[str, str]]:
     """Everything that needs somebody, with what helps."""
     wrong: list[tuple[str, str]] = []
     if found["store"]:
@@ -53,7 +53,7 @@ def complaints(found: dict[str, Any]) -> list[tuple[str, str]]:
     for problem in found["problems"]:
         wrong.append((f"off: {problem['key'] or problem['disables']}: {problem['message']}", problem["remedy"]))
     if found["pending"] and not found["running"]:
-        waiting = count(found["pending"], "message")
+        waiting = format_count(found["pending"], "message")
         wrong.append((f"{waiting} without anybody to answer", "everhold up"))
     for row in found["waiting"]:
         if row["error"]:
@@ -72,49 +72,55 @@ def complaints(found: dict[str, Any]) -> list[tuple[str, str]]:
     for halt in found["halted"]:
         wrong.append((f"{halt['platform']}:{halt['chat']} was silenced by {halt['by']}", "say /wake there"))
     if found["dead_letters"]:
-        wrong.append((count(found["dead_letters"], "dead letter"), "everhold dead-letters list"))
+        wrong.append((format_count(found["dead_letters"], "dead letter"), "everhold dead-letters list"))
     return wrong
 
 
-def _show(screen: Screen, found: dict[str, Any], wrong: list[tuple[str, str]]) -> None:
+def _print_status(screen: CommandScreen, found: dict[str, Any], wrong: list[tuple[str, str]]) -> None:
     paint = screen.paint
     if found["running"]:
-        what = f"{found['role']} {found['pid']} has been running for {ago(time.time() - found['since'])}"
-        screen.say(" · ".join(part for part in (f"{paint('●', 'green')} {what}", found["url"]) if part))
+        what = f"{found['role']} {found['pid']} has been running for {format_duration(time.time() - found['since'])}"
+        screen.print_line(" · ".join(part for part in (f"{paint('●', 'green')} {what}", found["url"]) if part))
     else:
-        screen.say(f"{paint('○', 'dim')} no gateway is running")
-    screen.say(f"  home      {safe(found['home'])}")
-    screen.say(f"  version   everhold {found['version']} · configuration {found['revision']}")
-    screen.say(f"  waiting   {count(found['pending'], 'message')}")
+        screen.print_line(f"{paint('○', 'dim')} no gateway is running")
+    screen.print_line(f"  home      {escape_control(found['home'])}")
+    screen.print_line(f"  version   everhold {found['version']} · configuration {found['revision']}")
+    screen.print_line(f"  waiting   {format_count(found['pending'], 'message')}")
     backlog = _show_backlog(found["waiting"])
     if backlog:
-        screen.say(f"  backlog   {backlog}")
+        screen.print_line(f"  backlog   {backlog}")
     for memory in found["memories"]:
-        screen.say(f"  memory    {_memory(memory)}")
-    screen.say(f"  failed    {count(found['dead_letters'], 'dead letter')}, {found['in_doubt']} in doubt")
+        screen.print_line(f"  memory    {_format_memory(memory)}")
+    screen.print_line(f"  failed    {format_count(found['dead_letters'], 'dead letter')}, {found['in_doubt']} in doubt")
     for account in found["accounts"]:
         state = "listening" if account["listening"] else account["trouble"] or "not listening"
-        screen.say(f"  account   {one_line(account['platform'])}/{one_line(account['account'])} · {one_line(state)}")
+        screen.print_line(
+            f"  account   {format_one_line(account['platform'])}/{format_one_line(account['account'])} · {format_one_line(state)}"
+        )
     for agent in found["agents"]:
-        name = paint(one_line(agent["name"]), "bold")
-        screen.say(f"  agent     {name} · {one_line(agent['model'])}{_today(agent['spent'], agent['budget'])}")
+        name = paint(format_one_line(agent["name"]), "bold")
+        screen.print_line(
+            f"  agent     {name} · {format_one_line(agent['model'])}{_format_spending(agent['spent'], agent['budget'])}"
+        )
     for person in found.get("people", ()):
         spent = person["spent"]
         used = f"{spent['tokens']:,} tokens, {spent['usd']:.2f} USD"
-        screen.say(f"  person    {one_line(person['name']) or 'somebody unknown'} · today {used}")
+        screen.print_line(f"  person    {format_one_line(person['name']) or 'somebody unknown'} · today {used}")
     for made in found["compressions"]:
-        how = f"{count(made['messages'], 'message')}, {made['tokens_before']:,} → {made['tokens_after']:,} tokens"
-        when = ago(time.time() - made["at"])
-        screen.say(f"  summary   {one_line(made['session'])} {when} ago · {how} · {made['trigger']}")
+        how = (
+            f"{format_count(made['messages'], 'message')}, {made['tokens_before']:,} → {made['tokens_after']:,} tokens"
+        )
+        when = format_duration(time.time() - made["at"])
+        screen.print_line(f"  summary   {format_one_line(made['session'])} {when} ago · {how} · {made['trigger']}")
     for text, remedy in wrong:
-        screen.say(f"{paint('!', 'red', 'bold')} {one_line(text)}")
+        screen.print_line(f"{paint('!', 'red', 'bold')} {format_one_line(text)}")
         if remedy:
-            screen.say(f"  → {one_line(remedy)}")
+            screen.print_line(f"  → {format_one_line(remedy)}")
     if not wrong:
-        screen.say(f"{paint('✓', 'green')} nothing is wrong")
+        screen.print_line(f"{paint('✓', 'green')} nothing is wrong")
 
 
-def _today(spent: dict[str, Any], budget: dict[str, Any]) -> str:
+def _format_spending(spent: dict[str, Any], budget: dict[str, Any]) -> str:
     """What an agent has used today, and of how much."""
     tokens = f"{spent['tokens']:,}" + (f" of {budget['tokens']:,}" if budget["tokens"] is not None else "")
     usd = f"{spent['usd']:.2f}" + (f" of {budget['usd']:.2f}" if budget["usd"] is not None else "")
@@ -122,20 +128,24 @@ def _today(spent: dict[str, Any], budget: dict[str, Any]) -> str:
     return f" · today {tokens} tokens, {usd} USD" if spent["tokens"] or bound else ""
 
 
-def _memory(it: dict[str, Any]) -> str:
+def _format_memory(it: dict[str, Any]) -> str:
     """One memory of one agent: how it is, how far behind, and what it said when it last failed."""
     now = time.time()
-    parts = [f"{one_line(it['memory'])} of {one_line(it['agent'])}", it["state"]]
+    parts = [f"{format_one_line(it['memory'])} of {format_one_line(it['agent'])}", it["state"]]
     if it["lag"]:
-        parts.append(f"{it['lag']} to hand over, oldest {ago(now - it['oldest'])}" if it["oldest"] else str(it["lag"]))
+        parts.append(
+            f"{it['lag']} to hand over, oldest {format_duration(now - it['oldest'])}"
+            if it["oldest"]
+            else str(it["lag"])
+        )
     if it["stored"]:
-        parts.append(f"took something in {ago(now - it['stored'])} ago")
+        parts.append(f"took something in {format_duration(now - it['stored'])} ago")
     if it["state"] == "failing" and it["again"]:
-        parts.append(f"tried again in {ago(max(0.0, it['again'] - now))}")
+        parts.append(f"tried again in {format_duration(max(0.0, it['again'] - now))}")
     if it["handed"] is not None:
         parts.append(f"{it['delivery']}: {known(it['handed'], it['seen'])}")
     elif it["says"]:
-        parts.append(one_line(it["says"]))
+        parts.append(format_one_line(it["says"]))
     return " · ".join(parts)
 
 
@@ -143,6 +153,6 @@ def _show_backlog(rows: list[dict[str, Any]]) -> str:
     """In how many sessions each consumer has work, and how long the oldest has waited."""
     now = time.time()
     return ", ".join(
-        f"{one_line(row['consumer'])} {count(row['sessions'], 'session')}, oldest {ago(now - (row['since'] or now))}"
+        f"{format_one_line(row['consumer'])} {format_count(row['sessions'], 'session')}, oldest {format_duration(now - (row['since'] or now))}"
         for row in rows
     )

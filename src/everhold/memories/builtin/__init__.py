@@ -1,8 +1,8 @@
 """Memory that is always there: an index over the log, and recall that needs no service and no model call."""
 
-from everhold.memories.builtin.filling import keep_filling
-from everhold.memories.builtin.index import Index
-from everhold.memories.builtin.provider import Builtin
-from everhold.memories.builtin.tail import Hit
+from everhold.memories.builtin.embedding_backfill import run_embedding_backfill
+from everhold.memories.builtin.index import MemoryIndex
+from everhold.memories.builtin.provider import BuiltinMemory
+from everhold.memories.builtin.unindexed import IndexHit
 
-__all__ = ["Builtin", "Hit", "Index", "keep_filling"]
+__all__ = ["BuiltinMemory", "IndexHit", "MemoryIndex", "run_embedding_backfill"]

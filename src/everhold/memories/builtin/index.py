@@ -19,52 +19,52 @@ from msgspec import Struct
 
 from everhold.core.entries import Changed, Entry, Erased, Noted, OperationsUndone
 from everhold.errors import NotFound
-from everhold.memories.builtin import lookup, schema
-from everhold.memories.builtin.intake import Intake, Words, words_of
-from everhold.memories.builtin.lookup import Row, Scope
-from everhold.memories.builtin.meaning import Meaning, Use
-from everhold.memories.builtin.rank import Knobs, Ranked
-from everhold.memories.builtin.tail import Hit, scan
+from everhold.memories.builtin import candidates, schema
+from everhold.memories.builtin.candidates import IndexRow, IndexScope
+from everhold.memories.builtin.embeddings import ChunkEmbeddings, EmbeddingsMode
+from everhold.memories.builtin.indexing import EntryWords, IndexWriter, extract_words
+from everhold.memories.builtin.rank_fusion import RankedItem, RankingWeights
+from everhold.memories.builtin.unindexed import IndexHit, scan_entries
 from everhold.ports.store import Store
 
-TAIL: Final = 512
+MAX_UNINDEXED_ENTRIES: Final = 512
 """Entries a search takes in, or looks through, before it answers."""
-TOGETHER: Final = 256
+BATCH_ENTRIES: Final = 256
 """Entries that wait to be taken in together. One transaction costs as much as a dozen of them."""
-LIGHT: Final = 20_000
+MAX_INLINE_CHUNKS: Final = 20_000
 """Chunks up to which a search is over sooner than a thread would have begun with it."""
-KNOWN: Final = 10_000
-ABOUT: Final = 48
+MAX_KNOWN_SESSIONS: Final = 10_000
+ITEM_HEADER_CHARS: Final = 48
 """Letters that are shown with each item: by whom, when, from where."""
-PASSAGE: Final = 1_600
+MAX_PASSAGE_CHARS: Final = 1_600
 """Characters of an item that are shown at once; of a longer one, those that matched."""
 
 T = TypeVar("T")
 
 
-class Asking(Struct, frozen=True, kw_only=True):
+class IndexQuery(Struct, frozen=True, kw_only=True):
     """A search: what for, and for whom. Without an audience or an agent: for somebody who may see everything."""
 
     text: str
     agent: str | None
     audience: frozenset[str] | None
     session: str | None = None
-    here: str = ""
-    seen: Collection[int] = ()
+    current_session: str = ""
+    seen_seqs: Collection[int] = ()
     limit: int = 20
-    letters: int | None = None
+    max_chars: int | None = None
 
-    def sees(self, place: Entry | Hit) -> bool:
-        return place.session == self.here and place.seq in self.seen
+    def has_seen(self, place: Entry | IndexHit) -> bool:
+        return place.session == self.current_session and place.seq in self.seen_seqs
 
-    def concerns(self, entry: Entry, words: Words | None) -> bool:
+    def is_affected_by(self, entry: Entry, words: EntryWords | None) -> bool:
         """Whether an entry that matters could be an answer to this, or change one."""
         if words is None or isinstance(entry.body, Noted):
             return True
-        return not self.sees(entry) and (self.audience is None or self.audience.issubset(words.stamp.audience))
+        return not self.has_seen(entry) and (self.audience is None or self.audience.issubset(words.stamp.audience))
 
 
-class Index:
+class MemoryIndex:
     """One file. `inline` works on the caller's thread, for simulated worlds."""
 
     def __init__(
@@ -72,157 +72,167 @@ class Index:
         path: Path,
         *,
         inline: bool = False,
-        embeddings: Use = "auto",
+        embeddings: EmbeddingsMode = "auto",
         models: Path | None = None,
-        knobs: Knobs | None = None,
+        ranking_weights: RankingWeights | None = None,
     ) -> None:
         self.path = path
         self.inline = inline
-        self.knobs = knobs
-        self._meaning = Meaning(embeddings, models)
-        self._writing = threading.Lock()
-        self._reading = threading.Lock()
+        self.ranking_weights = ranking_weights
+        self._embeddings = ChunkEmbeddings(embeddings, models)
+        self._write_lock = threading.Lock()
+        self._read_lock = threading.Lock()
         """Taken after `_writing` by whoever takes both."""
-        self._taking = asyncio.Lock()
+        self._indexing_lock = asyncio.Lock()
         self._checked = False
-        self._read: int | None = None
+        self._read_upto_pos: int | None = None
         """How far the log was read; what is not in the file yet is `_pending`."""
         self._pending: list[Entry] = []
-        self._matters: list[tuple[Entry, Words | None]] = []
+        self._pending_relevant: list[tuple[Entry, EntryWords | None]] = []
         """Those of them that somebody could ask for, with what they say; without, if they change answers."""
-        self._after = 0
-        self._known: dict[str, str] = {}
+        self._pending_after_pos = 0
+        self._session_agents: dict[str, str] = {}
         """Sessions and their agents."""
-        self._touched: list[int] = []
+        self._touched_chunks: list[int] = []
         """Chunks that changed in the file and, maybe, not yet in memory."""
-        self._rewrites = 0
-        self._writer = schema.for_writing(path)
-        self._reader = schema.for_reading(path)
-        self._intake = Intake(self._writer)
+        self._seen_rewrites = 0
+        self._writer = schema.open_for_writing(path)
+        self._reader = schema.open_for_reading(path)
+        self._index_writer = IndexWriter(self._writer)
 
     # -- taking in
 
     async def catch_up(self, store: Store, limit: int = 500) -> int:
         """Take in up to `limit` entries that were committed since; how many there were."""
-        async with self._taking:
-            await self._read_on(store, limit)
-            return await self._take_pending(store)
+        async with self._indexing_lock:
+            await self._read_new_entries(store, limit)
+            return await self._index_pending(store)
 
-    async def wiped(self, store: Store) -> None:
+    async def wipe_erased(self, store: Store) -> None:
         """Until nothing that the log does not have any more is left in the files."""
         while await self.catch_up(store):
             pass
-        await self._write(self._wipe)
+        await self._run_write(self._wipe_files)
 
     async def rebuild(self) -> None:
         """Forget everything that was derived; what follows takes it in again."""
-        async with self._taking:
-            await self._write(self._anew)
+        async with self._indexing_lock:
+            await self._run_write(self._recreate_file)
 
-    async def fill(self, limit: int = 16) -> int:
+    async def fill_embeddings(self, limit: int = 16) -> int:
         """Give up to `limit` chunks their stronger vectors, beside everything else; how many got theirs."""
-        if not self._meaning.deep:
+        if not self._embeddings.deep:
             return 0
-        waiting = await self._write(lambda: self._meaning.waiting(self._writer, limit))
+        waiting = await self._run_write(lambda: self._embeddings.list_pending(self._writer, limit))
         if waiting:
-            encode = self._meaning.encode
+            encode = self._embeddings.encode_chunks
             vectors = encode(waiting) if self.inline else await asyncio.to_thread(encode, waiting)
             if vectors is None:
                 return 0
-            await self._write(lambda: self._note(self._meaning.fill(self._writer, waiting, vectors)))
+            await self._run_write(
+                lambda: self._record_touched_chunks(self._embeddings.store_vectors(self._writer, waiting, vectors))
+            )
         return len(waiting)
 
     @property
-    def level(self) -> str:
+    def embedding_level(self) -> str:
         """What finding goes by: `model` or `table`."""
-        return self._meaning.level
+        return self._embeddings.level
 
     @property
-    def trouble(self) -> str:
+    def model_problem(self) -> str:
         """Why the stronger model is not used although it is there; nothing if all is well."""
-        return self._meaning.trouble
+        return self._embeddings.model_problem
 
-    async def left(self) -> tuple[int, int]:
+    async def count_pending_embeddings(self) -> tuple[int, int]:
         """How many passages there are, and how many of them wait for their stronger vectors."""
-        return await self._run(lambda: self._locked(lambda: self._meaning.left(self._reader)))
+        return await self._run_in_thread(
+            lambda: self._run_locked_read(lambda: self._embeddings.count_pending(self._reader))
+        )
 
-    async def _read_on(self, store: Store, limit: int) -> None:
+    async def _read_new_entries(self, store: Store, limit: int) -> None:
         """Read what was committed since, until so many entries wait."""
         if not self._checked:
-            await self._check(store)
-        if self._read is None:
-            self._read = await self._write(lambda: self._intake.position)
-            await self._write(self._wipe)
-            while await self._write(lambda: self._note(self._meaning.mend(self._writer))):
+            await self._check_same_log(store)
+        if self._read_upto_pos is None:
+            self._read_upto_pos = await self._run_write(lambda: self._index_writer.position)
+            await self._run_write(self._wipe_files)
+            while await self._run_write(
+                lambda: self._record_touched_chunks(self._embeddings.repair_missing(self._writer))
+            ):
                 pass
         if len(self._pending) < limit:
-            entries = await store.read_feed(after=self._read, limit=limit - len(self._pending))
+            entries = await store.read_feed(after=self._read_upto_pos, limit=limit - len(self._pending))
             if entries:
                 if not self._pending:
-                    self._after = self._read
+                    self._pending_after_pos = self._read_upto_pos
                 self._pending += entries
-                self._matters += _mattering(entries)
-                self._read = entries[-1].pos
+                self._pending_relevant += _select_relevant_entries(entries)
+                self._read_upto_pos = entries[-1].pos
 
-    async def _take_pending(self, store: Store) -> int:
+    async def _index_pending(self, store: Store) -> int:
         """Take in what waits; how many entries did."""
-        entries, after = self._pending, self._after
+        entries, after = self._pending, self._pending_after_pos
         if entries:
-            agents = await self._agents(store, entries)
-            taken = await self._write(lambda: self._take(entries, agents, after))
-            self._pending, self._matters = [], []
+            agents = await self._resolve_agents(store, entries)
+            taken = await self._run_write(lambda: self._index_entries(entries, agents, after))
+            self._pending, self._pending_relevant = [], []
             if not taken:
-                self._read = None  # the file is not what it was: go on where it ends
+                self._read_upto_pos = None  # the file is not what it was: go on where it ends
         return len(entries)
 
-    def _take(self, entries: Sequence[Entry], agents: dict[str, str], after: int) -> bool:
+    def _index_entries(self, entries: Sequence[Entry], agents: dict[str, str], after: int) -> bool:
         """Take in entries that follow `after` in the log; False if the file does not reach as far as that."""
         with self._writer:
-            position = self._intake.position
+            position = self._index_writer.position
             if position < after:
                 return False
-            taken = self._intake.take([entry for entry in entries if entry.pos > position], agents, position)
-            self._meaning.embed(self._writer, taken.fresh.values())
-            self._count(taken.touched)
+            taken = self._index_writer.index_entries(
+                [entry for entry in entries if entry.pos > position], agents, position
+            )
+            self._embeddings.embed_chunks(self._writer, taken.new_chunks.values())
+            self._record_rewrite(taken.touched_chunks)
             if taken.erased:
-                schema.put(self._writer, "unwiped", "1")  # whoever comes after a crash knows that it is left to do
-        self._intake.settled(max(position, entries[-1].pos))
-        self._touched += taken.touched  # not before others can read what they are now
+                schema.write_meta(
+                    self._writer, "unwiped", "1"
+                )  # whoever comes after a crash knows that it is left to do
+        self._index_writer.mark_committed(max(position, entries[-1].pos))
+        self._touched_chunks += taken.touched_chunks  # not before others can read what they are now
         if taken.erased:
-            self._wipe()
+            self._wipe_files()
         return True
 
-    def _wipe(self) -> None:
+    def _wipe_files(self) -> None:
         """Take the last bytes of what was erased out of the files, if somebody left that to be done."""
-        if schema.meta(self._writer, "unwiped", "0") == "1":
-            schema.wipe(self._writer)
-            schema.put(self._writer, "unwiped", "0")
+        if schema.read_meta(self._writer, "unwiped", "0") == "1":
+            schema.wipe_removed_bytes(self._writer)
+            schema.write_meta(self._writer, "unwiped", "0")
 
-    def _note(self, touched: Collection[int]) -> int:
+    def _record_touched_chunks(self, touched: Collection[int]) -> int:
         """Remember that these chunks are not what they were; how many."""
-        self._count(touched)
-        self._touched += touched
+        self._record_rewrite(touched)
+        self._touched_chunks += touched
         return len(touched)
 
-    def _count(self, touched: Collection[int]) -> None:
+    def _record_rewrite(self, touched: Collection[int]) -> None:
         """Write down that there was a change, for other processes: what they keep in memory is not what it was."""
         if touched:
-            self._rewrites += 1
-            schema.put(self._writer, "rewrites", str(int(schema.meta(self._writer, "rewrites", "0")) + 1))
+            self._seen_rewrites += 1
+            schema.write_meta(self._writer, "rewrites", str(int(schema.read_meta(self._writer, "rewrites", "0")) + 1))
 
-    async def _agents(self, store: Store, entries: Iterable[Entry]) -> dict[str, str]:
+    async def _resolve_agents(self, store: Store, entries: Iterable[Entry]) -> dict[str, str]:
         sessions = {entry.session for entry in entries}
-        agents = {session: self._known[session] for session in sessions if session in self._known}
+        agents = {session: self._session_agents[session] for session in sessions if session in self._session_agents}
         for session in sessions - agents.keys():
             agents[session] = (await store.get_session(session)).agent
-        if len(self._known) > KNOWN:
-            self._known.clear()
-        self._known.update(agents)
+        if len(self._session_agents) > MAX_KNOWN_SESSIONS:
+            self._session_agents.clear()
+        self._session_agents.update(agents)
         return agents
 
-    async def _check(self, store: Store) -> None:
+    async def _check_same_log(self, store: Store) -> None:
         """Another log than the one this was derived from (a restored one, say) has other entries at the same places."""
-        landmark = await self._write(lambda: self._intake.landmark)
+        landmark = await self._run_write(lambda: self._index_writer.last_entry)
         if landmark is not None:
             session, seq, digest = landmark
             try:
@@ -230,7 +240,7 @@ class Index:
             except NotFound:
                 same = False
             if not same:
-                await self._write(self._anew)
+                await self._run_write(self._recreate_file)
         self._checked = True
 
     # -- finding
@@ -247,7 +257,7 @@ class Index:
         seen: Collection[int] = (),
         limit: int = 20,
         letters: int | None = None,
-    ) -> list[Hit]:
+    ) -> list[IndexHit]:
         """The best items that everybody in `audience` may hear of, best first. None: whoever asks may see everything.
 
         `session` looks only there. `here` is where the question is asked, and `seen` what is seen there anyway: it is
@@ -257,71 +267,83 @@ class Index:
         present = None if audience is None else frozenset(audience)
         if (present is not None and not present) or not text.strip():
             return []
-        asking = Asking(
+        asking = IndexQuery(
             text=text,
             agent=agent,
             audience=present,
             session=session,
-            here=here,
-            seen=seen,
+            current_session=here,
+            seen_seqs=seen,
             limit=limit,
-            letters=letters,
+            max_chars=letters,
         )
-        tail = await self._tail(store, asking)
-        hits = await self._look(asking)
+        tail = await self._list_unindexed_entries(store, asking)
+        hits = await self._run_query(asking)
         if tail:
-            agents = await self._agents(store, tail)
+            agents = await self._resolve_agents(store, tail)
             known = {(hit.session, hit.seq) for hit in hits}
-            extra = scan(tail, text, agent=agent, audience=present, agents=agents, session=session)
-            new = [hit for hit in extra if (hit.session, hit.seq) not in known and not asking.sees(hit)]
-            hits = sorted([*hits, *new], key=_by_score)[:limit]
+            extra = scan_entries(tail, text, agent=agent, audience=present, agents=agents, session=session)
+            new = [hit for hit in extra if (hit.session, hit.seq) not in known and not asking.has_seen(hit)]
+            hits = sorted([*hits, *new], key=_get_sort_key)[:limit]
         return hits
 
-    async def warm(self) -> None:
+    async def warm_cache(self) -> None:
         """Read what large scopes need to be searched, before somebody waits for it. Others search in between."""
-        scopes = await self._run(lambda: self._locked(lambda: lookup.scopes(self._reader, agent=None, audience=None)))
+        scopes = await self._run_in_thread(
+            lambda: self._run_locked_read(lambda: candidates.find_scopes(self._reader, agent=None, audience=None))
+        )
         for scope in sorted(scopes, key=lambda scope: scope.chunks):
-            for upto in range(LIGHT, scope.chunks, LIGHT):
-                part = Scope(scope.id, upto, scope.items)
-                await self._run(
-                    lambda part=part: self._locked(lambda: self._moment(lambda: self._meaning.warm(self._reader, part)))  # type: ignore[misc]
+            for upto in range(MAX_INLINE_CHUNKS, scope.chunks, MAX_INLINE_CHUNKS):
+                part = IndexScope(scope.id, upto, scope.items)
+                await self._run_in_thread(
+                    lambda part=part: self._run_locked_read(
+                        lambda: self._read_snapshot(lambda: self._embeddings.warm_scope(self._reader, part))
+                    )  # type: ignore[misc]
                 )
 
-    async def holding(self, store: Store, text: str, *, limit: int) -> list[tuple[str, int]]:
+    async def find_entries_with_words(self, store: Store, text: str, *, limit: int) -> list[tuple[str, int]]:
         """Where all words of `text` stand, in whatever form, newest first: for whoever may see everything."""
         while await self.catch_up(store):
             pass
-        terms = lookup.every(text)
+        terms = candidates.build_all_word_queries(text)
         if not terms:
             return []
-        return await self._run(lambda: self._locked(lambda: lookup.holding(self._reader, terms, limit)))
+        return await self._run_in_thread(
+            lambda: self._run_locked_read(lambda: candidates.find_items_with_words(self._reader, terms, limit))
+        )
 
-    async def _tail(self, store: Store, asking: Asking) -> list[Entry]:
+    async def _list_unindexed_entries(self, store: Store, asking: IndexQuery) -> list[Entry]:
         """Entries the index has not got yet although they could matter: no room for them, or too many at once."""
-        async with self._taking:
-            await self._read_on(store, TAIL)
+        async with self._indexing_lock:
+            await self._read_new_entries(store, MAX_UNINDEXED_ENTRIES)
             waiting = len(self._pending)
             try:
-                if waiting >= TOGETHER or any(asking.concerns(*one) for one in self._matters):
-                    await self._take_pending(store)
+                if waiting >= BATCH_ENTRIES or any(asking.is_affected_by(*one) for one in self._pending_relevant):
+                    await self._index_pending(store)
             except (apsw.FullError, apsw.ReadOnlyError, apsw.BusyError):
                 return list(self._pending)
-        if waiting < TAIL or not asking.here or self._read is None:
+        if waiting < MAX_UNINDEXED_ENTRIES or not asking.current_session or self._read_upto_pos is None:
             return []
-        last = (await store.get_session(asking.here)).last_seq
-        return [entry for entry in await store.list_entries(asking.here, after=last - TAIL) if entry.pos > self._read]
+        last = (await store.get_session(asking.current_session)).last_seq
+        return [
+            entry
+            for entry in await store.list_entries(asking.current_session, after=last - MAX_UNINDEXED_ENTRIES)
+            if entry.pos > self._read_upto_pos
+        ]
 
-    async def _look(self, asking: Asking) -> list[Hit]:
-        if self._meaning.ready and not self._meaning.deep and self._reading.acquire(blocking=False):
+    async def _run_query(self, asking: IndexQuery) -> list[IndexHit]:
+        if self._embeddings.ready and not self._embeddings.deep and self._read_lock.acquire(blocking=False):
             try:  # here and now, if that is soon done
-                return self._moment(lambda: self._find(asking, most=LIGHT))
-            except (_TooMuch, *schema.DAMAGE):
+                return self._read_snapshot(lambda: self._find_hits(asking, most=MAX_INLINE_CHUNKS))
+            except (_TooManyChunks, *schema.DAMAGE_ERRORS):
                 pass
             finally:
-                self._reading.release()
-        return await self._run(lambda: self._locked(lambda: self._moment(lambda: self._find(asking))))
+                self._read_lock.release()
+        return await self._run_in_thread(
+            lambda: self._run_locked_read(lambda: self._read_snapshot(lambda: self._find_hits(asking)))
+        )
 
-    def _moment(self, read: Callable[[], T]) -> T:
+    def _read_snapshot(self, read: Callable[[], T]) -> T:
         """What several reads find at one moment."""
         self._reader.execute("begin")
         try:
@@ -330,101 +352,112 @@ class Index:
             if self._reader.in_transaction:
                 self._reader.execute("rollback")
 
-    def _find(self, asking: Asking, *, most: int | None = None) -> list[Hit]:
+    def _find_hits(self, asking: IndexQuery, *, most: int | None = None) -> list[IndexHit]:
         db = self._reader
-        scopes = lookup.scopes(db, agent=asking.agent, audience=asking.audience)
+        scopes = candidates.find_scopes(db, agent=asking.agent, audience=asking.audience)
         if most is not None and sum(scope.chunks for scope in scopes) > most:
-            raise _TooMuch
+            raise _TooManyChunks
         ours = {scope.id for scope in scopes}
-        seen = lookup.seen(db, asking.here, asking.seen) if asking.here and asking.seen else {}
+        seen = (
+            candidates.find_seen_chunks(db, asking.current_session, asking.seen_seqs)
+            if asking.current_session and asking.seen_seqs
+            else {}
+        )
         skip = [first for scope, firsts in seen.items() if scope in ours for first in firsts]
         if sum(scope.items for scope in scopes) <= len(skip):
             return []
-        ranked = self._rank(asking, scopes, skip)
-        found: list[tuple[Row, Ranked]] = []
+        ranked = self._rank_candidates(asking, scopes, skip)
+        found: list[tuple[IndexRow, RankedItem]] = []
         texts: dict[int, str] = {}
         while len(found) < asking.limit and (some := list(islice(ranked, asking.limit))):
-            rows = lookup.heads(db, (one.first for one in some), texts)
-            there = ((rows.get(one.first), one) for one in some)
-            found += [(row, one) for row, one in there if row is not None and row.live]
-        shown = [(row, one, _passage(row, one)) for row, one in _most(found[: asking.limit], asking.letters)]
+            rows = candidates.load_rows_by_first_chunk(db, (one.first_chunk for one in some), texts)
+            there = ((rows.get(one.first_chunk), one) for one in some)
+            found += [(row, one) for row, one in there if row is not None and row.is_live]
+        shown = [
+            (row, one, _select_passage(row, one))
+            for row, one in _limit_by_chars(found[: asking.limit], asking.max_chars)
+        ]
         more = [id for *_, passage in shown for id in passage if id not in texts]
         if more:
-            texts |= lookup.texts(db, more)
-        return [_hit(row, one.score, passage, texts) for row, one, passage in shown]
+            texts |= candidates.load_texts(db, more)
+        return [_build_hit(row, one.score, passage, texts) for row, one, passage in shown]
 
-    def _rank(self, asking: Asking, scopes: Sequence[Scope], skip: Sequence[int]) -> Iterator[Ranked]:
-        db, meaning, text = self._reader, self._meaning, asking.text
+    def _rank_candidates(
+        self, asking: IndexQuery, scopes: Sequence[IndexScope], skip: Sequence[int]
+    ) -> Iterator[RankedItem]:
+        db, meaning, text = self._reader, self._embeddings, asking.text
         ids = [scope.id for scope in scopes]
-        spoken, authors = lookup.named(db, text, ids)
-        self._remember()
-        only = None if asking.session is None else lookup.within(db, asking.session)
-        return meaning.rank(db, scopes, text, spoken=spoken, authors=authors, knobs=self.knobs, only=only, skip=skip)
+        spoken, authors = candidates.find_named_authors(db, text, ids)
+        self._refresh_cache()
+        only = None if asking.session is None else candidates.find_session_chunks(db, asking.session)
+        return meaning.rank_candidates(
+            db, scopes, text, spoken=spoken, authors=authors, knobs=self.ranking_weights, only=only, skip=skip
+        )
 
-    def _remember(self) -> None:
+    def _refresh_cache(self) -> None:
         """Bring what is kept in memory up to the file."""
-        rewrites = int(schema.meta(self._reader, "rewrites", "0"))
-        touched, self._touched = self._touched, []
-        if rewrites > self._rewrites:  # somebody else's work, of which nothing is known here
-            self._rewrites = rewrites
-            self._meaning.changed()
+        rewrites = int(schema.read_meta(self._reader, "rewrites", "0"))
+        touched, self._touched_chunks = self._touched_chunks, []
+        if rewrites > self._seen_rewrites:  # somebody else's work, of which nothing is known here
+            self._seen_rewrites = rewrites
+            self._embeddings.invalidate_cache()
         elif touched:
-            self._meaning.touch(self._reader, set(touched))
+            self._embeddings.reload_chunks(self._reader, set(touched))
 
     # -- the file
 
     async def close(self) -> None:
         def work() -> None:
-            with self._writing, self._reading:
+            with self._write_lock, self._read_lock:
                 self._reader.close()
                 self._writer.close()
 
-        await self._run(work)
+        await self._run_in_thread(work)
 
-    async def _write(self, work: Callable[[], T]) -> T:
+    async def _run_write(self, work: Callable[[], T]) -> T:
         """Do something with the writing connection; if the file is damaged, with a new one."""
 
         def locked() -> T:
-            with self._writing:
+            with self._write_lock:
                 try:
                     return work()
-                except schema.DAMAGE:
-                    self._anew()
+                except schema.DAMAGE_ERRORS:
+                    self._recreate_file()
                     return work()
 
-        return await self._run(locked)
+        return await self._run_in_thread(locked)
 
-    def _locked(self, read: Callable[[], T]) -> T:
+    def _run_locked_read(self, read: Callable[[], T]) -> T:
         try:
-            with self._reading:
+            with self._read_lock:
                 return read()
-        except schema.DAMAGE:
-            with self._writing:
-                self._anew()
-            with self._reading:
+        except schema.DAMAGE_ERRORS:
+            with self._write_lock:
+                self._recreate_file()
+            with self._read_lock:
                 return read()
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _run_in_thread(self, work: Callable[[], T]) -> T:
         return work() if self.inline else await asyncio.to_thread(work)
 
-    def _anew(self) -> None:
+    def _recreate_file(self) -> None:
         """Called by whoever holds `_writing`."""
-        with self._reading:
+        with self._read_lock:
             for db in (self._reader, self._writer):
                 db.close(True)
-            schema.remove(self.path)
-            self._meaning.changed()
-            self._touched, self._rewrites = [], 0
-            self._writer = schema.for_writing(self.path)
-            self._reader = schema.for_reading(self.path)
-            self._intake = Intake(self._writer)
-            self._read, self._pending, self._matters = None, [], []
+            schema.remove_index_file(self.path)
+            self._embeddings.invalidate_cache()
+            self._touched_chunks, self._seen_rewrites = [], 0
+            self._writer = schema.open_for_writing(self.path)
+            self._reader = schema.open_for_reading(self.path)
+            self._index_writer = IndexWriter(self._writer)
+            self._read_upto_pos, self._pending, self._pending_relevant = None, [], []
 
 
-def _mattering(entries: Iterable[Entry]) -> Iterator[tuple[Entry, Words | None]]:
+def _select_relevant_entries(entries: Iterable[Entry]) -> Iterator[tuple[Entry, EntryWords | None]]:
     """The entries that are an answer for somebody, with what they say, and without, those that change answers."""
     for entry in entries:
-        words = words_of(entry)
+        words = extract_words(entry)
         body = entry.body
         changes = isinstance(body, Erased | Noted) or (
             isinstance(body, Changed) and isinstance(body.change, OperationsUndone)
@@ -433,35 +466,35 @@ def _mattering(entries: Iterable[Entry]) -> Iterator[tuple[Entry, Words | None]]
             yield entry, words
 
 
-class _TooMuch(Exception):
+class _TooManyChunks(Exception):
     """More than can be looked through while others wait."""
 
 
-def _most(found: list[tuple[Row, Ranked]], letters: int | None) -> list[tuple[Row, Ranked]]:
+def _limit_by_chars(found: list[tuple[IndexRow, RankedItem]], letters: int | None) -> list[tuple[IndexRow, RankedItem]]:
     """As many of the best as have so many letters together, and the one that has more."""
     if letters is not None:
         for count, (row, _) in enumerate(found, 1):
-            letters -= min(row.size, PASSAGE) + ABOUT
+            letters -= min(row.size, MAX_PASSAGE_CHARS) + ITEM_HEADER_CHARS
             if letters < 0:
                 return found[:count]
     return found
 
 
-def _passage(row: Row, ranked: Ranked) -> range:
+def _select_passage(row: IndexRow, ranked: RankedItem) -> range:
     """The chunks of an item to show: all of them, or of a long one the best and what follows it."""
     end = row.first + row.chunks
-    if row.size <= PASSAGE:
+    if row.size <= MAX_PASSAGE_CHARS:
         return range(row.first, end)
-    return range(ranked.best, min(end, ranked.best + 2))
+    return range(ranked.best_chunk, min(end, ranked.best_chunk + 2))
 
 
-def _hit(row: Row, score: float, passage: range, texts: dict[int, str]) -> Hit:
+def _build_hit(row: IndexRow, score: float, passage: range, texts: dict[int, str]) -> IndexHit:
     text = "".join(texts[id] for id in passage)
     if passage.start > row.first:
         text = f"… {text}"
     if passage.stop < row.first + row.chunks:
         text = f"{text} …"
-    return Hit(
+    return IndexHit(
         text=text,
         score=score,
         session=row.session,
@@ -478,5 +511,5 @@ def _hit(row: Row, score: float, passage: range, texts: dict[int, str]) -> Hit:
     )
 
 
-def _by_score(hit: Hit) -> tuple[float, int]:
+def _get_sort_key(hit: IndexHit) -> tuple[float, int]:
     return -hit.score, -hit.pos

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from everhold.errors import Misuse
+from everhold.errors import InvalidRequest
 from everhold.ports.memory import MemoryProvider
-from everhold.ports.plugin import Context
+from everhold.ports.plugin import PluginContext
 
 
-class _Factory:
+class BuiltinMemoryFactory:
     @property
     def Settings(self) -> Any:
         """What a plug-in's factory carries."""
@@ -24,8 +24,10 @@ class _Factory:
 
         return BuiltinSettings
 
-    def __call__(self, settings: Any, context: Context) -> MemoryProvider:
-        raise Misuse(f"{context.instance}: the built-in memory is part of the gateway", remedy="name it `builtin`")
+    def __call__(self, settings: Any, context: PluginContext) -> MemoryProvider:
+        raise InvalidRequest(
+            f"{context.instance}: the built-in memory is part of the gateway", remedy="name it `builtin`"
+        )
 
 
-factory: Final = _Factory()
+factory: Final = BuiltinMemoryFactory()

@@ -10,7 +10,7 @@ import apsw
 
 VERSION: Final = "4"
 """Raised whenever what is derived changes; a file of another version is built anew."""
-PATIENCE_SECONDS: Final = 5.0
+BUSY_TIMEOUT_SECONDS: Final = 5.0
 CACHE_KIB: Final = 32_768
 SCOPE_BITS: Final = 36
 """A chunk's number is its scope and its place within it, so that one range of numbers is one audience."""
@@ -19,7 +19,7 @@ HASH_BYTES: Final = 262_144
 every commit, however little there is, so that one large batch would make all later ones dear.
 """
 TOKENIZER: Final = ("porter", ["unicode61", "remove_diacritics", "2"])
-DAMAGE: Final = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, apsw.IOError)
+DAMAGE_ERRORS: Final = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, apsw.IOError)
 
 _TABLES: Final = f"""
 create table meta (key text primary key, value) without rowid;
@@ -57,58 +57,58 @@ create table shallow (chunk integer primary key);
 """
 
 
-def for_writing(path: Path) -> apsw.Connection:
+def open_for_writing(path: Path) -> apsw.Connection:
     """The connection that may write. A file that is damaged or of another version is made anew."""
     if path.exists():
         try:
-            db = _connect(path)
-            if _version(db) == VERSION:
+            db = _connect_writer(path)
+            if _read_version(db) == VERSION:
                 return db
             db.close()
-        except DAMAGE:
+        except DAMAGE_ERRORS:
             pass  # what cannot be read is derived again
-        remove(path)
-    return _create(path)
+        remove_index_file(path)
+    return _create_file(path)
 
 
-def for_reading(path: Path) -> apsw.Connection:
-    db = _open(path)
+def open_for_reading(path: Path) -> apsw.Connection:
+    db = _open_connection(path)
     db.pragma("temp_store", "memory")
     db.pragma("cache_size", -CACHE_KIB)
     db.pragma("query_only", "on")
     return db
 
 
-def remove(path: Path) -> None:
+def remove_index_file(path: Path) -> None:
     """Take the file away with all that belongs to it."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
-def wipe(db: apsw.Connection) -> None:
+def wipe_removed_bytes(db: apsw.Connection) -> None:
     """Leave no byte of what was removed in the files: pages are overwritten as rows go, the log beside them here."""
     db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
-def meta(db: apsw.Connection, key: str, default: str = "") -> str:
+def read_meta(db: apsw.Connection, key: str, default: str = "") -> str:
     found = db.execute("select value from meta where key = ?", (key,)).get
     return default if found is None else str(found)
 
 
-def put(db: apsw.Connection, key: str, value: str) -> None:
+def write_meta(db: apsw.Connection, key: str, value: str) -> None:
     db.execute("insert into meta values (?, ?) on conflict (key) do update set value = excluded.value", (key, value))
 
 
-def _open(path: Path) -> apsw.Connection:
+def _open_connection(path: Path) -> apsw.Connection:
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-    db.set_busy_timeout(int(PATIENCE_SECONDS * 1000))
+    db.set_busy_timeout(int(BUSY_TIMEOUT_SECONDS * 1000))
     # plans do not depend on what is asked for: full text would make the plan of its own lookup anew twice a word
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     return db
 
 
-def _connect(path: Path) -> apsw.Connection:
-    db = _open(path)
+def _connect_writer(path: Path) -> apsw.Connection:
+    db = _open_connection(path)
     db.pragma("secure_delete", "on")
     db.pragma("journal_mode", "wal")
     db.pragma("synchronous", "normal")
@@ -116,16 +116,16 @@ def _connect(path: Path) -> apsw.Connection:
     return db
 
 
-def _version(db: apsw.Connection) -> str:
+def _read_version(db: apsw.Connection) -> str:
     known = db.execute("select 1 from sqlite_master where name = 'meta'").get
-    return meta(db, "version") if known else ""
+    return read_meta(db, "version") if known else ""
 
 
-def _create(path: Path) -> apsw.Connection:
+def _create_file(path: Path) -> apsw.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    db = _connect(path)
+    db = _connect_writer(path)
     with db:
         db.execute(_TABLES)
-        put(db, "version", VERSION)
+        write_meta(db, "version", VERSION)
     return db

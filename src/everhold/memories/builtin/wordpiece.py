@@ -10,13 +10,13 @@ from typing import Final, cast
 _WORD: Final = re.compile(r"\w+|[^\w\s]")
 _IDEOGRAPH: Final = re.compile("([\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f])")
 _FOREIGN: Final = re.compile(r"[^\x00-\x7f]+")
-LONGEST: Final = 100
+MAX_WORD_CHARS: Final = 100
 """Letters of a word beyond which it is no word."""
-REMEMBERED: Final = 100_000
+MAX_CACHED_WORDS: Final = 100_000
 """Words whose pieces are remembered."""
 
 
-class WordPiece:
+class WordPieceTokenizer:
     """Greedy longest match, as BERT's uncased vocabularies want it."""
 
     def __init__(self, vocabulary: Sequence[str], *, unknown: int | None = None) -> None:
@@ -24,11 +24,11 @@ class WordPiece:
         self._unknown = [] if unknown is None else [unknown]
         self._words: dict[str, list[int]] = {}
 
-    def ids(self, text: str) -> list[int]:
+    def tokenize(self, text: str) -> list[int]:
         """The numbers of the pieces of a text."""
         text = text.lower()
         if not text.isascii():
-            text = _FOREIGN.sub(_unmarked, unicodedata.normalize("NFD", text))
+            text = _FOREIGN.sub(_strip_accents, unicodedata.normalize("NFD", text))
             text = _IDEOGRAPH.sub(r" \1 ", text)
         words = _WORD.findall(text.replace("_", " _ "))
         whole = list(map(self._ids.get, words))  # most words are a piece, the longest there is
@@ -37,22 +37,22 @@ class WordPiece:
         found: list[int] = []
         for word, id in zip(words, whole, strict=True):
             if id is None:
-                found += self.word(word)
+                found += self.tokenize_word(word)
             else:
                 found.append(id)
         return found
 
-    def word(self, word: str) -> list[int]:
+    def tokenize_word(self, word: str) -> list[int]:
         """The numbers of the pieces of one word in small letters, without marks above them."""
         known = self._words.get(word)
         if known is None:
-            known = self._cut(word)
-            if len(self._words) < REMEMBERED:
+            known = self._split_word(word)
+            if len(self._words) < MAX_CACHED_WORDS:
                 self._words[word] = known
         return known
 
-    def _cut(self, word: str) -> list[int]:
-        if len(word) > LONGEST:
+    def _split_word(self, word: str) -> list[int]:
+        if len(word) > MAX_WORD_CHARS:
             return self._unknown
         found: list[int] = []
         start = 0
@@ -68,6 +68,6 @@ class WordPiece:
         return found
 
 
-def _unmarked(found: re.Match[str]) -> str:
+def _strip_accents(found: re.Match[str]) -> str:
     """Characters without the marks above and below them."""
     return "".join(mark for mark in found[0] if unicodedata.category(mark) != "Mn")

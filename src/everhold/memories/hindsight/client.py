@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from everhold.errors import InDoubt, Transient
 from everhold.infra.extras import describe_install
-from everhold.memories.faults import failed
-from everhold.memories.sdk import load
-from everhold.secret import Secret
+from everhold.infra.secret import SecretString
+from everhold.memories.errors import build_memory_error
+from everhold.memories.sdk import load_module
 
 if TYPE_CHECKING:
     from everhold.memories.hindsight.settings import HindsightSettings
 
 REMEDY: Final = describe_install("hindsight")
-PAGE: Final = 100
+PAGE_SIZE: Final = 100
 
 
-class Gone(Transient):
+class HindsightNotFound(Transient):
     """What is asked about is not there."""
 
 
-class Client:
+class HindsightClient:
     """One connection pool. Holds nothing that could get lost."""
 
     def __init__(self, settings: HindsightSettings) -> None:
@@ -33,9 +33,9 @@ class Client:
         self._banks: set[str] = set()
         """Banks that were told what they are for."""
 
-    async def sdk(self) -> Any:
+    async def load_sdk(self) -> Any:
         if self._sdk is None:
-            module = await load("hindsight_client", offers="Hindsight", remedy=REMEDY)
+            module = await load_module("hindsight_client", offers="Hindsight", remedy=REMEDY)
             settings = self._settings
             self._sdk = module.Hindsight(
                 base_url=settings.base_url,
@@ -51,27 +51,27 @@ class Client:
         if sdk is not None:
             await sdk.aclose()
 
-    async def open(self, bank: str) -> None:
+    async def ensure_bank(self, bank: str) -> None:
         """Make sure that a bank exists and knows what it is for. Safe to repeat: it is told the same again."""
         if bank in self._banks:
             return
         settings = self._settings
         mission = settings.mission or None
-        await self.ask(f"opening bank {bank}", lambda sdk: sdk.acreate_bank(bank, mission=mission))
+        await self.call(f"opening bank {bank}", lambda sdk: sdk.acreate_bank(bank, mission=mission))
         if settings.template:
             from hindsight_client_api.api.bank_templates_api import BankTemplatesApi
             from hindsight_client_api.models.bank_template_manifest import BankTemplateManifest
 
             manifest: Any = BankTemplateManifest.from_dict(dict(settings.template))
-            await self.ask(
+            await self.call(
                 f"importing the template of bank {bank}",
                 lambda sdk: BankTemplatesApi(sdk._api_client).import_bank_template(bank, manifest),
             )
         self._banks.add(bank)
 
-    async def retain(self, bank: str, items: Sequence[dict[str, Any]], operation: str) -> None:
+    async def retain_documents(self, bank: str, items: Sequence[dict[str, Any]], operation: str) -> None:
         """Hand documents over under an operation's id. The same id again does nothing over there."""
-        answer = await self.ask(
+        answer = await self.call(
             f"retaining {len(items)} documents in bank {bank}",
             lambda sdk: sdk.aretain_batch(bank, list(items), retain_async=True, operation_id=operation),
             writes=True,
@@ -79,13 +79,13 @@ class Client:
         if not answer.success or answer.operation_id != operation:
             raise InDoubt(f"Hindsight took {len(items)} documents for bank {bank} under another operation's id")
 
-    async def outcome(self, bank: str, operation: str, *, seconds: float) -> Any:
+    async def wait_for_operation(self, bank: str, operation: str, *, seconds: float) -> Any:
         """An operation once it has ended, or as it stands after `seconds`. Raises Gone if there is none."""
         wait = 0.05
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while True:
-            answer = await self.ask(
+            answer = await self.call(
                 "asking about an operation", lambda sdk: sdk.operations.get_operation_status(bank, operation)
             )
             if answer.status in ("completed", "failed", "cancelled") or loop.time() + wait > until:
@@ -93,89 +93,93 @@ class Client:
             await asyncio.sleep(wait)
             wait = min(2.0, wait * 2)
 
-    async def retry(self, bank: str, operation: str) -> None:
+    async def retry_operation(self, bank: str, operation: str) -> None:
         with contextlib.suppress(Transient):  # somebody else did, or it is under way
-            await self.ask("retrying an operation", lambda sdk: sdk.operations.retry_operation(bank, operation))
+            await self.call("retrying an operation", lambda sdk: sdk.operations.retry_operation(bank, operation))
 
-    async def document(self, bank: str, document: str) -> Any:
+    async def get_document(self, bank: str, document: str) -> Any:
         """A document, or None."""
-        with contextlib.suppress(Gone):
-            return await self.ask("reading a document", lambda sdk: sdk.documents.get_document(bank, document))
+        with contextlib.suppress(HindsightNotFound):
+            return await self.call("reading a document", lambda sdk: sdk.documents.get_document(bank, document))
         return None
 
-    async def delete(self, bank: str, document: str) -> bool:
+    async def delete_document(self, bank: str, document: str) -> bool:
         """Delete a document; whether it was there. Safe to repeat."""
         try:
-            await self.ask("deleting a document", lambda sdk: sdk.documents.delete_document(bank, document))
-        except Gone:
+            await self.call("deleting a document", lambda sdk: sdk.documents.delete_document(bank, document))
+        except HindsightNotFound:
             return False
         return True
 
-    async def banks(self) -> list[str]:
+    async def list_banks(self) -> list[str]:
         """Every bank there is. Raises Gone if the server does not tell."""
         found: list[str] = []
         while True:
             offset = len(found)
-            page = await self.ask(
-                "listing banks", lambda sdk, offset=offset: sdk.banks.list_banks(limit=PAGE, offset=offset)
+            page = await self.call(
+                "listing banks", lambda sdk, offset=offset: sdk.banks.list_banks(limit=PAGE_SIZE, offset=offset)
             )
             found += [bank.bank_id for bank in page.banks]
-            if len(page.banks) < PAGE:
+            if len(page.banks) < PAGE_SIZE:
                 return found
 
-    async def documents(self, bank: str, *tags: str) -> list[Any]:
+    async def list_documents(self, bank: str, *tags: str) -> list[Any]:
         """Every document of a bank that carries all these tags."""
         found: list[Any] = []
         while True:
             offset = len(found)
             try:
-                page = await self.ask(
+                page = await self.call(
                     f"listing bank {bank}",
                     lambda sdk, offset=offset: sdk.documents.list_documents(
-                        bank, tags=list(tags), tags_match="all_strict", limit=PAGE, offset=offset
+                        bank, tags=list(tags), tags_match="all_strict", limit=PAGE_SIZE, offset=offset
                     ),
                 )
-            except Gone:
+            except HindsightNotFound:
                 return found
             found += page.items
-            if len(page.items) < PAGE:
+            if len(page.items) < PAGE_SIZE:
                 return found
 
-    async def ask(self, what: str, question: Callable[..., Awaitable[Any]], *, writes: bool = False) -> Any:
+    async def call(self, what: str, question: Callable[..., Awaitable[Any]], *, writes: bool = False) -> Any:
         """One request, its failure in our words."""
-        sdk = await self.sdk()
-        with self._told(what, writes=writes):
+        sdk = await self.load_sdk()
+        with self._translate_errors(what, writes=writes):
             return await question(sdk)
 
     @contextlib.contextmanager
-    def _told(self, what: str, *, writes: bool) -> Iterator[None]:
+    def _translate_errors(self, what: str, *, writes: bool) -> Iterator[None]:
         import aiohttp
         from hindsight_client_api.exceptions import ApiException, NotFoundException
         from pydantic import ValidationError
 
-        hide = (self._settings.api_key or Secret("")).hide
+        hide = (self._settings.api_key or SecretString("")).mask_in
         where = f"Hindsight, {what}"
         try:
             yield
         except NotFoundException as error:
-            raise Gone(f"{where}: it is not there") from error
+            raise HindsightNotFound(f"{where}: it is not there") from error
         except ApiException as error:
-            after = _seconds((error.headers or {}).get("retry-after"))
+            after = _parse_seconds((error.headers or {}).get("retry-after"))
             reason = hide(str(error.body or error.reason or ""))[:300]
-            raise failed(where, reason, status=error.status or 0, retry_after=after, writes=writes) from error
+            raise build_memory_error(
+                where, reason, status=error.status or 0, retry_after=after, writes=writes
+            ) from error
         except aiohttp.ClientResponseError as error:
-            raise failed(where, hide(error.message), status=error.status, writes=writes) from error
+            raise build_memory_error(where, hide(error.message), status=error.status, writes=writes) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             # their text may be empty: the kind of error is all there is to say
             unsent = isinstance(error, aiohttp.ClientConnectorError)
-            raise failed(
+            raise build_memory_error(
                 where, f"{type(error).__name__} {hide(str(error))}".strip(), writes=writes, unsent=unsent
             ) from error
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise failed(where, f"its answer cannot be read ({type(error).__name__})", writes=writes) from error
+            raise build_memory_error(
+                where, f"its answer cannot be read ({type(error).__name__})", writes=writes
+            ) from error
 
 
-def _seconds(value: str | None) -> float | None:
+def _parse_seconds(value: str | None) -> float | None:
     try:
         return float(value) if value else None
     except ValueError:

@@ -17,90 +17,90 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from everhold.core.wording import describe_count
 from everhold.errors import EverholdError, InDoubt, Transient
-from everhold.memories.faults import partly
-from everhold.memories.hindsight.client import Client, Gone
-from everhold.memories.hindsight.tools import tools_of
+from everhold.memories.errors import convert_partial_failure
+from everhold.memories.formatting import escape_nul, format_exchange, unescape_nul
+from everhold.memories.hindsight.client import HindsightClient, HindsightNotFound
+from everhold.memories.hindsight.tools import build_tools
 from everhold.memories.remote import REMOTE_CAPABILITIES, read_time
-from everhold.memories.scope import alone, beginning, handle, token
-from everhold.memories.settings import filled
-from everhold.memories.signature import signature
-from everhold.memories.wording import packed, told, unpacked
-from everhold.ports.log import Log
+from everhold.memories.scope import get_only_person, hash_audience, make_safe_id, make_safe_id_prefix
+from everhold.memories.settings import fill_agent_name
+from everhold.memories.signature import compute_signature
+from everhold.ports.log import EventLogger
 from everhold.ports.memory import (
-    Batch,
     Exchange,
-    Forgotten,
-    Found,
-    Health,
-    Memory,
-    Note,
-    Query,
-    Retraction,
+    ForgetResult,
+    MemoryBatch,
+    MemoryHit,
+    MemoryItem,
+    MemoryNote,
+    MemoryQuery,
+    MemoryRetraction,
+    ProviderHealth,
 )
-from everhold.ports.platform import Delivery
+from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.tool import Tool
 
 if TYPE_CHECKING:
     from everhold.memories.hindsight.settings import HindsightSettings
 
-NAMESPACE: Final = uuid.UUID("5f7a1f1e-6a54-5f0b-9d0a-6b3a0c8f2e11")
+OPERATION_NAMESPACE: Final = uuid.UUID("5f7a1f1e-6a54-5f0b-9d0a-6b3a0c8f2e11")
 """Of the ids that operations get: any constant will do, if it never changes."""
-_VARIABLE: Final = re.compile(r"\{person\}|\{session\}")
+_TEMPLATE_VARIABLE: Final = re.compile(r"\{person\}|\{session\}")
 
 
 class HindsightMemory:
     """One instance for one agent."""
 
-    delivery = Delivery.KEYED
+    delivery = DeliveryGuarantee.KEYED
     visible_after = 0.0
     capabilities: ClassVar = REMOTE_CAPABILITIES
 
-    def __init__(self, settings: HindsightSettings, *, agent: str, log: Log) -> None:
+    def __init__(self, settings: HindsightSettings, *, agent: str, log: EventLogger) -> None:
         self.settings = settings
         self.agent = agent
         self.log = log
         self.deadline = settings.deadline_seconds + settings.confirm_seconds
-        self.client = Client(settings)
-        self.names: dict[str, str] = {}
+        self.client = HindsightClient(settings)
+        self.session_names: dict[str, str] = {}
         """session -> the name it goes by over there, as far as it has come up: for tools, which are not told."""
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
-    async def store(self, batch: Batch) -> Mapping[str, str]:
+    async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         """In order: neighbours for one bank go in one operation; deletions in their place."""
         remotes: dict[str, str] = {}
         for item in batch.items:
-            self.learn(item.session, batch.name)
-        placed = [(self._banks_of(batch, item), item) for item in batch.items]
-        for (banks, kind), group in itertools.groupby(placed, lambda it: (it[0], _kind(it[1]))):
+            self.remember_session_name(item.session, batch.name)
+        placed = [(self._select_banks(batch, item), item) for item in batch.items]
+        for (banks, kind), group in itertools.groupby(placed, lambda it: (it[0], _classify_item(it[1]))):
             items = [item for _, item in group]
             try:
-                await self._forget_replaced(banks, items)
+                await self._delete_replaced(banks, items)
                 if kind == "keep":
-                    await self._retain(banks[0], batch.name, items)
+                    await self._retain_items(banks[0], batch.name, items)
             except EverholdError as error:
-                raise partly(bool(remotes), error) from error
-            remotes |= {item.key: document_id(item.key) for item in items}
+                raise convert_partial_failure(bool(remotes), error) from error
+            remotes |= {item.key: make_document_id(item.key) for item in items}
         return remotes
 
-    async def _retain(self, bank: str, name: str, items: Sequence[Memory]) -> None:
-        documents = [document for item in items if (document := self._document(name, item)) is not None]
+    async def _retain_items(self, bank: str, name: str, items: Sequence[MemoryItem]) -> None:
+        documents = [document for item in items if (document := self._build_document(name, item)) is not None]
         if not documents:
             return
-        await self.client.open(bank)
-        operation = operation_id(bank, documents)
-        await self.client.retain(bank, documents, operation)
+        await self.client.ensure_bank(bank)
+        operation = make_operation_id(bank, documents)
+        await self.client.retain_documents(bank, documents, operation)
         if self.settings.confirm:
-            await self._confirm(bank, operation, documents)
+            await self._confirm_operation(bank, operation, documents)
 
-    async def _confirm(self, bank: str, operation: str, documents: Sequence[dict[str, Any]]) -> None:
+    async def _confirm_operation(self, bank: str, operation: str, documents: Sequence[dict[str, Any]]) -> None:
         """Accepted is not stored: wait for its end, and look. What takes longer is asked about again later."""
         try:
-            ended = await self.client.outcome(bank, operation, seconds=self.settings.confirm_seconds)
-        except Gone as error:
+            ended = await self.client.wait_for_operation(bank, operation, seconds=self.settings.confirm_seconds)
+        except HindsightNotFound as error:
             raise InDoubt("Hindsight accepted an operation, and does not know it any more") from error
         if ended.status == "failed":
-            await self.client.retry(bank, operation)
+            await self.client.retry_operation(bank, operation)
             raise Transient(f"Hindsight could not store it: {ended.error_message or 'no reason given'}")
         if ended.status != "completed":
             raise InDoubt(f"Hindsight accepted it, and has not stored it yet ({ended.status})")
@@ -109,47 +109,47 @@ class HindsightMemory:
             # the document is there, what was to be learned from it is not: nothing a repeat would change
             self.log.warning("memory.incomplete", bank=bank, operation=operation, facts_lost=lost)
         for document in documents:
-            if await self.client.document(bank, document["document_id"]) is None:
+            if await self.client.get_document(bank, document["document_id"]) is None:
                 raise InDoubt("Hindsight said that a document was stored, and it is not there")
 
-    async def _forget_replaced(self, banks: Sequence[str], items: Sequence[Memory]) -> None:
+    async def _delete_replaced(self, banks: Sequence[str], items: Sequence[MemoryItem]) -> None:
         for bank, item in itertools.product(banks, items):
-            for key in _taken_back(item):
-                await self.client.delete(bank, document_id(key))
-            if isinstance(item, Note) and item.action != "add" and item.fact and not item.supersedes:
+            for key in _list_retracted_keys(item):
+                await self.client.delete_document(bank, make_document_id(key))
+            if isinstance(item, MemoryNote) and item.action != "add" and item.fact and not item.supersedes:
                 # the version before was noted in another session: it is known by the fact it is about
-                for old in await self.client.documents(bank, f"fact:{handle(item.fact)}"):
-                    if old.id != document_id(item.key):
-                        await self.client.delete(bank, old.id)
+                for old in await self.client.list_documents(bank, f"fact:{make_safe_id(item.fact)}"):
+                    if old.id != make_document_id(item.key):
+                        await self.client.delete_document(bank, old.id)
 
     # -- asking what is there ----------------------------------------------------------------------------------------
 
-    async def probe(self, batch: Batch) -> Sequence[str]:
+    async def probe(self, batch: MemoryBatch) -> Sequence[str]:
         arrived = []
         for item in batch.items:
-            banks = self._banks_of(batch, item)
+            banks = self._select_banks(batch, item)
             gone = [
-                await self.client.document(bank, document_id(key)) is None
+                await self.client.get_document(bank, make_document_id(key)) is None
                 for bank in banks
-                for key in _taken_back(item)
+                for key in _list_retracted_keys(item)
             ]
-            document = self._document(batch.name, item) if _kind(item) == "keep" else None
-            here = document is None or await self.client.document(banks[0], document["document_id"]) is not None
+            document = self._build_document(batch.name, item) if _classify_item(item) == "keep" else None
+            here = document is None or await self.client.get_document(banks[0], document["document_id"]) is not None
             if here and all(gone):
                 arrived.append(item.key)
         return arrived
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
-    async def find(self, query: Query) -> Sequence[Found]:
+    async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         if query.agent != self.agent or not query.audience or not query.text.strip():
             return ()
         if query.name:
-            self.learn(query.session, query.name)
-        bank = self.bank(query.audience, query.name)
-        wanted = self.company(query.audience)
+            self.remember_session_name(query.session, query.name)
+        bank = self.get_bank(query.audience, query.name)
+        wanted = self.build_present_tags(query.audience)
         try:
-            answer = await self.client.ask(
+            answer = await self.client.call(
                 "recalling",
                 lambda sdk: sdk.arecall(
                     bank,
@@ -161,74 +161,76 @@ class HindsightMemory:
                     tags_match="all_strict",  # anything less lets through what nobody put a name to
                 ),
             )
-        except Gone:
+        except HindsightNotFound:
             return ()
         fitting = [one for one in answer.results if set(wanted) <= set(one.tags or ())]
-        return [_found(one, alone(query.audience)) for one in fitting[: query.limit]]
+        return [_to_memory_hit(one, get_only_person(query.audience)) for one in fitting[: query.limit]]
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     def tools(self) -> Sequence[Tool]:
-        return tools_of(self)
+        return build_tools(self)
 
-    async def forget(self, person: str) -> Forgotten:
+    async def forget(self, person: str) -> ForgetResult:
         """Documents in which nobody else speaks are deleted with everything learned from them."""
         deleted, kept = 0, []
-        banks, everywhere = await self._banks_with(person)
-        for bank, document in await self._documents_of(person, banks):
-            others = {tag for tag in document.tags or () if tag.startswith("person:")} - {f"person:{handle(person)}"}
+        banks, everywhere = await self._list_banks_with(person)
+        for bank, document in await self._list_documents_of(person, banks):
+            others = {tag for tag in document.tags or () if tag.startswith("person:")} - {
+                f"person:{make_safe_id(person)}"
+            }
             if others:
                 kept.append(f"document {document.id} in bank {bank}: others speak in it, too")
             else:
-                deleted += await self.client.delete(bank, document.id)
+                deleted += await self.client.delete_document(bank, document.id)
         if not everywhere:
             kept.append(f"banks called {self.settings.bank} other than {', '.join(banks)}: the server lists none")
-        return Forgotten(deleted=deleted, kept=tuple(kept))
+        return ForgetResult(deleted=deleted, kept=tuple(kept))
 
-    async def export(self, person: str) -> AsyncIterator[Found]:
-        banks, _ = await self._banks_with(person)
-        for bank, listed in await self._documents_of(person, banks):
-            document = await self.client.document(bank, listed.id)
+    async def export(self, person: str) -> AsyncIterator[MemoryHit]:
+        banks, _ = await self._list_banks_with(person)
+        for bank, listed in await self._list_documents_of(person, banks):
+            document = await self.client.get_document(bank, listed.id)
             if document is not None:
-                yield Found(
-                    text=unpacked(document.original_text or ""), person=person, at=read_time(document.created_at)
+                yield MemoryHit(
+                    text=unescape_nul(document.original_text or ""), person=person, at=read_time(document.created_at)
                 )
 
-    async def _documents_of(self, person: str, banks: Sequence[str]) -> list[tuple[str, Any]]:
+    async def _list_documents_of(self, person: str, banks: Sequence[str]) -> list[tuple[str, Any]]:
         """(bank, document) of all in which a person speaks."""
         # a bank whose name only begins like one of ours may be another agent's
-        whose = () if self._one_bank else (f"agent:{handle(self.agent)}",)
+        whose = () if self._uses_single_bank else (f"agent:{make_safe_id(self.agent)}",)
         return [
             (bank, document)
             for bank in banks
-            for document in await self.client.documents(bank, f"person:{handle(person)}", *whose)
+            for document in await self.client.list_documents(bank, f"person:{make_safe_id(person)}", *whose)
         ]
 
-    async def _banks_with(self, person: str) -> tuple[list[str], bool]:
+    async def _list_banks_with(self, person: str) -> tuple[list[str], bool]:
         """Where something of a person's may be, and whether that is everywhere: in company, banks bear other names."""
-        known = {self.bank((f"person:{person}",), name) for name in ("", *self.names.values())}
-        if self._one_bank:
+        known = {self.get_bank((f"person:{person}",), name) for name in ("", *self.session_names.values())}
+        if self._uses_single_bank:
             return sorted(known), True
         try:
-            banks = await self.client.banks()
-        except Gone:
+            banks = await self.client.list_banks()
+        except HindsightNotFound:
             return sorted(known), False
-        ours = beginning(_VARIABLE.split(filled(self.settings.bank, self.agent))[0])
+        ours = make_safe_id_prefix(_TEMPLATE_VARIABLE.split(fill_agent_name(self.settings.bank, self.agent))[0])
         return sorted({*known, *(bank for bank in banks if bank.startswith(ours))}), True
 
-    async def health(self) -> Health:
+    async def health(self) -> ProviderHealth:
         """Whether it answers, and whether operations fail: it was seen being well and storing nothing."""
-        bank = self.bank((), "")
+        bank = self.get_bank((), "")
         try:
-            await self.client.ask("asking how it is", lambda sdk: sdk.monitoring.health_endpoint_health_get())
-            broken = await self.client.ask(
+            await self.client.call("asking how it is", lambda sdk: sdk.monitoring.health_endpoint_health_get())
+            broken = await self.client.call(
                 "listing failures", lambda sdk: sdk.operations.list_operations(bank, status="failed", type="retain")
             )
-        except Gone:
-            return Health(well=True)
+        except HindsightNotFound:
+            return ProviderHealth(well=True)
         except EverholdError as error:
-            return Health(well=False, text=error.message)
-        return Health(
+            return ProviderHealth(well=False, text=error.message)
+        return ProviderHealth(
             well=not broken.total,
             text=f"{describe_count(broken.total, 'operation')} failed there" if broken.total else "",
         )
@@ -237,68 +239,68 @@ class HindsightMemory:
         await self.client.close()
 
     def cache_busting_signature(self) -> dict[str, str] | None:
-        return signature("hindsight", self.settings)
+        return compute_signature("hindsight", self.settings)
 
     # -- small things ------------------------------------------------------------------------------------------------
 
-    def company(self, audience: Sequence[str]) -> tuple[str, ...]:
+    def build_present_tags(self, audience: Sequence[str]) -> tuple[str, ...]:
         """The tags that everything carries which those present may hear of."""
-        tags = _heard_by(audience)
-        return tags if self.settings.share_agents else (*tags, f"agent:{handle(self.agent)}")
+        tags = _build_audience_tags(audience)
+        return tags if self.settings.share_agents else (*tags, f"agent:{make_safe_id(self.agent)}")
 
-    def bank(self, audience: Sequence[str], name: str) -> str:
+    def get_bank(self, audience: Sequence[str], name: str) -> str:
         """The bank for those who are present."""
-        who = alone(audience) or token(audience) or "nobody"
+        who = get_only_person(audience) or hash_audience(audience) or "nobody"
         filled = self.settings.bank.replace("{agent}", self.agent).replace("{person}", who).replace("{session}", name)
-        return handle(filled)
+        return make_safe_id(filled)
 
     @property
-    def _one_bank(self) -> bool:
+    def _uses_single_bank(self) -> bool:
         """Whether all that this agent keeps is in one bank."""
-        return _VARIABLE.search(self.settings.bank) is None
+        return _TEMPLATE_VARIABLE.search(self.settings.bank) is None
 
-    def learn(self, session: str, name: str) -> None:
-        self.names[session] = name
-        if len(self.names) > 1_000:
-            del self.names[next(iter(self.names))]
+    def remember_session_name(self, session: str, name: str) -> None:
+        self.session_names[session] = name
+        if len(self.session_names) > 1_000:
+            del self.session_names[next(iter(self.session_names))]
 
-    def _banks_of(self, batch: Batch, item: Memory) -> tuple[str, ...]:
+    def _select_banks(self, batch: MemoryBatch, item: MemoryItem) -> tuple[str, ...]:
         """Where an item belongs: one bank, or those of everybody who heard what is taken back."""
-        if not isinstance(item, Retraction):
-            return (self.bank(item.stamp.audience, batch.name),)
+        if not isinstance(item, MemoryRetraction):
+            return (self.get_bank(item.stamp.audience, batch.name),)
         audiences = [batch.heard_by.get(key, ()) for key in item.keys] or [()]
-        return tuple(dict.fromkeys(self.bank(audience, batch.name) for audience in audiences))
+        return tuple(dict.fromkeys(self.get_bank(audience, batch.name) for audience in audiences))
 
-    def _document(self, name: str, item: Memory) -> dict[str, Any] | None:
+    def _build_document(self, name: str, item: MemoryItem) -> dict[str, Any] | None:
         """What is retained for an item; None if there is nothing in it."""
-        assert not isinstance(item, Retraction)
-        text = told(item) if isinstance(item, Exchange) else packed(item.text.strip())
+        assert not isinstance(item, MemoryRetraction)
+        text = format_exchange(item) if isinstance(item, Exchange) else escape_nul(item.text.strip())
         if not text:
             return None
         people = {item.stamp.person}
         if isinstance(item, Exchange):
             people |= {utterance.stamp.person for utterance in item.heard}
-        company = (*_heard_by(item.stamp.audience), f"agent:{handle(item.agent)}")
+        company = (*_build_audience_tags(item.stamp.audience), f"agent:{make_safe_id(item.agent)}")
         tags = [
             *self.settings.tags,
             *company,
-            f"session:{handle(item.session)}",
-            *(f"person:{handle(person)}" for person in sorted(people) if person),
-            *(handle(tag) for tag in item.tags),
+            f"session:{make_safe_id(item.session)}",
+            *(f"person:{make_safe_id(person)}" for person in sorted(people) if person),
+            *(make_safe_id(tag) for tag in item.tags),
         ]
         metadata = {"everhold": item.key, "session": item.session, "name": name, "person": item.stamp.person}
         if isinstance(item, Exchange):
             first = (*item.heard, *item.said)[0]
             metadata |= {"turn": str(item.op), "seq": str(first.seq)}
             if item.parent:
-                tags.append(f"parent:{handle(item.parent)}")
+                tags.append(f"parent:{make_safe_id(item.parent)}")
                 metadata["parent"] = item.parent
         else:
             metadata["seq"] = str(item.seq)
-            tags += [f"fact:{handle(item.fact)}"] if item.fact else []
+            tags += [f"fact:{make_safe_id(item.fact)}"] if item.fact else []
         return {
             "content": text,
-            "document_id": document_id(item.key),
+            "document_id": make_document_id(item.key),
             "timestamp": datetime.fromtimestamp(item.at, UTC).isoformat() if item.at else None,
             "context": self.settings.context if isinstance(item, Exchange) else "noted",
             "metadata": {key: value for key, value in metadata.items() if value},
@@ -308,41 +310,45 @@ class HindsightMemory:
         }
 
 
-def _heard_by(audience: Sequence[str]) -> tuple[str, ...]:
+def _build_audience_tags(audience: Sequence[str]) -> tuple[str, ...]:
     """A tag for each who heard it: those present ask for all of theirs."""
-    return tuple(f"audience:{handle(one)}" for one in sorted(audience))
+    return tuple(f"audience:{make_safe_id(one)}" for one in sorted(audience))
 
 
-def document_id(key: str) -> str:
+def make_document_id(key: str) -> str:
     """One document for each exchange or note, whatever happens to others."""
-    return f"everhold-{handle(key)}"
+    return f"everhold-{make_safe_id(key)}"
 
 
-def operation_id(bank: str, documents: Sequence[Mapping[str, Any]]) -> str:
+def make_operation_id(bank: str, documents: Sequence[Mapping[str, Any]]) -> str:
     """Made from the content: under the same id, other content would be dropped in silence."""
     content = json.dumps([bank, documents], sort_keys=True, ensure_ascii=True)
-    return str(uuid.uuid5(NAMESPACE, hashlib.sha256(content.encode()).hexdigest()))
+    return str(uuid.uuid5(OPERATION_NAMESPACE, hashlib.sha256(content.encode()).hexdigest()))
 
 
-def _kind(item: Memory) -> str:
-    return "drop" if isinstance(item, Retraction) or (isinstance(item, Note) and item.action == "remove") else "keep"
+def _classify_item(item: MemoryItem) -> str:
+    return (
+        "drop"
+        if isinstance(item, MemoryRetraction) or (isinstance(item, MemoryNote) and item.action == "remove")
+        else "keep"
+    )
 
 
-def _taken_back(item: Memory) -> tuple[str, ...]:
+def _list_retracted_keys(item: MemoryItem) -> tuple[str, ...]:
     """Keys of what an item makes disappear."""
     match item:
-        case Retraction(keys=keys):
+        case MemoryRetraction(keys=keys):
             return keys
-        case Note(supersedes=key) if key:
+        case MemoryNote(supersedes=key) if key:
             return (key,)
         case _:
             return ()
 
 
-def _found(result: Any, person: str) -> Found:
+def _to_memory_hit(result: Any, person: str) -> MemoryHit:
     about = result.metadata or {}
-    return Found(
-        text=unpacked(result.text),
+    return MemoryHit(
+        text=unescape_nul(result.text),
         score=float(result.scores.final) if result.scores else 0.0,
         session=about.get("session", ""),
         seq=int(about.get("seq") or 0),

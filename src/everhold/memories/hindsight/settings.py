@@ -6,20 +6,20 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from everhold.memories.settings import ASKED, Remote
+from everhold.memories.settings import ASKED_IN_SETUP, RemoteMemorySettings
 
 
-class HindsightSettings(Remote):
+class HindsightSettings(RemoteMemorySettings):
     """A Hindsight server, and which banks are used."""
 
     base_url: str = Field(
-        default="http://localhost:8888", description="where Hindsight is served", json_schema_extra={**ASKED}
+        default="http://localhost:8888", description="where Hindsight is served", json_schema_extra={**ASKED_IN_SETUP}
     )
     bank: str = Field(
         default="{agent}",
         min_length=1,
         description="the bank; {agent}, {person} and {session} are filled in",
-        json_schema_extra={**ASKED},
+        json_schema_extra={**ASKED_IN_SETUP},
     )
     mission: str = Field(default="", description="what the bank is for, told to it when it is first used")
     template: dict[str, Any] = Field(default_factory=dict, description="a bank template, imported when first used")

@@ -6,21 +6,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold.core.entries import Noted
-from everhold.memories.hindsight.client import Gone
-from everhold.memories.scope import handle
-from everhold.ports.memory import Query
+from everhold.memories.hindsight.client import HindsightNotFound
+from everhold.memories.scope import make_safe_id
+from everhold.ports.memory import MemoryQuery
 from everhold.ports.model import ToolSpec
-from everhold.ports.tool import Effect, Result, Tool, ToolContext
+from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
 
 if TYPE_CHECKING:
     from everhold.memories.hindsight.provider import HindsightMemory
 
-MOST: Final = 20
-NOBODY: Final = Result(text="It is not known who is present: nothing of Hindsight's can be shown here.", error=True)
-Act = Callable[["HindsightMemory", dict[str, Any], ToolContext], Awaitable[Result]]
+MAX_RESULTS: Final = 20
+NOBODY_PRESENT: Final = ToolResult(
+    text="It is not known who is present: nothing of Hindsight's can be shown here.", error=True
+)
+HindsightAction = Callable[["HindsightMemory", dict[str, Any], ToolContext], Awaitable[ToolResult]]
 
 
-def tools_of(memory: HindsightMemory) -> Sequence[Tool]:
+def build_tools(memory: HindsightMemory) -> Sequence[Tool]:
     query = {"type": "string", "description": "What to look for, or to think about."}
     return (
         HindsightTool(
@@ -32,7 +34,7 @@ def tools_of(memory: HindsightMemory) -> Sequence[Tool]:
                 "context": {"type": "string", "description": "What it is about, in a few words."},
                 "tags": {"type": "array", "items": {"type": "string"}},
             },
-            _retain,
+            _run_retain,
             required="content",
         ),
         HindsightTool(
@@ -40,7 +42,7 @@ def tools_of(memory: HindsightMemory) -> Sequence[Tool]:
             "hindsight_recall",
             "Search what was said and kept, in this and earlier conversations.",
             {"query": query},
-            _recall,
+            _run_recall,
             required="query",
         ),
         HindsightTool(
@@ -48,7 +50,7 @@ def tools_of(memory: HindsightMemory) -> Sequence[Tool]:
             "hindsight_reflect",
             "Ask a question that needs thinking over many memories. Slow: recall first.",
             {"query": query},
-            _reflect,
+            _run_reflect,
             required="query",
             deadline=memory.settings.reflect_seconds,
         ),
@@ -58,7 +60,7 @@ def tools_of(memory: HindsightMemory) -> Sequence[Tool]:
 class HindsightTool:
     """One of them. Running it again does no harm: what is retained is a note that commits with the result."""
 
-    effect = Effect.PURE
+    effect = ToolEffect.PURE
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class HindsightTool:
         name: str,
         description: str,
         properties: dict[str, Any],
-        act: Act,
+        act: HindsightAction,
         *,
         required: str,
         deadline: float = 15.0,
@@ -83,54 +85,58 @@ class HindsightTool:
         self._act = act
         self._required = required
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         if not context.stamp.audience or context.agent != self._memory.agent:
-            return NOBODY
+            return NOBODY_PRESENT
         given = arguments.get(self._required)
         if not isinstance(given, str) or not given.strip():
-            return Result(text=f"`{self._required}` is missing.", error=True)
+            return ToolResult(text=f"`{self._required}` is missing.", error=True)
         return await self._act(self._memory, arguments, context)
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         return None
 
 
-async def _retain(memory: HindsightMemory, arguments: dict[str, Any], context: ToolContext) -> Result:
+async def _run_retain(memory: HindsightMemory, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
     tags = arguments.get("tags")
     given = [tag for tag in tags if isinstance(tag, str) and tag.strip()] if isinstance(tags, list) else []
     about = arguments.get("context")
     text = arguments["content"].strip()
     if isinstance(about, str) and about.strip():
         text = f"{about.strip()}: {text}"
-    note = Noted(text=text, tags=tuple(handle(tag) for tag in given))
-    return Result(text="Kept; it will be delivered to Hindsight.", notes=(note,))
+    note = Noted(text=text, tags=tuple(make_safe_id(tag) for tag in given))
+    return ToolResult(text="Kept; it will be delivered to Hindsight.", notes=(note,))
 
 
-async def _recall(memory: HindsightMemory, arguments: dict[str, Any], context: ToolContext) -> Result:
+async def _run_recall(memory: HindsightMemory, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
     found = await memory.find(
-        Query(
+        MemoryQuery(
             text=arguments["query"],
             agent=context.agent,
             session=context.session,
-            name=memory.names.get(context.session, context.session),
+            name=memory.session_names.get(context.session, context.session),
             audience=context.stamp.audience,
             person=context.stamp.person,
-            limit=MOST,
+            limit=MAX_RESULTS,
         )
     )
-    return Result(text="\n\n".join(it.text for it in found) or "Nothing was found.")
+    return ToolResult(text="\n\n".join(it.text for it in found) or "Nothing was found.")
 
 
-async def _reflect(memory: HindsightMemory, arguments: dict[str, Any], context: ToolContext) -> Result:
+async def _run_reflect(memory: HindsightMemory, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
     audience = context.stamp.audience
-    bank = memory.bank(audience, memory.names.get(context.session, context.session))
+    bank = memory.get_bank(audience, memory.session_names.get(context.session, context.session))
     try:
-        answer = await memory.client.ask(
+        answer = await memory.client.call(
             "reflecting",
             lambda sdk: sdk.areflect(
-                bank, arguments["query"], budget="low", tags=list(memory.company(audience)), tags_match="all_strict"
+                bank,
+                arguments["query"],
+                budget="low",
+                tags=list(memory.build_present_tags(audience)),
+                tags_match="all_strict",
             ),
         )
-    except Gone:
-        return Result(text="Nothing is known here yet.")
-    return Result(text=answer.text)
+    except HindsightNotFound:
+        return ToolResult(text="Nothing is known here yet.")
+    return ToolResult(text=answer.text)

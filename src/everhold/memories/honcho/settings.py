@@ -6,20 +6,20 @@ from typing import Literal
 
 from pydantic import Field
 
-from everhold.memories.settings import ASKED, Remote
+from everhold.memories.settings import ASKED_IN_SETUP, RemoteMemorySettings
 
 
-class HonchoSettings(Remote):
+class HonchoSettings(RemoteMemorySettings):
     """A Honcho workspace, and who is who in it."""
 
     base_url: str = Field(
-        default="https://api.honcho.dev", description="where Honcho is served", json_schema_extra={**ASKED}
+        default="https://api.honcho.dev", description="where Honcho is served", json_schema_extra={**ASKED_IN_SETUP}
     )
     workspace: str = Field(
         default="everhold",
         min_length=1,
         description="the workspace; what is kept in one is kept together",
-        json_schema_extra={**ASKED},
+        json_schema_extra={**ASKED_IN_SETUP},
     )
     ai_peer: str = Field(default="{agent}", min_length=1, description="the agent's own peer")
     peer_name: str = Field(default="", description="the peer of whoever speaks, if it is pinned or nobody knows better")

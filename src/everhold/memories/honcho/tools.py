@@ -10,24 +10,26 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold.core.entries import Noted
-from everhold.memories.scope import alone
-from everhold.ports.memory import Query
+from everhold.memories.scope import get_only_person
+from everhold.ports.memory import MemoryQuery
 from everhold.ports.model import ToolSpec
-from everhold.ports.tool import Effect, Result, Tool, ToolContext
+from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
 
 if TYPE_CHECKING:
     from everhold.memories.honcho.provider import HonchoMemory
 
-LEVELS: Final = ("minimal", "low", "medium", "high", "max")
-MOST: Final = 20
-NOBODY: Final = Result(text="It is not known who is present: nothing of Honcho's can be shown here.", error=True)
-OWN: Final = Result(
+REASONING_LEVELS: Final = ("minimal", "low", "medium", "high", "max")
+MAX_RESULTS: Final = 20
+NOBODY_PRESENT: Final = ToolResult(
+    text="It is not known who is present: nothing of Honcho's can be shown here.", error=True
+)
+OWN_PEER_REFUSED: Final = ToolResult(
     text="What Honcho holds about yourself is one for everybody you talk with, so no chat reads or writes it: somebody "
     "else would hear of what was said here. Keep facts about whoever you talk with (`user`); honcho_context shows this "
     "conversation.",
     error=True,
 )
-_PEER: Final = {
+_PEER_SCHEMA: Final = {
     "type": "string",
     "enum": ["user"],
     "description": "About whom: `user` is whoever you talk with (in company: this room).",
@@ -39,10 +41,10 @@ def _build_tool(
     name: str,
     description: str,
     properties: dict[str, Any],
-    act: Callable[[HonchoMemory, dict[str, Any], ToolContext], Awaitable[Result]],
+    act: Callable[[HonchoMemory, dict[str, Any], ToolContext], Awaitable[ToolResult]],
     *,
     required: Sequence[str] = (),
-    effect: Effect = Effect.PURE,
+    effect: ToolEffect = ToolEffect.PURE,
     deadline: float = 15.0,
 ) -> Tool:
     parameters = {
@@ -55,29 +57,32 @@ def _build_tool(
     return HonchoTool(memory, spec, act, effect=effect, deadline=deadline)
 
 
-def tools_of(memory: HonchoMemory) -> Sequence[Tool]:
+def build_tools(memory: HonchoMemory) -> Sequence[Tool]:
     tool = functools.partial(_build_tool, memory)
     query = {"type": "string", "description": "What to look for."}
     return (
         tool(
             "honcho_profile",
             "Read the card of a peer: a short list of lasting facts about them. Give `card` to replace it.",
-            {"peer": _PEER, "card": {"type": "array", "items": {"type": "string"}, "description": "The new card."}},
-            _profile,
-            effect=Effect.KEYED,
+            {
+                "peer": _PEER_SCHEMA,
+                "card": {"type": "array", "items": {"type": "string"}, "description": "The new card."},
+            },
+            _run_profile,
+            effect=ToolEffect.KEYED,
         ),
         tool(
             "honcho_search",
             "Search what was really said, and what was concluded from it, in this and earlier conversations.",
-            {"query": query, "limit": {"type": "integer", "minimum": 1, "maximum": MOST}},
-            _search,
+            {"query": query, "limit": {"type": "integer", "minimum": 1, "maximum": MAX_RESULTS}},
+            _run_search,
             required=("query",),
         ),
         tool(
             "honcho_reasoning",
             "Ask Honcho a question about whoever you talk with; it reasons over what it knows. Slow: search first.",
-            {"query": query, "reasoning_level": {"type": "string", "enum": list(LEVELS)}},
-            _reasoning,
+            {"query": query, "reasoning_level": {"type": "string", "enum": list(REASONING_LEVELS)}},
+            _run_reasoning,
             required=("query",),
             deadline=memory.settings.reasoning_seconds,
         ),
@@ -85,7 +90,7 @@ def tools_of(memory: HonchoMemory) -> Sequence[Tool]:
             "honcho_context",
             "What Honcho holds about this conversation now: summary, what it knows of the peer, card, last messages.",
             {},
-            _context,
+            _run_context,
         ),
         tool(
             "honcho_conclude",
@@ -97,8 +102,8 @@ def tools_of(memory: HonchoMemory) -> Sequence[Tool]:
                 "query": query,
                 "delete_id": {"type": "string", "description": "The id that a list gave."},
             },
-            _conclude,
-            effect=Effect.KEYED,
+            _run_conclude,
+            effect=ToolEffect.KEYED,
         ),
     )
 
@@ -110,9 +115,9 @@ class HonchoTool:
         self,
         memory: HonchoMemory,
         spec: ToolSpec,
-        act: Callable[[HonchoMemory, dict[str, Any], ToolContext], Awaitable[Result]],
+        act: Callable[[HonchoMemory, dict[str, Any], ToolContext], Awaitable[ToolResult]],
         *,
-        effect: Effect,
+        effect: ToolEffect,
         deadline: float,
     ) -> None:
         self.spec = spec
@@ -121,83 +126,84 @@ class HonchoTool:
         self._memory = memory
         self._act = act
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         if not context.stamp.audience or context.agent != self._memory.agent:
-            return NOBODY
+            return NOBODY_PRESENT
         if arguments.get("peer") == "ai":
-            return OWN
+            return OWN_PEER_REFUSED
         return await self._act(self._memory, arguments, context)
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         return None
 
 
-async def _profile(memory: HonchoMemory, arguments: dict[str, Any], context: ToolContext) -> Result:
-    about = _about(memory, context)
+async def _run_profile(memory: HonchoMemory, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+    about = _get_subject_peer(memory, context)
     card = arguments.get("card")
     if card is not None:
         if not isinstance(card, list) or not all(isinstance(line, str) for line in card):
-            return Result(text="`card` is a list of lines.", error=True)
-        await memory.client.read(
-            "writing the card", lambda sdk: memory.client.peer(sdk, memory.peers.ai).aio.set_card(card, about)
+            return ToolResult(text="`card` is a list of lines.", error=True)
+        await memory.client.call(
+            "writing the card",
+            lambda sdk: memory.client.get_peer(sdk, memory.peers.agent_peer).aio.set_card(card, about),
         )
-        return Result(text="The card was replaced.")
-    lines = await memory.client.read(
-        "reading the card", lambda sdk: memory.client.peer(sdk, memory.peers.ai).aio.get_card(about)
+        return ToolResult(text="The card was replaced.")
+    lines = await memory.client.call(
+        "reading the card", lambda sdk: memory.client.get_peer(sdk, memory.peers.agent_peer).aio.get_card(about)
     )
-    return Result(text="\n".join(lines) if lines else "There is nothing on this card yet.")
+    return ToolResult(text="\n".join(lines) if lines else "There is nothing on this card yet.")
 
 
-async def _search(memory: HonchoMemory, arguments: dict[str, Any], context: ToolContext) -> Result:
+async def _run_search(memory: HonchoMemory, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
     text = arguments.get("query")
     if not isinstance(text, str) or not text.strip():
-        return Result(text="Say what to look for (`query`).", error=True)
+        return ToolResult(text="Say what to look for (`query`).", error=True)
     limit = arguments.get("limit")
     found = await memory.find(
-        Query(
+        MemoryQuery(
             text=text,
             agent=context.agent,
             session=context.session,
-            name=memory.names.get(context.session, context.session),
+            name=memory.session_names.get(context.session, context.session),
             audience=context.stamp.audience,
             person=context.stamp.person,
-            limit=min(limit, MOST) if isinstance(limit, int) and limit > 0 else 10,
+            limit=min(limit, MAX_RESULTS) if isinstance(limit, int) and limit > 0 else 10,
         )
     )
-    return Result(text="\n\n".join(f"[{it.person}] {it.text}" for it in found) or "Nothing was found.")
+    return ToolResult(text="\n\n".join(f"[{it.person}] {it.text}" for it in found) or "Nothing was found.")
 
 
-async def _reasoning(memory: HonchoMemory, arguments: dict[str, Any], context: ToolContext) -> Result:
+async def _run_reasoning(memory: HonchoMemory, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
     text = arguments.get("query")
     if not isinstance(text, str) or not text.strip():
-        return Result(text="Ask something (`query`).", error=True)
+        return ToolResult(text="Ask something (`query`).", error=True)
     level = arguments.get("reasoning_level")
-    about = _about(memory, context)
+    about = _get_subject_peer(memory, context)
     # without a session it would think over what was said to others, too
-    session = memory.names.get(context.session)
+    session = memory.session_names.get(context.session)
     if session is None:
-        return Result(text="Honcho knows nothing here yet.")
-    answer = await memory.client.read(
+        return ToolResult(text="Honcho knows nothing here yet.")
+    answer = await memory.client.call(
         "reasoning",
-        lambda sdk: memory.client.peer(sdk, memory.peers.ai).aio.chat(
+        lambda sdk: memory.client.get_peer(sdk, memory.peers.agent_peer).aio.chat(
             text[:10_000],
             target=about,
             session=session,
-            reasoning_level=level if level in LEVELS else memory.settings.reasoning,
+            reasoning_level=level if level in REASONING_LEVELS else memory.settings.reasoning,
         ),
     )
-    return Result(text=str(answer) if answer else "Honcho has no answer to that yet.")
+    return ToolResult(text=str(answer) if answer else "Honcho has no answer to that yet.")
 
 
-async def _context(memory: HonchoMemory, arguments: dict[str, Any], context: ToolContext) -> Result:
-    about = _about(memory, context)
-    name = memory.names.get(context.session)
+async def _run_context(memory: HonchoMemory, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+    about = _get_subject_peer(memory, context)
+    name = memory.session_names.get(context.session)
     parts: list[str] = []
-    if name and alone(context.stamp.audience):
-        found = await memory.client.read(
+    if name and get_only_person(context.stamp.audience):
+        found = await memory.client.call(
             "reading the context",
-            lambda sdk: memory.client.session(sdk, name).aio.context(
-                summary=True, tokens=1_500, peer_target=about, peer_perspective=memory.peers.ai
+            lambda sdk: memory.client.get_session(sdk, name).aio.context(
+                summary=True, tokens=1_500, peer_target=about, peer_perspective=memory.peers.agent_peer
             ),
         )
         if found is not None:
@@ -205,43 +211,44 @@ async def _context(memory: HonchoMemory, arguments: dict[str, Any], context: Too
             parts += [
                 f"[{message.peer_id}] {message.content}"
                 for message in found.messages
-                if not message.metadata.get("everhold") or memory.may_hear(message.metadata, context.stamp.audience)
+                if not message.metadata.get("everhold") or memory.can_hear(message.metadata, context.stamp.audience)
             ]
             parts += [found.peer_representation or "", *(found.peer_card or ())]
     else:
-        known = await memory.client.read(
-            "reading the context", lambda sdk: memory.client.peer(sdk, memory.peers.ai).aio.context(target=about)
+        known = await memory.client.call(
+            "reading the context",
+            lambda sdk: memory.client.get_peer(sdk, memory.peers.agent_peer).aio.context(target=about),
         )
         parts += [known.representation or "", *(known.peer_card or ())] if known else []
-    return Result(text="\n".join(part for part in parts if part) or "Honcho knows nothing here yet.")
+    return ToolResult(text="\n".join(part for part in parts if part) or "Honcho knows nothing here yet.")
 
 
-async def _conclude(memory: HonchoMemory, arguments: dict[str, Any], context: ToolContext) -> Result:
+async def _run_conclude(memory: HonchoMemory, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
     conclusion, gone = arguments.get("conclusion"), arguments.get("delete_id")
     listing = bool(arguments.get("list"))
     if [bool(conclusion), bool(gone), listing].count(True) != 1:
-        return Result(text="Give exactly one of `conclusion`, `list` and `delete_id`.", error=True)
-    about = _about(memory, context)
+        return ToolResult(text="Give exactly one of `conclusion`, `list` and `delete_id`.", error=True)
+    about = _get_subject_peer(memory, context)
     if conclusion:
         if not isinstance(conclusion, str) or not conclusion.strip():
-            return Result(text="`conclusion` is a sentence.", error=True)
-        return Result(text="Kept; it will be delivered to Honcho.", notes=(Noted(text=conclusion.strip()),))
-    mine = {"observer_id": memory.peers.ai, "observed_id": about}
+            return ToolResult(text="`conclusion` is a sentence.", error=True)
+        return ToolResult(text="Kept; it will be delivered to Honcho.", notes=(Noted(text=conclusion.strip()),))
+    mine = {"observer_id": memory.peers.agent_peer, "observed_id": about}
     if gone:
         # an id alone would reach what others may not know of
-        if not await memory.client.conclusions({**mine, "id": {"in": [str(gone)]}}):
-            return Result(text=f"There is no conclusion {gone} here.", error=True)
-        await memory.client.unconclude(str(gone), observer=memory.peers.ai, about=about)
-        return Result(text=f"Conclusion {gone} was deleted.")
+        if not await memory.client.list_conclusions({**mine, "id": {"in": [str(gone)]}}):
+            return ToolResult(text=f"There is no conclusion {gone} here.", error=True)
+        await memory.client.delete_conclusion(str(gone), observer=memory.peers.agent_peer, about=about)
+        return ToolResult(text=f"Conclusion {gone} was deleted.")
     text = arguments.get("query")
     if isinstance(text, str) and text.strip():
-        view = await memory.concluded(text, about, MOST)
+        view = await memory.search_conclusions(text, about, MAX_RESULTS)
     else:
-        view = (await memory.client.conclusions(mine))[:MOST]
-    return Result(text="\n".join(f"{one.id}: {one.content}" for one in view) or "Nothing was concluded yet.")
+        view = (await memory.client.list_conclusions(mine))[:MAX_RESULTS]
+    return ToolResult(text="\n".join(f"{one.id}: {one.content}" for one in view) or "Nothing was concluded yet.")
 
 
-def _about(memory: HonchoMemory, context: ToolContext) -> str:
+def _get_subject_peer(memory: HonchoMemory, context: ToolContext) -> str:
     """The peer that stands for whoever is present; a room, wherever somebody else may listen."""
     listeners = sorted(context.stamp.audience, key=lambda one: one.startswith("person:"))
-    return memory.peers.about(listeners[:1])[0]
+    return memory.peers.list_subject_peers(listeners[:1])[0]

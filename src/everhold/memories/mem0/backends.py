@@ -15,27 +15,27 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from everhold.errors import InDoubt, Transient
 from everhold.infra.extras import describe_install
-from everhold.memories.faults import failed
-from everhold.memories.sdk import load
-from everhold.secret import Secret
+from everhold.infra.secret import SecretString
+from everhold.memories.errors import build_memory_error
+from everhold.memories.sdk import load_module
 
 if TYPE_CHECKING:
     from everhold.memories.mem0.settings import Mem0Settings
 
 T = TypeVar("T")
 REMEDY: Final = describe_install("mem0")
-PAGE: Final = 100
-MOST: Final = 10_000
+PAGE_SIZE: Final = 100
+MAX_LOCAL_RESULTS: Final = 10_000
 """The library gives back 20 unless told otherwise, and does not say that there is more."""
 
 
-class Backend(Protocol):
+class Mem0Backend(Protocol):
     async def add(self, text: str, *, user: str, metadata: Mapping[str, Any], infer: bool) -> None:
         """Store a text. Returns once it is said to be stored, raises InDoubt while that is open."""
 
     async def search(self, text: str, *, user: str, marks: Mapping[str, str], limit: int) -> list[dict[str, Any]]: ...
 
-    async def those(self, user: str, where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    async def list_memories(self, user: str, where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
         """Memories of a user whose metadata has one of the given values under each given name."""
 
     async def delete(self, memory: str) -> bool:
@@ -44,43 +44,45 @@ class Backend(Protocol):
     async def close(self) -> None: ...
 
 
-async def package(directory: PurePath) -> Any:
+async def load_mem0_package(directory: PurePath) -> Any:
     """The package; it reports home and writes into the home of whoever runs it unless told not to."""
     os.environ.setdefault("MEM0_TELEMETRY", "False")
     os.environ.setdefault("MEM0_DIR", str(directory))
-    return await load("mem0", offers="MemoryClient", remedy=REMEDY)
+    return await load_module("mem0", offers="MemoryClient", remedy=REMEDY)
 
 
-class Platform:
+class Mem0PlatformBackend:
     """Over the network."""
 
     def __init__(self, settings: Mem0Settings, directory: PurePath) -> None:
         self._settings = settings
         self._directory = directory
         self._client: Any = None
-        self._making = asyncio.Lock()
+        self._client_lock = asyncio.Lock()
 
     async def add(self, text: str, *, user: str, metadata: Mapping[str, Any], infer: bool) -> None:
-        answer = await self._ask(
+        answer = await self._call(
             "adding a memory",
             lambda client: client.add(
                 [{"role": "user", "content": text}], user_id=user, metadata=dict(metadata), infer=infer
             ),
             writes=True,
         )
-        event = _event(answer)
+        event = _get_event_id(answer)
         if not event:
             raise InDoubt("Mem0 said that a memory was taken, and not under which event")
-        await self._settled(event)
+        await self._wait_for_event(event)
 
-    async def _settled(self, event: str) -> None:
+    async def _wait_for_event(self, event: str) -> None:
         """Wait for a queued event to end, for a while."""
         loop = asyncio.get_running_loop()
         until, wait = loop.time() + self._settings.confirm_seconds, 0.05
         while self._settings.confirm:
             try:
-                answer = await self._ask("asking about an event", lambda client: _read(client, f"/v1/event/{event}/"))
-            except Gone as error:
+                answer = await self._call(
+                    "asking about an event", lambda client: _get_json(client, f"/v1/event/{event}/")
+                )
+            except Mem0NotFound as error:
                 raise InDoubt("Mem0 accepted a memory, and does not know its event any more") from error
             status = answer.get("status") if isinstance(answer, dict) else None
             if status == "SUCCEEDED":
@@ -93,12 +95,12 @@ class Platform:
             wait = min(2.0, wait * 2)
 
     async def search(self, text: str, *, user: str, marks: Mapping[str, str], limit: int) -> list[dict[str, Any]]:
-        answer = await self._ask(
+        answer = await self._call(
             "searching", lambda client: client.search(text, filters={"user_id": user}, top_k=limit)
         )
-        return _results(answer)
+        return _get_results(answer)
 
-    async def those(self, user: str, where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    async def list_memories(self, user: str, where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
         conditions: list[dict[str, Any]] = [{"user_id": user}]
         for name, values in where.items():
             conditions.append({"OR": [{"metadata": {name: value}} for value in values]})
@@ -106,20 +108,22 @@ class Platform:
         page = 1
         while True:
             number = page
-            answer = await self._ask(
+            answer = await self._call(
                 "listing memories",
-                lambda client, number=number: client.get_all(filters={"AND": conditions}, page=number, page_size=PAGE),
+                lambda client, number=number: client.get_all(
+                    filters={"AND": conditions}, page=number, page_size=PAGE_SIZE
+                ),
             )
-            results = _results(answer)
+            results = _get_results(answer)
             found += results
-            if len(results) < PAGE:
+            if len(results) < PAGE_SIZE:
                 return found
             page += 1
 
     async def delete(self, memory: str) -> bool:
         try:
-            await self._ask("deleting a memory", lambda client: client.delete(memory))
-        except Gone:
+            await self._call("deleting a memory", lambda client: client.delete(memory))
+        except Mem0NotFound:
             return False
         return True
 
@@ -128,17 +132,17 @@ class Platform:
         if client is not None:
             await asyncio.to_thread(client.client.close)
 
-    async def _ask(self, what: str, question: Callable[..., T], *, writes: bool = False) -> T:
-        async with self._making:
+    async def _call(self, what: str, question: Callable[..., T], *, writes: bool = False) -> T:
+        async with self._client_lock:
             if self._client is None:
-                module = await package(self._directory)
-                with self._told("saying hello", writes=False):
-                    self._client = await asyncio.to_thread(self._make, module)
+                module = await load_mem0_package(self._directory)
+                with self._translate_errors("saying hello", writes=False):
+                    self._client = await asyncio.to_thread(self._create_client, module)
         client = self._client
-        with self._told(what, writes=writes):
+        with self._translate_errors(what, writes=writes):
             return await asyncio.to_thread(question, client)
 
-    def _make(self, module: Any) -> Any:
+    def _create_client(self, module: Any) -> Any:
         import httpx
 
         settings = self._settings
@@ -147,18 +151,18 @@ class Platform:
         return module.MemoryClient(api_key=key, host=settings.base_url, client=http)
 
     @contextlib.contextmanager
-    def _told(self, what: str, *, writes: bool) -> Iterator[None]:
+    def _translate_errors(self, what: str, *, writes: bool) -> Iterator[None]:
         import httpx
         from mem0 import exceptions as theirs
 
-        hide = (self._settings.api_key or Secret("")).hide
+        hide = (self._settings.api_key or SecretString("")).mask_in
         where = f"Mem0, {what}"
         try:
             yield
         except theirs.MemoryNotFoundError as error:
-            raise Gone(f"{where}: it is not there") from error
+            raise Mem0NotFound(f"{where}: it is not there") from error
         except theirs.MemoryError as error:
-            raise failed(
+            raise build_memory_error(
                 where,
                 hide(error.message),
                 status=int(error.debug_info.get("status_code") or 0),
@@ -168,47 +172,53 @@ class Platform:
             ) from error
         except httpx.HTTPStatusError as error:
             if error.response.status_code == 404:
-                raise Gone(f"{where}: it is not there") from error
-            raise failed(where, hide(str(error)), status=error.response.status_code, writes=writes) from error
+                raise Mem0NotFound(f"{where}: it is not there") from error
+            raise build_memory_error(
+                where, hide(str(error)), status=error.response.status_code, writes=writes
+            ) from error
         except httpx.HTTPError as error:
             unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-            raise failed(where, hide(str(error)) or type(error).__name__, writes=writes, unsent=unsent) from error
+            raise build_memory_error(
+                where, hide(str(error)) or type(error).__name__, writes=writes, unsent=unsent
+            ) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise failed(where, hide(f"{type(error).__name__}: {error}"), writes=writes) from error
+            raise build_memory_error(where, hide(f"{type(error).__name__}: {error}"), writes=writes) from error
 
 
-class Local:
+class Mem0LocalBackend:
     """In this process. One thread: the vectors on disk bear no second."""
 
     def __init__(self, settings: Mem0Settings, directory: PurePath) -> None:
         self._settings = settings
         self._directory = directory
         self._memory: Any = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mem0")
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mem0")
 
     async def add(self, text: str, *, user: str, metadata: Mapping[str, Any], infer: bool) -> None:
-        answer = await self._ask(
+        answer = await self._call(
             lambda memory: memory.add(
                 [{"role": "user", "content": text}], user_id=user, metadata=dict(metadata), infer=infer
             )
         )
-        if not infer and not any(one.get("id") for one in _results(answer)):
+        if not infer and not any(one.get("id") for one in _get_results(answer)):
             # it says so when whoever embeds for it is down, too
             raise InDoubt("Mem0 said that a memory was added, and shows none")
 
     async def search(self, text: str, *, user: str, marks: Mapping[str, str], limit: int) -> list[dict[str, Any]]:
-        return _results(
-            await self._ask(
+        return _get_results(
+            await self._call(
                 lambda memory: memory.search(text, filters={"user_id": user, **marks}, top_k=limit, threshold=0.0)
             )
         )
 
-    async def those(self, user: str, where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    async def list_memories(self, user: str, where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
         for narrower in [{name: value} for name, values in where.items() for value in values] or [{}]:
             filters = {"user_id": user, **narrower}
-            answer = await self._ask(lambda memory, filters=filters: memory.get_all(filters=filters, top_k=MOST))
-            found |= {one["id"]: one for one in _results(answer)}
+            answer = await self._call(
+                lambda memory, filters=filters: memory.get_all(filters=filters, top_k=MAX_LOCAL_RESULTS)
+            )
+            found |= {one["id"]: one for one in _get_results(answer)}
         return list(found.values())
 
     async def delete(self, memory: str) -> bool:
@@ -219,28 +229,28 @@ class Local:
                 return False
             return True
 
-        return await self._ask(gone)
+        return await self._call(gone)
 
     async def close(self) -> None:
         memory, self._memory = self._memory, None
         if memory is not None:
-            await asyncio.get_running_loop().run_in_executor(self._thread, _let_go, memory)
-        self._thread.shutdown(wait=False)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mem0")
+            await asyncio.get_running_loop().run_in_executor(self._executor, _close_memory, memory)
+        self._executor.shutdown(wait=False)
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mem0")
 
-    async def _ask(self, question: Callable[..., T]) -> T:
+    async def _call(self, question: Callable[..., T]) -> T:
         # what the library raises is anybody's: whoever calls takes it for doubt, and doubt is asked about
-        module = await package(self._directory)
+        module = await load_mem0_package(self._directory)
 
         def work() -> T:
             if self._memory is None:
-                self._memory = module.Memory.from_config(self._config())
+                self._memory = module.Memory.from_config(self._build_config())
             return question(self._memory)
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    def _config(self) -> dict[str, Any]:
-        config: dict[str, Any] = _opened(self._settings.config)
+    def _build_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = _reveal_secrets(self._settings.config)
         directory = self._directory
         vectors: dict[str, Any] = {"path": str(directory / "vectors"), "on_disk": True}
         if size := config.get("embedder", {}).get("config", {}).get("embedding_dims"):
@@ -250,33 +260,33 @@ class Local:
         return config
 
 
-class Gone(Transient):
+class Mem0NotFound(Transient):
     """What is asked about is not there."""
 
 
-def _opened(value: Any) -> Any:
-    if isinstance(value, Secret):
+def _reveal_secrets(value: Any) -> Any:
+    if isinstance(value, SecretString):
         return value.reveal()
     if isinstance(value, Mapping):
-        return {key: _opened(item) for key, item in value.items()}
-    return [_opened(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _reveal_secrets(item) for key, item in value.items()}
+    return [_reveal_secrets(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _let_go(memory: Any) -> None:
+def _close_memory(memory: Any) -> None:
     memory.close()
     vectors = getattr(memory.vector_store, "client", None)
     if vectors is not None and hasattr(vectors, "close"):
         vectors.close()  # the next to open them would find them locked
 
 
-def _read(client: Any, path: str) -> Any:
+def _get_json(client: Any, path: str) -> Any:
     """What the package has no method for, through its own connection."""
     answer = client.client.get(path)
     answer.raise_for_status()
     return answer.json()
 
 
-def _event(answer: Any) -> str:
+def _get_event_id(answer: Any) -> str:
     """The event something was queued under; the platform's answer has had two shapes."""
     if not isinstance(answer, dict):
         return ""
@@ -285,7 +295,7 @@ def _event(answer: Any) -> str:
     return str(answer.get("event_id") or first.get("event_id") or "")
 
 
-def _results(answer: Any) -> list[dict[str, Any]]:
+def _get_results(answer: Any) -> list[dict[str, Any]]:
     results = answer.get("results") if isinstance(answer, dict) else answer
     if not isinstance(results, list) or not all(isinstance(one, dict) for one in results):
         raise Transient("Mem0 gave an answer that cannot be read")

@@ -11,8 +11,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from everhold.errors import InDoubt
-from everhold.memories.mem0.backends import Backend, Local, Platform
-from everhold.memories.mem0.tools import tools_of
+from everhold.memories.mem0.backends import Mem0Backend, Mem0LocalBackend, Mem0PlatformBackend
+from everhold.memories.mem0.tools import build_tools
 from everhold.memories.remote import (
     REMOTE_CAPABILITIES,
     check_health,
@@ -22,22 +22,22 @@ from everhold.memories.remote import (
     read_time,
     store_each,
 )
-from everhold.memories.scope import alone, marks, may_hear, only_for, places
-from everhold.memories.settings import filled
-from everhold.memories.signature import signature
-from everhold.ports.log import Log
+from everhold.memories.scope import build_audience_marks, can_hear, expand_template, get_only_person, is_only_for
+from everhold.memories.settings import fill_agent_name
+from everhold.memories.signature import compute_signature
+from everhold.ports.log import EventLogger
 from everhold.ports.memory import (
-    Batch,
     Exchange,
-    Forgotten,
-    Found,
-    Health,
-    Memory,
-    Note,
-    Query,
-    Retraction,
+    ForgetResult,
+    MemoryBatch,
+    MemoryHit,
+    MemoryItem,
+    MemoryNote,
+    MemoryQuery,
+    MemoryRetraction,
+    ProviderHealth,
 )
-from everhold.ports.platform import Delivery
+from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.tool import Tool
 
 if TYPE_CHECKING:
@@ -49,174 +49,186 @@ class Mem0Memory:
 
     capabilities: ClassVar = REMOTE_CAPABILITIES
 
-    def __init__(self, settings: Mem0Settings, *, agent: str, log: Log, directory: PurePath) -> None:
+    def __init__(self, settings: Mem0Settings, *, agent: str, log: EventLogger, directory: PurePath) -> None:
         self.settings = settings
         self.agent = agent
         self.log = log
-        self.delivery = Delivery.BLIND if settings.infer else Delivery.PROBE
+        self.delivery = DeliveryGuarantee.BLIND if settings.infer else DeliveryGuarantee.PROBE
         self.deadline = settings.deadline_seconds + settings.confirm_seconds
         # in this process nothing is carried out later
         self.visible_after = settings.visible_seconds if settings.mode == "platform" else 0.0
-        kind = Platform if settings.mode == "platform" else Local
-        self.backend: Backend = kind(settings, directory)
+        kind = Mem0PlatformBackend if settings.mode == "platform" else Mem0LocalBackend
+        self.backend: Mem0Backend = kind(settings, directory)
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
-    async def store(self, batch: Batch) -> Mapping[str, str]:
-        return await store_each(batch, self._keep)
+    async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
+        return await store_each(batch, self._store_item)
 
-    async def _keep(self, batch: Batch, item: Memory) -> str:
-        if isinstance(item, Retraction):
-            await self._delete(await self._undone(batch, item))
+    async def _store_item(self, batch: MemoryBatch, item: MemoryItem) -> str:
+        if isinstance(item, MemoryRetraction):
+            await self._delete_memories(await self._find_retracted(batch, item))
             return ""
-        await self._delete(await self._outdated(item))
+        await self._delete_memories(await self._find_outdated(item))
         text = make_text(item)
         if not text:
             return ""
-        if isinstance(item, Note) and item.action == "replace" and (there := await self._there(item)):
+        if isinstance(item, MemoryNote) and item.action == "replace" and (there := await self._find_stored(item)):
             return str(there[0]["id"])
         await self.backend.add(
-            text, user=self.user(item.stamp.audience), metadata=_metadata(item), infer=self.settings.infer
+            text, user=self.get_user_id(item.stamp.audience), metadata=_metadata(item), infer=self.settings.infer
         )
         if self.settings.infer or not self.settings.confirm:
             return ""
-        there = await self._there(item)
+        there = await self._find_stored(item)
         if not there:
             raise InDoubt("Mem0 said that a memory was stored, and it is not there")
         return str(there[0]["id"])
 
-    async def _delete(self, memories: Sequence[dict[str, Any]]) -> int:
+    async def _delete_memories(self, memories: Sequence[dict[str, Any]]) -> int:
         return sum([await self.backend.delete(str(memory["id"])) for memory in memories])
 
     # -- asking what is there ----------------------------------------------------------------------------------------
 
-    async def probe(self, batch: Batch) -> Sequence[str]:
+    async def probe(self, batch: MemoryBatch) -> Sequence[str]:
         arrived = []
         for item in batch.items:
-            if isinstance(item, Retraction):
-                here = not await self._undone(batch, item)
+            if isinstance(item, MemoryRetraction):
+                here = not await self._find_retracted(batch, item)
             else:
-                here = not await self._outdated(item) and (not make_text(item) or bool(await self._there(item)))
+                here = not await self._find_outdated(item) and (
+                    not make_text(item) or bool(await self._find_stored(item))
+                )
             if here:
                 arrived.append(item.key)
         return arrived
 
-    async def _there(self, item: Exchange | Note) -> list[dict[str, Any]]:
+    async def _find_stored(self, item: Exchange | MemoryNote) -> list[dict[str, Any]]:
         """The memory of an item. If a request was carried out twice there are several: all but one are deleted."""
-        found = await self._those(item.stamp.audience, {"everhold": [item.key]})
-        found = [one for one in found if _about(one).get("everhold") == item.key]
+        found = await self._list_memories(item.stamp.audience, {"everhold": [item.key]})
+        found = [one for one in found if _get_metadata(one).get("everhold") == item.key]
         if len(found) > 1 and not self.settings.infer:
             found.sort(key=lambda one: (str(one.get("created_at") or ""), str(one["id"])))
-            await self._delete(found[1:])
+            await self._delete_memories(found[1:])
             self.log.warning("memory.doubled", key=item.key, deleted=len(found) - 1)
         return found[:1] if not self.settings.infer else found
 
-    async def _outdated(self, item: Exchange | Note) -> list[dict[str, Any]]:
+    async def _find_outdated(self, item: Exchange | MemoryNote) -> list[dict[str, Any]]:
         """What a note takes back."""
-        if not isinstance(item, Note) or item.action == "add":
+        if not isinstance(item, MemoryNote) or item.action == "add":
             return []
         where = {"everhold": [item.supersedes]} if item.supersedes else {"everhold_fact": [item.fact]}
         if not any(value for values in where.values() for value in values):
             return []
-        found = await self._those(item.stamp.audience, where)
-        return [one for one in found if _about(one).get("everhold") != item.key]
+        found = await self._list_memories(item.stamp.audience, where)
+        return [one for one in found if _get_metadata(one).get("everhold") != item.key]
 
-    async def _undone(self, batch: Batch, item: Retraction) -> list[dict[str, Any]]:
+    async def _find_retracted(self, batch: MemoryBatch, item: MemoryRetraction) -> list[dict[str, Any]]:
         found = []
         for audience in dict.fromkeys(batch.heard_by.get(key, ()) for key in item.keys):
-            found += await self._those(audience, {"everhold": list(item.keys)})
-        return [one for one in found if _about(one).get("everhold") in item.keys]
+            found += await self._list_memories(audience, {"everhold": list(item.keys)})
+        return [one for one in found if _get_metadata(one).get("everhold") in item.keys]
 
-    async def _those(self, audience: Sequence[str], where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    async def _list_memories(self, audience: Sequence[str], where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
         """What is kept for these people and has these values."""
-        user, *before = self._users(audience)
-        found = list(await self.backend.those(user, where))
+        user, *before = self._list_user_ids(audience)
+        found = list(await self.backend.list_memories(user, where))
         for shared in before:
-            found += [one for one in await self.backend.those(shared, where) if may_hear(audience, _about(one))]
+            found += [
+                one for one in await self.backend.list_memories(shared, where) if can_hear(audience, _get_metadata(one))
+            ]
         return found
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
-    async def find(self, query: Query) -> Sequence[Found]:
+    async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         if query.agent != self.agent or not query.audience or not query.text.strip():
             return ()
         text, limit = query.text.strip(), max(1, min(100, query.limit))
-        user, *before = self._users(query.audience)
-        found = list(await self.backend.search(text, user=user, marks=self._marks(query), limit=limit))
+        user, *before = self._list_user_ids(query.audience)
+        found = list(await self.backend.search(text, user=user, marks=self._build_marks(query), limit=limit))
         for shared in before:
-            those = await self.backend.search(text, user=shared, marks=marks(query.audience), limit=limit)
-            found += [one for one in those if may_hear(query.audience, _about(one))]
-        return [_found(one, alone(query.audience)) for one in found if self._may_hear(one, query)]
+            those = await self.backend.search(
+                text, user=shared, marks=build_audience_marks(query.audience), limit=limit
+            )
+            found += [one for one in those if can_hear(query.audience, _get_metadata(one))]
+        return [_to_memory_hit(one, get_only_person(query.audience)) for one in found if self._can_hear(one, query)]
 
-    def _marks(self, query: Query) -> dict[str, str]:
+    def _build_marks(self, query: MemoryQuery) -> dict[str, str]:
         """What a memory must carry to be heard by those present. With a user for each, anything else is theirs, too."""
-        return {} if self._apart(query) else marks(query.audience)
+        return {} if self._has_private_user(query) else build_audience_marks(query.audience)
 
-    def _apart(self, query: Query) -> bool:
-        return bool(alone(query.audience)) and "{person}" in self.settings.user
+    def _has_private_user(self, query: MemoryQuery) -> bool:
+        return bool(get_only_person(query.audience)) and "{person}" in self.settings.user
 
-    def _may_hear(self, memory: Mapping[str, Any], query: Query) -> bool:
-        about = _about(memory)
+    def _can_hear(self, memory: Mapping[str, Any], query: MemoryQuery) -> bool:
+        about = _get_metadata(memory)
         if not about.get("everhold"):
             # from before, or from elsewhere: it belongs to the user it is filed under, who is alone here
-            return self._apart(query)
-        return may_hear(query.audience, about) and (
+            return self._has_private_user(query)
+        return can_hear(query.audience, about) and (
             self.settings.share_agents or about.get("everhold_agent") == self.agent
         )
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     def tools(self) -> Sequence[Tool]:
-        return tools_of(self)
+        return build_tools(self)
 
-    async def forget(self, person: str) -> Forgotten:
+    async def forget(self, person: str) -> ForgetResult:
         """What was said to the agent alone. What others heard, too, is not deleted, and named."""
-        mine = await self._heard_alone(person)
-        return Forgotten(deleted=await self._delete(mine), kept=("memories of what was said in company",))
+        mine = await self._list_private_memories(person)
+        return ForgetResult(deleted=await self._delete_memories(mine), kept=("memories of what was said in company",))
 
-    async def _heard_alone(self, person: str) -> list[dict[str, Any]]:
+    async def _list_private_memories(self, person: str) -> list[dict[str, Any]]:
         audience = (f"person:{person}",)
-        where = {} if "{person}" in self.settings.user else {name: [value] for name, value in marks(audience).items()}
-        found = await self._those(audience, where)
-        return [one for one in found if only_for(audience, _about(one))]
+        where = (
+            {}
+            if "{person}" in self.settings.user
+            else {name: [value] for name, value in build_audience_marks(audience).items()}
+        )
+        found = await self._list_memories(audience, where)
+        return [one for one in found if is_only_for(audience, _get_metadata(one))]
 
-    async def export(self, person: str) -> AsyncIterator[Found]:
-        for one in await self._heard_alone(person):
-            yield _found(one, person)
+    async def export(self, person: str) -> AsyncIterator[MemoryHit]:
+        for one in await self._list_private_memories(person):
+            yield _to_memory_hit(one, person)
 
-    async def health(self) -> Health:
-        return await check_health(self.backend.those(self.user(("person:nobody",)), {"everhold": ["nothing"]}))
+    async def health(self) -> ProviderHealth:
+        return await check_health(
+            self.backend.list_memories(self.get_user_id(("person:nobody",)), {"everhold": ["nothing"]})
+        )
 
     async def close(self) -> None:
         await self.backend.close()
 
     def cache_busting_signature(self) -> dict[str, str] | None:
-        return signature("mem0", self.settings)
+        return compute_signature("mem0", self.settings)
 
     # -- small things ------------------------------------------------------------------------------------------------
 
-    def user(self, audience: Sequence[str]) -> str:
+    def get_user_id(self, audience: Sequence[str]) -> str:
         """The user_id that stands for those who are present."""
-        return self._users(audience)[0]
+        return self._list_user_ids(audience)[0]
 
-    def _users(self, audience: Sequence[str]) -> tuple[str, ...]:
+    def _list_user_ids(self, audience: Sequence[str]) -> tuple[str, ...]:
         """That one, and the one which others may share where something was kept earlier."""
-        template = filled(self.settings.user, "shared") if self.settings.share_agents else self.settings.user
-        return places(template, agent=self.agent, audience=audience)
+        template = fill_agent_name(self.settings.user, "shared") if self.settings.share_agents else self.settings.user
+        return expand_template(template, agent=self.agent, audience=audience)
 
 
-def _metadata(item: Exchange | Note) -> dict[str, Any]:
+def _metadata(item: Exchange | MemoryNote) -> dict[str, Any]:
     """Mem0 has no time of its own for an item, so the metadata carry it."""
     return make_metadata(item) | {"everhold_at": item.at}
 
 
-def _about(memory: Mapping[str, Any]) -> Mapping[str, Any]:
+def _get_metadata(memory: Mapping[str, Any]) -> Mapping[str, Any]:
     about = memory.get("metadata")
     return about if isinstance(about, Mapping) else {}
 
 
-def _found(memory: Mapping[str, Any], person: str) -> Found:
-    about = _about(memory)
+def _to_memory_hit(memory: Mapping[str, Any], person: str) -> MemoryHit:
+    about = _get_metadata(memory)
     score = memory.get("score")
     return read_hit(
         str(memory.get("memory") or ""),

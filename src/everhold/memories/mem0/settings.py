@@ -6,21 +6,21 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from everhold.memories.settings import ASKED, Remote
+from everhold.memories.settings import ASKED_IN_SETUP, RemoteMemorySettings
 
 
-class Mem0Settings(Remote):
+class Mem0Settings(RemoteMemorySettings):
     """Mem0's platform, or its library."""
 
     mode: Literal["platform", "local"] = Field(default="platform", description="local runs Mem0 in this process")
     base_url: str = Field(
-        default="https://api.mem0.ai", description="where the platform is served", json_schema_extra={**ASKED}
+        default="https://api.mem0.ai", description="where the platform is served", json_schema_extra={**ASKED_IN_SETUP}
     )
     user: str = Field(
         default="{agent}",
         min_length=1,
         description="the user_id; {agent} and {person} are filled in",
-        json_schema_extra={**ASKED},
+        json_schema_extra={**ASKED_IN_SETUP},
     )
     infer: bool = Field(
         default=False, description="let a language model extract facts: what it makes of a turn cannot be verified"

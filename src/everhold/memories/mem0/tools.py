@@ -8,51 +8,53 @@ from typing import TYPE_CHECKING, Any, Final
 from everhold.core.entries import Noted
 from everhold.memories.remote import search_for_tool
 from everhold.ports.model import ToolSpec
-from everhold.ports.tool import Effect, Result, Tool, ToolContext
+from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
 
 if TYPE_CHECKING:
     from everhold.memories.mem0.provider import Mem0Memory
 
-MOST: Final = 20
-NOBODY: Final = Result(text="It is not known who is present: nothing of Mem0's can be shown here.", error=True)
+MAX_RESULTS: Final = 20
+NOBODY_PRESENT: Final = ToolResult(
+    text="It is not known who is present: nothing of Mem0's can be shown here.", error=True
+)
 
 
-def tools_of(memory: Mem0Memory) -> Sequence[Tool]:
+def build_tools(memory: Mem0Memory) -> Sequence[Tool]:
     return (Mem0Tool(memory, "mem0_search"), Mem0Tool(memory, "mem0_add"))
 
 
 class Mem0Tool:
     """One of them. Running it again does no harm: what is added is a note that commits with the result."""
 
-    effect = Effect.PURE
+    effect = ToolEffect.PURE
     deadline = 15.0
 
     def __init__(self, memory: Mem0Memory, name: str) -> None:
         adds = name == "mem0_add"
-        self.needs = "content" if adds else "query"
+        self.required_argument = "content" if adds else "query"
         about = "What to keep, in a sentence that stands by itself." if adds else "What to look for."
         self.spec = ToolSpec(
             name=name,
             description="Keep a fact for later." if adds else "Search what was said and kept earlier.",
             parameters={
                 "type": "object",
-                "properties": {self.needs: {"type": "string", "description": about}},
-                "required": [self.needs],
+                "properties": {self.required_argument: {"type": "string", "description": about}},
+                "required": [self.required_argument],
                 "additionalProperties": False,
             },
         )
         self._memory = memory
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         memory = self._memory
         if not context.stamp.audience or context.agent != memory.agent:
-            return NOBODY
-        given = arguments.get(self.needs)
+            return NOBODY_PRESENT
+        given = arguments.get(self.required_argument)
         if not isinstance(given, str) or not given.strip():
-            return Result(text=f"`{self.needs}` is missing.", error=True)
-        if self.needs == "content":
-            return Result(text="Kept; it will be delivered to Mem0.", notes=(Noted(text=given.strip()),))
-        return await search_for_tool(memory, given, context, limit=MOST)
+            return ToolResult(text=f"`{self.required_argument}` is missing.", error=True)
+        if self.required_argument == "content":
+            return ToolResult(text="Kept; it will be delivered to Mem0.", notes=(Noted(text=given.strip()),))
+        return await search_for_tool(memory, given, context, limit=MAX_RESULTS)
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         return None

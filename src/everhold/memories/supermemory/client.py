@@ -9,31 +9,31 @@ from typing import TYPE_CHECKING, Any, Final
 
 from everhold.errors import InDoubt, Transient
 from everhold.infra.extras import describe_install
-from everhold.memories.faults import failed
-from everhold.memories.sdk import load
-from everhold.secret import Secret
+from everhold.infra.secret import SecretString
+from everhold.memories.errors import build_memory_error
+from everhold.memories.sdk import load_module
 
 if TYPE_CHECKING:
     from everhold.memories.supermemory.settings import SupermemorySettings
 
 REMEDY: Final = describe_install("supermemory")
-PAGE: Final = 100
+PAGE_SIZE: Final = 100
 
 
-class Gone(Transient):
+class SupermemoryNotFound(Transient):
     """What is asked about is not there."""
 
 
-class Client:
+class SupermemoryClient:
     """One connection pool. Holds nothing that could get lost."""
 
     def __init__(self, settings: SupermemorySettings) -> None:
         self._settings = settings
         self._sdk: Any = None
 
-    async def sdk(self) -> Any:
+    async def load_sdk(self) -> Any:
         if self._sdk is None:
-            module = await load("supermemory", offers="AsyncSupermemory", remedy=REMEDY)
+            module = await load_module("supermemory", offers="AsyncSupermemory", remedy=REMEDY)
             settings = self._settings
             self._sdk = module.AsyncSupermemory(
                 api_key=settings.api_key.reveal().strip() if settings.api_key else "none",
@@ -48,28 +48,28 @@ class Client:
         if sdk is not None:
             await sdk.close()
 
-    async def add(self, ns: str, document: Mapping[str, Any]) -> None:
+    async def add_document(self, ns: str, document: Mapping[str, Any]) -> None:
         """Hand a document over. The same again changes nothing over there."""
-        answer = await self.ask("adding a document", lambda sdk: sdk.add(ns, **document), writes=True)
+        answer = await self.call("adding a document", lambda sdk: sdk.add(ns, **document), writes=True)
         # the SDK lets any answer through: what it says is looked at here
         if answer is None or answer.id != document["id"] or not isinstance(answer.status, str):
             raise InDoubt("Supermemory took a document, and did not say under which id")
 
-    async def document(self, ns: str, document: str) -> Any:
+    async def get_document(self, ns: str, document: str) -> Any:
         """A document, or None."""
-        with contextlib.suppress(Gone):
-            found = await self.ask("reading a document", lambda sdk: sdk.documents.get(ns, document))
+        with contextlib.suppress(SupermemoryNotFound):
+            found = await self.call("reading a document", lambda sdk: sdk.documents.get(ns, document))
             if found is None or found.id != document or found.system is None:
                 raise Transient("Supermemory showed a document that cannot be read")
             return found
         return None
 
-    async def settled(self, ns: str, document: str, *, seconds: float) -> str:
+    async def wait_for_document(self, ns: str, document: str, *, seconds: float) -> str:
         """What became of a document: `done`, `failed`, `gone`, or how far it is after `seconds`."""
         loop = asyncio.get_running_loop()
         until, wait = loop.time() + seconds, 0.05
         while True:
-            found = await self.document(ns, document)
+            found = await self.get_document(ns, document)
             if found is None:
                 return "gone"
             status = str(found.system.status)
@@ -78,77 +78,77 @@ class Client:
             await asyncio.sleep(wait)
             wait = min(2.0, wait * 2)
 
-    async def delete(self, ns: str, documents: Sequence[str]) -> int:
+    async def delete_documents(self, ns: str, documents: Sequence[str]) -> int:
         """Delete documents; how many there were. Safe to repeat."""
         if not documents:
             return 0
         try:
-            answer = await self.ask("deleting documents", lambda sdk: sdk.documents.delete(ns, ids=list(documents)))
-        except Gone:
+            answer = await self.call("deleting documents", lambda sdk: sdk.documents.delete(ns, ids=list(documents)))
+        except SupermemoryNotFound:
             return 0
         return int(answer.count or 0) if answer is not None else 0
 
-    async def documents(self, ns: str, where: Mapping[str, str]) -> list[Any]:
+    async def list_documents(self, ns: str, where: Mapping[str, str]) -> list[Any]:
         """Every document of a namespace whose metadata has these values."""
         found: list[Any] = []
         page = 1
-        options: dict[str, Any] = {"filter": matching(where)} if where else {}
+        options: dict[str, Any] = {"filter": build_filter(where)} if where else {}
         while True:
             number = page
             try:
-                answer = await self.ask(
+                answer = await self.call(
                     "listing documents",
-                    lambda sdk, number=number: sdk.list(ns, "documents", page=number, limit=PAGE, **options),
+                    lambda sdk, number=number: sdk.list(ns, "documents", page=number, limit=PAGE_SIZE, **options),
                 )
-            except Gone:
+            except SupermemoryNotFound:
                 return found
             some = list(answer.documents or ()) if answer is not None else []
             found += some
-            if len(some) < PAGE:
+            if len(some) < PAGE_SIZE:
                 return found
             page += 1
 
-    async def ask(self, what: str, question: Callable[..., Awaitable[Any]], *, writes: bool = False) -> Any:
+    async def call(self, what: str, question: Callable[..., Awaitable[Any]], *, writes: bool = False) -> Any:
         """One request, its failure in our words."""
-        sdk = await self.sdk()
-        with self._told(what, writes=writes):
+        sdk = await self.load_sdk()
+        with self._translate_errors(what, writes=writes):
             return await question(sdk)
 
     @contextlib.contextmanager
-    def _told(self, what: str, *, writes: bool) -> Iterator[None]:
+    def _translate_errors(self, what: str, *, writes: bool) -> Iterator[None]:
         import httpx
         import supermemory as theirs
         from supermemory.core.api_error import ApiError
 
-        hide = (self._settings.api_key or Secret("")).hide
+        hide = (self._settings.api_key or SecretString("")).mask_in
         where = f"Supermemory, {what}"
         try:
             yield
         except theirs.NotFoundError as error:
-            raise Gone(f"{where}: it is not there") from error
+            raise SupermemoryNotFound(f"{where}: it is not there") from error
         except theirs.APIStatusError as error:
             headers = error.response.headers if error.response is not None else {}
-            raise failed(
+            raise build_memory_error(
                 where,
                 hide(error.message)[:300],
                 status=error.status_code,
-                retry_after=_seconds(headers.get("retry-after")),
+                retry_after=_parse_seconds(headers.get("retry-after")),
                 writes=writes,
             ) from error
         except theirs.SupermemoryError as error:
             unsent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
-            raise failed(where, hide(str(error)), writes=writes, unsent=unsent) from error
+            raise build_memory_error(where, hide(str(error)), writes=writes, unsent=unsent) from error
         except (httpx.HTTPError, ApiError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise failed(where, hide(f"{type(error).__name__}: {error}")[:300], writes=writes) from error
+            raise build_memory_error(where, hide(f"{type(error).__name__}: {error}")[:300], writes=writes) from error
 
 
-def matching(where: Mapping[str, str]) -> dict[str, Any]:
+def build_filter(where: Mapping[str, str]) -> dict[str, Any]:
     """A filter for documents whose metadata has these values."""
     each = [{"field": name, "operator": "eq", "value": value} for name, value in where.items()]
     return each[0] if len(each) == 1 else {"operator": "and", "operands": each}
 
 
-def _seconds(value: str | None) -> float | None:
+def _parse_seconds(value: str | None) -> float | None:
     try:
         return float(value) if value else None
     except ValueError:

@@ -22,23 +22,30 @@ from everhold.memories.remote import (
     read_time,
     store_each,
 )
-from everhold.memories.scope import alone, handle, marks, may_hear, only_for, places
-from everhold.memories.settings import filled
-from everhold.memories.signature import signature
-from everhold.memories.supermemory.client import Client, Gone, matching
-from everhold.memories.supermemory.tools import tools_of
-from everhold.ports.log import Log
-from everhold.ports.memory import (
-    Batch,
-    Forgotten,
-    Found,
-    Health,
-    Memory,
-    Note,
-    Query,
-    Retraction,
+from everhold.memories.scope import (
+    build_audience_marks,
+    can_hear,
+    expand_template,
+    get_only_person,
+    is_only_for,
+    make_safe_id,
 )
-from everhold.ports.platform import Delivery
+from everhold.memories.settings import fill_agent_name
+from everhold.memories.signature import compute_signature
+from everhold.memories.supermemory.client import SupermemoryClient, SupermemoryNotFound, build_filter
+from everhold.memories.supermemory.tools import build_tools
+from everhold.ports.log import EventLogger
+from everhold.ports.memory import (
+    ForgetResult,
+    MemoryBatch,
+    MemoryHit,
+    MemoryItem,
+    MemoryNote,
+    MemoryQuery,
+    MemoryRetraction,
+    ProviderHealth,
+)
+from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.tool import Tool
 
 if TYPE_CHECKING:
@@ -48,77 +55,80 @@ if TYPE_CHECKING:
 class SupermemoryMemory:
     """One instance for one agent."""
 
-    delivery = Delivery.UPSERT
+    delivery = DeliveryGuarantee.UPSERT
     capabilities: ClassVar = REMOTE_CAPABILITIES
 
-    def __init__(self, settings: SupermemorySettings, *, agent: str, log: Log) -> None:
+    def __init__(self, settings: SupermemorySettings, *, agent: str, log: EventLogger) -> None:
         self.settings = settings
         self.agent = agent
         self.log = log
         self.deadline = settings.deadline_seconds + settings.confirm_seconds
         self.visible_after = settings.visible_seconds
-        self.client = Client(settings)
+        self.client = SupermemoryClient(settings)
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
-    async def store(self, batch: Batch) -> Mapping[str, str]:
-        return await store_each(batch, self._keep)
+    async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
+        return await store_each(batch, self._store_item)
 
-    async def _keep(self, batch: Batch, item: Memory) -> str:
-        for ns, documents in (await self._taken_back(batch, item)).items():
-            await self.client.delete(ns, documents)
-        document = self._document(item)
+    async def _store_item(self, batch: MemoryBatch, item: MemoryItem) -> str:
+        for ns, documents in (await self._list_retracted_documents(batch, item)).items():
+            await self.client.delete_documents(ns, documents)
+        document = self._build_document(item)
         if document is None:
             return ""
-        ns = self.namespace(item.stamp.audience) if not isinstance(item, Retraction) else ""
-        await self.client.add(ns, document)
+        ns = self.get_namespace(item.stamp.audience) if not isinstance(item, MemoryRetraction) else ""
+        await self.client.add_document(ns, document)
         if self.settings.confirm:
-            await self._confirm(ns, document["id"])
+            await self._confirm_document(ns, document["id"])
         return str(document["id"])
 
-    async def _confirm(self, ns: str, document: str) -> None:
+    async def _confirm_document(self, ns: str, document: str) -> None:
         """Accepted is not stored: what cannot be processed over there disappears again after two minutes."""
-        status = await self.client.settled(ns, document, seconds=self.settings.confirm_seconds)
+        status = await self.client.wait_for_document(ns, document, seconds=self.settings.confirm_seconds)
         if status == "failed":
-            await self.client.delete(ns, [document])
+            await self.client.delete_documents(ns, [document])
             raise Transient("Supermemory could not process a document that it had accepted")
         if status == "gone":
             raise InDoubt("Supermemory said that a document was stored, and it is not there")
         if status != "done":
             raise InDoubt(f"Supermemory accepted a document, and has not stored it yet ({status})")
 
-    async def _taken_back(self, batch: Batch, item: Memory) -> dict[str, list[str]]:
+    async def _list_retracted_documents(self, batch: MemoryBatch, item: MemoryItem) -> dict[str, list[str]]:
         """Namespace -> the documents that an item makes disappear."""
         gone: dict[str, list[str]] = {}
-        if isinstance(item, Retraction):
+        if isinstance(item, MemoryRetraction):
             for key in item.keys:
-                for ns in self._namespaces(batch.heard_by.get(key, ())):
-                    gone.setdefault(ns, []).append(document_id(key))
-        elif isinstance(item, Note) and item.action != "add":
-            for ns in self._namespaces(item.stamp.audience):
+                for ns in self._list_namespaces(batch.heard_by.get(key, ())):
+                    gone.setdefault(ns, []).append(make_document_id(key))
+        elif isinstance(item, MemoryNote) and item.action != "add":
+            for ns in self._list_namespaces(item.stamp.audience):
                 if item.supersedes:
-                    gone[ns] = [document_id(item.supersedes)]
+                    gone[ns] = [make_document_id(item.supersedes)]
                 elif item.fact:
                     # the version before was noted in another session: it is known by the fact it is about
-                    listed = await self.client.documents(ns, {"everhold_fact": item.fact})
-                    gone[ns] = [one.id for one in listed if one.id != document_id(item.key)]
+                    listed = await self.client.list_documents(ns, {"everhold_fact": item.fact})
+                    gone[ns] = [one.id for one in listed if one.id != make_document_id(item.key)]
         return gone
 
     # -- asking what is there ----------------------------------------------------------------------------------------
 
-    async def probe(self, batch: Batch) -> Sequence[str]:
+    async def probe(self, batch: MemoryBatch) -> Sequence[str]:
         arrived = []
         for item in batch.items:
             left = [
                 document
-                for ns, documents in (await self._taken_back(batch, item)).items()
+                for ns, documents in (await self._list_retracted_documents(batch, item)).items()
                 for document in documents
-                if await self.client.document(ns, document) is not None
+                if await self.client.get_document(ns, document) is not None
             ]
-            document = self._document(item)
+            document = self._build_document(item)
             here = document is None
-            if document is not None and not isinstance(item, Retraction):
-                found = [await self.client.document(ns, document["id"]) for ns in self._namespaces(item.stamp.audience)]
+            if document is not None and not isinstance(item, MemoryRetraction):
+                found = [
+                    await self.client.get_document(ns, document["id"])
+                    for ns in self._list_namespaces(item.stamp.audience)
+                ]
                 here = any(one is not None and one.system.status != "failed" for one in found)
             if here and not left:
                 arrived.append(item.key)
@@ -126,25 +136,25 @@ class SupermemoryMemory:
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
-    async def find(self, query: Query) -> Sequence[Found]:
+    async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         if query.agent != self.agent or not query.audience or not query.text.strip():
             return ()
-        ns, *before = self._namespaces(query.audience)
-        found = [one for one in await self._search(ns, query) if self._may_hear(one, query)]
+        ns, *before = self._list_namespaces(query.audience)
+        found = [one for one in await self._search_namespace(ns, query) if self._can_hear(one, query)]
         for shared in before:
-            those = await self._search(shared, query, shared=True)
+            those = await self._search_namespace(shared, query, shared=True)
             found += [
-                one for one in those if may_hear(query.audience, one.metadata or {}) and self._may_hear(one, query)
+                one for one in those if can_hear(query.audience, one.metadata or {}) and self._can_hear(one, query)
             ]
-        return [_found(one, alone(query.audience)) for one in found]
+        return [_to_memory_hit(one, get_only_person(query.audience)) for one in found]
 
-    async def _search(self, ns: str, query: Query, *, shared: bool = False) -> Sequence[Any]:
+    async def _search_namespace(self, ns: str, query: MemoryQuery, *, shared: bool = False) -> Sequence[Any]:
         options: dict[str, Any] = {}
         if shared or "{person}" not in self.settings.namespace:
             # several people's is in one place: what may not be heard must not crowd out what may
-            options["filter"] = matching(marks(query.audience))
+            options["filter"] = build_filter(build_audience_marks(query.audience))
         try:
-            answer = await self.client.ask(
+            answer = await self.client.call(
                 "searching",
                 lambda sdk: sdk.search(
                     ns,
@@ -155,82 +165,84 @@ class SupermemoryMemory:
                     **options,
                 ),
             )
-        except Gone:
+        except SupermemoryNotFound:
             return ()
         if answer is None or answer.results is None:
             raise Transient("Supermemory gave an answer that cannot be read")
         results: Sequence[Any] = answer.results
         return results
 
-    def _may_hear(self, result: Any, query: Query) -> bool:
+    def _can_hear(self, result: Any, query: MemoryQuery) -> bool:
         about = result.metadata or {}
         if not (result.memory or result.chunk):
             return False
         if not about.get("everhold"):
             # from before, or from elsewhere: it belongs to the namespace of whoever is alone here
-            return bool(alone(query.audience)) and "{person}" in self.settings.namespace
-        return may_hear(query.audience, about) and (
+            return bool(get_only_person(query.audience)) and "{person}" in self.settings.namespace
+        return can_hear(query.audience, about) and (
             self.settings.share_agents or about.get("everhold_agent") == self.agent
         )
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     def tools(self) -> Sequence[Tool]:
-        return tools_of(self)
+        return build_tools(self)
 
-    async def forget(self, person: str) -> Forgotten:
+    async def forget(self, person: str) -> ForgetResult:
         """What was said to the agent alone. What others heard, too, is not deleted, and named."""
         deleted = 0
-        for ns, mine in (await self._documents_of(person)).items():
-            deleted += sum([await self.client.delete(ns, mine[at : at + 100]) for at in range(0, len(mine), 100)])
-        return Forgotten(deleted=deleted, kept=("documents of what was said in company",))
+        for ns, mine in (await self._list_documents_of(person)).items():
+            deleted += sum(
+                [await self.client.delete_documents(ns, mine[at : at + 100]) for at in range(0, len(mine), 100)]
+            )
+        return ForgetResult(deleted=deleted, kept=("documents of what was said in company",))
 
-    async def export(self, person: str) -> AsyncIterator[Found]:
-        listed = await self._documents_of(person)
+    async def export(self, person: str) -> AsyncIterator[MemoryHit]:
+        listed = await self._list_documents_of(person)
         for ns, id_ in [(ns, id_) for ns, ids in listed.items() for id_ in ids]:
-            document = await self.client.document(ns, id_)
+            document = await self.client.get_document(ns, id_)
             if document is not None:
                 hit = read_hit(document.content or "", document.metadata or {}, person=person)
                 yield msgspec.structs.replace(hit, person=person)
 
-    async def _documents_of(self, person: str) -> dict[str, list[str]]:
+    async def _list_documents_of(self, person: str) -> dict[str, list[str]]:
         """Namespace -> documents of what a person said to the agent alone."""
         audience = (f"person:{person}",)
         mine: dict[str, list[str]] = {}
-        for number, ns in enumerate(self._namespaces(audience)):
+        for number, ns in enumerate(self._list_namespaces(audience)):
             apart = "{person}" in self.settings.namespace and number == 0
-            found = await self.client.documents(ns, {} if apart else marks(audience))
-            mine[ns] = [one.id for one in found if only_for(audience, one.metadata or {})]
+            found = await self.client.list_documents(ns, {} if apart else build_audience_marks(audience))
+            mine[ns] = [one.id for one in found if is_only_for(audience, one.metadata or {})]
         return mine
 
-    async def health(self) -> Health:
-        return await check_health(self.client.document(self.namespace(()), "everhold-nothing"))
+    async def health(self) -> ProviderHealth:
+        return await check_health(self.client.get_document(self.get_namespace(()), "everhold-nothing"))
 
     async def close(self) -> None:
         await self.client.close()
 
     def cache_busting_signature(self) -> dict[str, str] | None:
-        return signature("supermemory", self.settings)
+        return compute_signature("supermemory", self.settings)
 
     # -- small things ------------------------------------------------------------------------------------------------
 
-    def namespace(self, audience: Sequence[str]) -> str:
+    def get_namespace(self, audience: Sequence[str]) -> str:
         """The namespace of those who are present."""
-        return self._namespaces(audience)[0]
+        return self._list_namespaces(audience)[0]
 
-    def _namespaces(self, audience: Sequence[str]) -> tuple[str, ...]:
+    def _list_namespaces(self, audience: Sequence[str]) -> tuple[str, ...]:
         """That one, and the one which others may share where something was kept earlier."""
         template = self.settings.namespace
-        template = filled(template, "shared") if self.settings.share_agents else template
-        return places(template, agent=self.agent, audience=audience)
+        template = fill_agent_name(template, "shared") if self.settings.share_agents else template
+        return expand_template(template, agent=self.agent, audience=audience)
 
-    def _document(self, item: Memory) -> dict[str, Any] | None:
+    def _build_document(self, item: MemoryItem) -> dict[str, Any] | None:
         """What is added for an item; None if there is nothing in it."""
-        text = "" if isinstance(item, Retraction) else make_text(item)
-        if isinstance(item, Retraction) or not text:
+        text = "" if isinstance(item, MemoryRetraction) else make_text(item)
+        if isinstance(item, MemoryRetraction) or not text:
             return None
         return {
-            "id": document_id(item.key),
+            "id": make_document_id(item.key),
             "content": text,
             "metadata": make_metadata(item),
             "task_type": self.settings.task,
@@ -239,12 +251,12 @@ class SupermemoryMemory:
         }
 
 
-def document_id(key: str) -> str:
+def make_document_id(key: str) -> str:
     """One document for each exchange or note."""
-    return f"everhold-{handle(key)}"
+    return f"everhold-{make_safe_id(key)}"
 
 
-def _found(result: Any, person: str) -> Found:
+def _to_memory_hit(result: Any, person: str) -> MemoryHit:
     created = result.system.created_at or result.system.updated_at if result.system else None
     return read_hit(
         result.memory or result.chunk,

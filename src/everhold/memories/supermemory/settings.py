@@ -6,20 +6,22 @@ from typing import Literal
 
 from pydantic import Field
 
-from everhold.memories.settings import ASKED, Remote
+from everhold.memories.settings import ASKED_IN_SETUP, RemoteMemorySettings
 
 
-class SupermemorySettings(Remote):
+class SupermemorySettings(RemoteMemorySettings):
     """A Supermemory account, and which namespaces are used."""
 
     base_url: str = Field(
-        default="", description="where Supermemory is served; empty for its own cloud", json_schema_extra={**ASKED}
+        default="",
+        description="where Supermemory is served; empty for its own cloud",
+        json_schema_extra={**ASKED_IN_SETUP},
     )
     namespace: str = Field(
         default="{agent}",
         min_length=1,
         description="the namespace; {agent} and {person} are filled in",
-        json_schema_extra={**ASKED},
+        json_schema_extra={**ASKED_IN_SETUP},
     )
     task: Literal["memory", "superrag"] = Field(
         default="memory", description="superrag keeps texts to be found, and learns nothing from them"

@@ -7,37 +7,41 @@ from typing import TYPE_CHECKING, Any, Final
 
 from everhold.core.entries import Noted
 from everhold.memories.remote import search_for_tool
-from everhold.memories.supermemory.client import Gone
+from everhold.memories.supermemory.client import SupermemoryNotFound
 from everhold.ports.model import ToolSpec
-from everhold.ports.tool import Effect, Result, Tool, ToolContext
+from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
 
 if TYPE_CHECKING:
     from everhold.memories.supermemory.provider import SupermemoryMemory
 
-MOST: Final = 20
-NOBODY: Final = Result(text="It is not known who is present: nothing of Supermemory's can be shown here.", error=True)
-Act = Callable[["SupermemoryMemory", str, ToolContext], Awaitable[Result]]
+MAX_RESULTS: Final = 20
+NOBODY_PRESENT: Final = ToolResult(
+    text="It is not known who is present: nothing of Supermemory's can be shown here.", error=True
+)
+SupermemoryAction = Callable[["SupermemoryMemory", str, ToolContext], Awaitable[ToolResult]]
 
 
-def tools_of(memory: SupermemoryMemory) -> Sequence[Tool]:
+def build_tools(memory: SupermemoryMemory) -> Sequence[Tool]:
     tools: list[Tool] = [
-        SupermemoryTool(memory, "supermemory_store", "Keep something for later.", "content", _store),
-        SupermemoryTool(memory, "supermemory_search", "Search what was said and kept earlier.", "query", _search),
+        SupermemoryTool(memory, "supermemory_store", "Keep something for later.", "content", _run_store),
+        SupermemoryTool(memory, "supermemory_search", "Search what was said and kept earlier.", "query", _run_search),
     ]
     if "{person}" in memory.settings.namespace:
         # a profile is a namespace's: where that is everybody's, there is none to show
         about = "What is known about whoever you talk with."
-        tools.append(SupermemoryTool(memory, "supermemory_profile", about, "", _profile))
+        tools.append(SupermemoryTool(memory, "supermemory_profile", about, "", _run_profile))
     return tools
 
 
 class SupermemoryTool:
     """One of them. Running it again does no harm: what is stored is a note that commits with the result."""
 
-    effect = Effect.PURE
+    effect = ToolEffect.PURE
     deadline = 15.0
 
-    def __init__(self, memory: SupermemoryMemory, name: str, description: str, needs: str, act: Act) -> None:
+    def __init__(
+        self, memory: SupermemoryMemory, name: str, description: str, needs: str, act: SupermemoryAction
+    ) -> None:
         self.spec = ToolSpec(
             name=name,
             description=description,
@@ -49,36 +53,36 @@ class SupermemoryTool:
             },
         )
         self._memory = memory
-        self._needs = needs
+        self._required_argument = needs
         self._act = act
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         if not context.stamp.audience or context.agent != self._memory.agent:
-            return NOBODY
-        given = arguments.get(self._needs, "")
-        if self._needs and (not isinstance(given, str) or not given.strip()):
-            return Result(text=f"`{self._needs}` is missing.", error=True)
+            return NOBODY_PRESENT
+        given = arguments.get(self._required_argument, "")
+        if self._required_argument and (not isinstance(given, str) or not given.strip()):
+            return ToolResult(text=f"`{self._required_argument}` is missing.", error=True)
         return await self._act(self._memory, given.strip(), context)
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         return None
 
 
-async def _store(memory: SupermemoryMemory, given: str, context: ToolContext) -> Result:
-    return Result(text="Kept; it will be delivered to Supermemory.", notes=(Noted(text=given),))
+async def _run_store(memory: SupermemoryMemory, given: str, context: ToolContext) -> ToolResult:
+    return ToolResult(text="Kept; it will be delivered to Supermemory.", notes=(Noted(text=given),))
 
 
-async def _search(memory: SupermemoryMemory, given: str, context: ToolContext) -> Result:
-    return await search_for_tool(memory, given, context, limit=MOST)
+async def _run_search(memory: SupermemoryMemory, given: str, context: ToolContext) -> ToolResult:
+    return await search_for_tool(memory, given, context, limit=MAX_RESULTS)
 
 
-async def _profile(memory: SupermemoryMemory, given: str, context: ToolContext) -> Result:
-    ns = memory.namespace(context.stamp.audience)
+async def _run_profile(memory: SupermemoryMemory, given: str, context: ToolContext) -> ToolResult:
+    ns = memory.get_namespace(context.stamp.audience)
     try:
-        answer = await memory.client.ask("reading the profile", lambda sdk: sdk.profile(ns))
-    except Gone:
-        return Result(text="Nothing is known yet.")
+        answer = await memory.client.call("reading the profile", lambda sdk: sdk.profile(ns))
+    except SupermemoryNotFound:
+        return ToolResult(text="Nothing is known yet.")
     profile = answer.profile if answer is not None else None
     known = [*(profile.static or ()), *(profile.dynamic or ())] if profile is not None else []
     lines = [str(fact.memory) for fact in known if fact.memory]
-    return Result(text="\n".join(lines) or "Nothing is known yet.")
+    return ToolResult(text="\n".join(lines) or "Nothing is known yet.")

@@ -17,29 +17,29 @@ from discord.gateway import DiscordWebSocket
 from discord.http import HTTPClient, Route
 from yarl import URL
 
-Tell = Callable[[str, Any], None]
+EventCallback = Callable[[str, Any], None]
 """Hears of an event: its name, and what it tells."""
 
-EVENTS: Final = ("READY", "RESUMED", "GUILD_CREATE", "MESSAGE_CREATE", "MESSAGE_UPDATE", "INTERACTION_CREATE")
+HANDLED_EVENTS: Final = ("READY", "RESUMED", "GUILD_CREATE", "MESSAGE_CREATE", "MESSAGE_UPDATE", "INTERACTION_CREATE")
 CONNECT_SECONDS: Final = 30.0
 
 
-class Halted(Exception):
+class DiscordRateLimited(Exception):
     """Discord wants us to wait, or has trouble of its own."""
 
-    def __init__(self, status: int, *, wait: float | None, everywhere: bool) -> None:
+    def __init__(self, status: int, *, wait_seconds: float | None, is_global: bool) -> None:
         super().__init__(f"Discord answered {status}")
         self.status = status
-        self.wait = wait
-        self.everywhere = everywhere
+        self.wait_seconds = wait_seconds
+        self.is_global = is_global
 
 
-class Rest(HTTPClient):
+class DiscordHttpClient(HTTPClient):
     """Asks once. The library's way to be watched is ours to stop it before it tries again."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, base: str) -> None:
         watch = aiohttp.TraceConfig()
-        watch.on_request_end.append(_answered)
+        watch.on_request_end.append(_raise_for_wait)
         super().__init__(loop, http_trace=watch, max_ratelimit_timeout=30.0)
         self._base = base
 
@@ -49,7 +49,7 @@ class Rest(HTTPClient):
         return await super().request(route, **given)
 
 
-async def _answered(session: object, context: SimpleNamespace, told: aiohttp.TraceRequestEndParams) -> None:
+async def _raise_for_wait(session: object, context: SimpleNamespace, told: aiohttp.TraceRequestEndParams) -> None:
     answer = told.response
     if answer.status != 429 and answer.status < 500:
         return
@@ -60,26 +60,28 @@ async def _answered(session: object, context: SimpleNamespace, told: aiohttp.Tra
         seconds = float(wait)
     except ValueError:
         seconds = 30.0
-    raise Halted(answer.status, wait=seconds if answer.status == 429 else None, everywhere=everywhere)
+    raise DiscordRateLimited(
+        answer.status, wait_seconds=seconds if answer.status == 429 else None, is_global=everywhere
+    )
 
 
-class Client(discord.Client):
+class DiscordClient(discord.Client):
     """One bot, signed in. `tell` hears of the few events that matter, in order, while `Socket` is read."""
 
-    def __init__(self, *, base: str, tell: Tell) -> None:
+    def __init__(self, *, base: str, tell: EventCallback) -> None:
         intents = discord.Intents(guilds=True, messages=True, message_content=True)
         super().__init__(intents=intents, max_messages=None, chunk_guilds_at_startup=False)
-        self.rest = Rest(asyncio.get_running_loop(), base=base)
+        self.rest = DiscordHttpClient(asyncio.get_running_loop(), base=base)
         self.http = self._connection.http = self.rest
         # instead of objects and a cache of them: a message reads the same whoever brings it, gateway or history
-        self._connection.parsers = {event: _teller(event, tell) for event in EVENTS}
+        self._connection.parsers = {event: _make_event_listener(event, tell) for event in HANDLED_EVENTS}
 
     @property
     def me(self) -> discord.ClientUser:
         assert self.user is not None, "it is signed in"
         return self.user
 
-    async def open(self, resume: Resume | None) -> Socket:
+    async def open_socket(self, resume: DiscordResumePoint | None) -> DiscordSocket:
         """A connection to the gateway: the last one again if it can be had, or a new one."""
         if resume is None:
             _, url, _ = await self.rest.get_bot_gateway()
@@ -89,10 +91,10 @@ class Client(discord.Client):
             opening = DiscordWebSocket.from_client(
                 self, gateway=resume.gateway, session=resume.session, sequence=resume.sequence, resume=True
             )
-        return Socket(await asyncio.wait_for(opening, CONNECT_SECONDS))
+        return DiscordSocket(await asyncio.wait_for(opening, CONNECT_SECONDS))
 
 
-class Resume:
+class DiscordResumePoint:
     """Where a connection was left."""
 
     def __init__(self, session: str, sequence: int | None, gateway: URL) -> None:
@@ -101,7 +103,7 @@ class Resume:
         self.gateway = gateway
 
 
-class Socket:
+class DiscordSocket:
     """One connection to the gateway."""
 
     def __init__(self, socket: DiscordWebSocket) -> None:
@@ -111,14 +113,14 @@ class Socket:
         """Read the next thing that comes. Raises what the library raises when the connection ends."""
         await self._socket.poll_event()
 
-    def resume(self) -> Resume | None:
+    def resume_point(self) -> DiscordResumePoint | None:
         if not self._socket.session_id:
             return None
-        return Resume(self._socket.session_id, self._socket.sequence, self._socket.gateway)
+        return DiscordResumePoint(self._socket.session_id, self._socket.sequence, self._socket.gateway)
 
     async def close(self) -> None:
         await self._socket.close(code=4000)
 
 
-def _teller(event: str, tell: Tell) -> Callable[[Any], None]:
+def _make_event_listener(event: str, tell: EventCallback) -> Callable[[Any], None]:
     return lambda data: tell(event, data)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from everhold.errors import Misuse
+from everhold.errors import InvalidRequest
 from everhold.infra.extras import describe_install
-from everhold.ports.plugin import Context
-from everhold.secret import Secret
+from everhold.infra.secret import SecretString
+from everhold.ports.plugin import PluginContext
 
 if TYPE_CHECKING:
-    from everhold.platforms.discord.adapter import Discord
+    from everhold.platforms.discord.adapter import DiscordPlatform
 
 NAME: Final = "discord"
 
@@ -22,22 +22,22 @@ class DiscordSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    token: Secret = Field(description="The bot's token, from the developer portal, Bot, Reset Token")
+    token: SecretString = Field(description="The bot's token, from the developer portal, Bot, Reset Token")
     base_url: str | None = None
     """Where the API answers, version and all, if not at its usual place."""
 
 
-class _Factory:
+class DiscordFactory:
     @property
     def Settings(self) -> type[DiscordSettings]:
         return DiscordSettings
 
-    def __call__(self, settings: DiscordSettings, context: Context) -> Discord:
+    def __call__(self, settings: DiscordSettings, context: PluginContext) -> DiscordPlatform:
         try:
-            from everhold.platforms.discord.adapter import Discord
+            from everhold.platforms.discord.adapter import DiscordPlatform
         except ImportError as error:
-            raise Misuse(f"its library is missing: {error.name}", remedy=describe_install("discord")) from error
-        return Discord(settings, context)
+            raise InvalidRequest(f"its library is missing: {error.name}", remedy=describe_install("discord")) from error
+        return DiscordPlatform(settings, context)
 
 
-factory: Final = _Factory()
+factory: Final = DiscordFactory()

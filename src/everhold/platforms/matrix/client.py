@@ -17,35 +17,38 @@ import aiohttp
 from nio import Api, AsyncClient, AsyncClientConfig, MessageDirection
 
 from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
-from everhold.secret import Secret
+from everhold.infra.secret import SecretString
 
-V3: Final = "/_matrix/client/v3"
+CLIENT_API_PATH: Final = "/_matrix/client/v3"
 DEADLINE_SECONDS: Final = 25.0
 """Less than voice waits for a send: a late answer is better than none."""
 UPLOAD_SECONDS: Final = 120.0
-PAGE: Final = 100
-NEVER_LEFT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
+PAGE_SIZE: Final = 100
+UNSENT_ERRORS: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
 """What happens before a request is on its way. Anything later, and nobody can tell whether it was carried out."""
-TIMELINE: Final = 1000
+TIMELINE_LIMIT: Final = 1000
 """How much of a room one look may bring. Servers cap it; what is missing is fetched page by page."""
-FILTER: Final[Mapping[str, Any]] = {
+SYNC_FILTER: Final[Mapping[str, Any]] = {
     "presence": {"types": []},
     "account_data": {"types": []},
     "room": {
-        "timeline": {"limit": TIMELINE},
+        "timeline": {"limit": TIMELINE_LIMIT},
         "state": {"types": []},
         "ephemeral": {"types": []},
         "account_data": {"types": []},
     },
 }
-INVITES: Final[Mapping[str, Any]] = {**FILTER, "room": {**FILTER["room"], "timeline": {"limit": 1, "types": []}}}
+INVITES_FILTER: Final[Mapping[str, Any]] = {
+    **SYNC_FILTER,
+    "room": {**SYNC_FILTER["room"], "timeline": {"limit": 1, "types": []}},
+}
 """No room's news, but the invitations that wait."""
 
-NO_POSITION: Final = frozenset({"M_UNKNOWN", "M_INVALID_PARAM", "M_BAD_JSON", "M_UNKNOWN_POS"})
+UNKNOWN_POSITION_CODES: Final = frozenset({"M_UNKNOWN", "M_INVALID_PARAM", "M_BAD_JSON", "M_UNKNOWN_POS"})
 """What homeservers call a position that is none of theirs. If they refuse news for another reason, it still holds."""
 
 
-class Declined(Refused):
+class MatrixRefused(Refused):
     """A homeserver said no, and by its code why."""
 
     def __init__(self, message: str, code: str) -> None:
@@ -53,14 +56,14 @@ class Declined(Refused):
         self.code = code
 
 
-class Misplaced(Refused):
+class MatrixPositionUnknown(Refused):
     """The position that news were asked for from is unknown there."""
 
 
-class Client:
+class MatrixClient:
     """One account's connection."""
 
-    def __init__(self, homeserver: str, token: Secret) -> None:
+    def __init__(self, homeserver: str, token: SecretString) -> None:
         logging.getLogger("nio").setLevel(logging.CRITICAL + 1)  # it quotes events that it cannot read
         self.homeserver = homeserver
         self._token = token
@@ -75,38 +78,42 @@ class Client:
         """Whose token this is."""
         return str((await self._call("the account", *Api.whoami("")))["user_id"])
 
-    async def sync(self, since: str | None, *, seconds: float, only: Mapping[str, Any] = FILTER) -> dict[str, Any]:
+    async def sync(self, since: str | None, *, seconds: float, only: Mapping[str, Any] = SYNC_FILTER) -> dict[str, Any]:
         """What is new since a position, at once or within `seconds`."""
         call = Api.sync("", since=since, timeout=int(seconds * 1000), filter=dict(only), set_presence="offline")
         try:
             return await self._call("news", *call, deadline=seconds + DEADLINE_SECONDS)
-        except Declined as error:
-            if since is None or error.code not in NO_POSITION:
+        except MatrixRefused as error:
+            if since is None or error.code not in UNKNOWN_POSITION_CODES:
                 raise
-            raise Misplaced(f"{self.homeserver} does not know the position we were at: {error.message}") from error
+            raise MatrixPositionUnknown(
+                f"{self.homeserver} does not know the position we were at: {error.message}"
+            ) from error
 
-    async def page(self, room: str, *, start: str, end: str) -> dict[str, Any]:
+    async def get_messages(self, room: str, *, start: str, end: str) -> dict[str, Any]:
         """What was said in a room before `start`, the latest first, down to `end` if that is known."""
-        call = Api.room_messages("", room, start=start, end=end or None, direction=MessageDirection.back, limit=PAGE)
+        call = Api.room_messages(
+            "", room, start=start, end=end or None, direction=MessageDirection.back, limit=PAGE_SIZE
+        )
         return await self._call("what was said meanwhile", *call)
 
-    async def members(self, room: str, *, at: str = "") -> list[dict[str, Any]]:
+    async def get_members(self, room: str, *, at: str = "") -> list[dict[str, Any]]:
         """Who is in a room or invited, or was when a look ended at `at`: their membership events."""
         query = urlencode({"not_membership": "leave", **({"at": at} if at else {})})
-        path = f"{V3}/rooms/{quote(room, safe='')}/members?{query}"
+        path = f"{CLIENT_API_PATH}/rooms/{quote(room, safe='')}/members?{query}"
         try:
             found: list[dict[str, Any]] = (await self._call("a room's members", "GET", path))["chunk"]
         except Refused:
             if not at:
                 raise
-            return await self.members(room)  # not every homeserver can look back
+            return await self.get_members(room)  # not every homeserver can look back
         return found
 
-    async def tombstone(self, room: str) -> dict[str, Any]:
+    async def get_tombstone(self, room: str) -> dict[str, Any]:
         """What a room says about the one that takes its place."""
         return await self._call("a room's end", *Api.room_get_state_event("", room, "m.room.tombstone"))
 
-    async def event(self, room: str, id: str) -> dict[str, Any]:
+    async def get_event(self, room: str, id: str) -> dict[str, Any]:
         return await self._call("an event", *Api.room_get_event("", room, id))
 
     async def download(self, server: str, media: str, *, most: int) -> bytes:
@@ -117,7 +124,7 @@ class Client:
                 response = await self._request("GET", path, None, None, UPLOAD_SECONDS)
                 async with response:
                     if response.status != 200:
-                        raise self._wrong("the file", response.status, await response.read(), response.headers)
+                        raise self._convert_error("the file", response.status, await response.read(), response.headers)
                     data = bytearray()
                     async for piece in response.content.iter_chunked(65_536):
                         data += piece
@@ -129,7 +136,7 @@ class Client:
 
     # -- doing -------------------------------------------------------------------------------------------------------
 
-    async def put(self, room: str, content: Mapping[str, Any], *, txn: str, kind: str = "m.room.message") -> str:
+    async def send_event(self, room: str, content: Mapping[str, Any], *, txn: str, kind: str = "m.room.message") -> str:
         """Put an event into a room; its id. The same `txn` again gives the same event."""
         method, path, body = Api.room_send("", room, kind, dict(content), txn)
         return str((await self._call("a message", method, path, body.encode("utf-8", "replace")))["event_id"])
@@ -141,11 +148,11 @@ class Client:
         found = await self._call("a file", "POST", path, data, media=given, deadline=UPLOAD_SECONDS)
         return str(found["content_uri"])
 
-    async def join(self, room: str) -> None:
+    async def join_room(self, room: str) -> None:
         method, path = Api.join("", room)[:2]
         await self._call("joining", method, path, b"{}")
 
-    async def typing(self, room: str, me: str, *, seconds: float) -> None:
+    async def send_typing(self, room: str, me: str, *, seconds: float) -> None:
         method, path, body = Api.room_typing("", room, me, True, int(seconds * 1000))
         await self._call("typing", method, path, body.encode())
 
@@ -166,13 +173,13 @@ class Client:
                 response = await self._request(method, path, data, media, deadline)
                 async with response:
                     status, body, headers = response.status, await response.read(), response.headers
-        except NEVER_LEFT as error:
+        except UNSENT_ERRORS as error:
             raise Transient(f"{self.homeserver} cannot be reached: {type(error).__name__}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise InDoubt(f"{self.homeserver} did not answer about {what}: {type(error).__name__}") from error
         if status != 200:
-            raise self._wrong(what, status, body, headers)
-        found = _decoded(body)
+            raise self._convert_error(what, status, body, headers)
+        found = _decode_json(body)
         if found is None:
             raise InDoubt(f"{self.homeserver} answered something else than Matrix about {what}")
         return found
@@ -192,13 +199,15 @@ class Client:
         )
         return response
 
-    def _wrong(self, what: str, status: int, body: bytes, headers: Mapping[str, str]) -> EverholdError:
-        told = _decoded(body) or {}
+    def _convert_error(self, what: str, status: int, body: bytes, headers: Mapping[str, str]) -> EverholdError:
+        told = _decode_json(body) or {}
         code = told.get("errcode", "")
-        text = self._token.hide(f"{self.homeserver} refuses {what}: {told.get('error') or status}"[:300])
+        text = self._token.mask_in(f"{self.homeserver} refuses {what}: {told.get('error') or status}"[:300])
         match status, code:
             case 429, _:
-                return Transient(f"{self.homeserver} wants {what} to wait", retry_after=_wait(told, headers))
+                return Transient(
+                    f"{self.homeserver} wants {what} to wait", retry_after=_parse_retry_after(told, headers)
+                )
             case 401, _:
                 # replies wait for a token that works; they are not given up
                 return Transient(text, remedy="log in again and put the new access token into .env")
@@ -207,12 +216,12 @@ class Client:
             case 413, _:
                 return Refused(text)
             case 400 | 403 | 404 | 405 | 410, str() if code:  # without a code it is not the homeserver that speaks
-                return Declined(text, code)
+                return MatrixRefused(text, code)
             case _:
                 return InDoubt(f"{self.homeserver} failed at {what}: {status}")
 
 
-def _decoded(body: bytes) -> dict[str, Any] | None:
+def _decode_json(body: bytes) -> dict[str, Any] | None:
     try:
         # the tolerant reader: half a character in one event must not take the rest of the news along
         found = json.loads(body.decode("utf-8", "replace"))
@@ -221,7 +230,7 @@ def _decoded(body: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _wait(told: Mapping[str, Any], headers: Mapping[str, str]) -> float:
+def _parse_retry_after(told: Mapping[str, Any], headers: Mapping[str, str]) -> float:
     """The wait that is asked for, by the header or, as older servers do, in the answer."""
     seconds = headers.get("Retry-After", "")
     if seconds.isdecimal():

@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from everhold.errors import Misuse
+from everhold.errors import InvalidRequest
 from everhold.infra.extras import describe_install
-from everhold.ports.plugin import Context
-from everhold.secret import Secret
+from everhold.infra.secret import SecretString
+from everhold.ports.plugin import PluginContext
 
 if TYPE_CHECKING:
-    from everhold.platforms.matrix.adapter import Matrix
+    from everhold.platforms.matrix.adapter import MatrixPlatform
 
 NAME: Final = "matrix"
 
 
-def _url(text: str) -> str:
+def _validate_homeserver(text: str) -> str:
     if not text.startswith(("https://", "http://")) or any(char <= " " for char in text):
         raise ValueError("a homeserver is an address such as https://matrix.example.org")
     return text.rstrip("/")
 
 
-def _user(text: str) -> str:
+def _validate_user_id(text: str) -> str:
     if text and (not text.startswith("@") or ":" not in text):
         raise ValueError("a user is a whole Matrix id such as @agent:example.org")
     return text
@@ -34,29 +34,29 @@ class MatrixSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    homeserver: Annotated[str, AfterValidator(_url)] = Field(
+    homeserver: Annotated[str, AfterValidator(_validate_homeserver)] = Field(
         description="Where its homeserver answers, for example https://matrix.example.org"
     )
-    token: Secret = Field(description="The access token of its Matrix account")
-    user: Annotated[str, AfterValidator(_user)] = ""
+    token: SecretString = Field(description="The access token of its Matrix account")
+    user: Annotated[str, AfterValidator(_validate_user_id)] = ""
     """Whose token it is, for example @agent:example.org. The homeserver is asked, and must agree."""
-    bots: tuple[Annotated[str, AfterValidator(_user)], ...] = ()
+    bots: tuple[Annotated[str, AfterValidator(_validate_user_id)], ...] = ()
     """Other programs in its rooms. Matrix does not tell them from people; other everholds are recognised anyway."""
     poll_seconds: int = Field(default=30, ge=0, le=120)
     """How long one look for news may wait for some."""
 
 
-class _Factory:
+class MatrixFactory:
     @property
     def Settings(self) -> type[MatrixSettings]:
         return MatrixSettings
 
-    def __call__(self, settings: MatrixSettings, context: Context) -> Matrix:
+    def __call__(self, settings: MatrixSettings, context: PluginContext) -> MatrixPlatform:
         try:
-            from everhold.platforms.matrix.adapter import Matrix
+            from everhold.platforms.matrix.adapter import MatrixPlatform
         except ImportError as error:
-            raise Misuse(f"its library is missing: {error.name}", remedy=describe_install("matrix")) from error
-        return Matrix(settings, context)
+            raise InvalidRequest(f"its library is missing: {error.name}", remedy=describe_install("matrix")) from error
+        return MatrixPlatform(settings, context)
 
 
-factory: Final = _Factory()
+factory: Final = MatrixFactory()

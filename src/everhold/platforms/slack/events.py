@@ -16,21 +16,21 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from everhold.errors import Transient
-from everhold.platforms.hook import Hook
-from everhold.platforms.slack.line import Envelope, Hello, Line
-from everhold.platforms.slack.settings import EventsSettings
-from everhold.secret import Secret
+from everhold.infra.secret import SecretString
+from everhold.platforms.slack.settings import SlackEventsSettings
+from everhold.platforms.slack.socket_mode import SlackEnvelope, SlackHello, SlackSocketConnection
+from everhold.platforms.webhook import WebhookServer
 
-WINDOW_SECONDS: Final = 300.0
+SIGNATURE_MAX_AGE_SECONDS: Final = 300.0
 """How old a signature may be, or how far ahead of our clock."""
-KEEP_SECONDS: Final = 20.0
+REQUEST_HOLD_SECONDS: Final = 20.0
 """How long a call is held open for what it brought to be kept. Slack waits three, and then brings it again."""
 
 
-def signed(secret: Secret, headers: Mapping[str, str], body: bytes, *, now: float) -> bool:
+def is_signature_valid(secret: SecretString, headers: Mapping[str, str], body: bytes, *, now: float) -> bool:
     """Whether Slack sent these very bytes, and lately."""
     at = headers.get("x-slack-request-timestamp", "")
-    if not (at.isascii() and at.isdigit()) or len(at) > 15 or abs(now - int(at)) > WINDOW_SECONDS:
+    if not (at.isascii() and at.isdigit()) or len(at) > 15 or abs(now - int(at)) > SIGNATURE_MAX_AGE_SECONDS:
         return False
     key = secret.reveal().strip().encode()
     expected = "v0=" + hmac.new(key, b"v0:" + at.encode() + b":" + body, hashlib.sha256).hexdigest()
@@ -38,30 +38,30 @@ def signed(secret: Secret, headers: Mapping[str, str], body: bytes, *, now: floa
     return bool(key) and hmac.compare_digest(given, expected.encode())
 
 
-class Events(Line):
+class SlackEventsConnection(SlackSocketConnection):
     """What Slack brings, as envelopes in the order it came."""
 
-    def __init__(self, settings: EventsSettings, secret: Secret, *, now: Callable[[], float]) -> None:
-        self._inbox: asyncio.Queue[Envelope | BaseException | None] = asyncio.Queue()
+    def __init__(self, settings: SlackEventsSettings, secret: SecretString, *, now: Callable[[], float]) -> None:
+        self._inbox: asyncio.Queue[SlackEnvelope | BaseException | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._settings = settings
         self._secret = secret
         self._now = now
         self._count = itertools.count(1)
-        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._unconfirmed: dict[str, asyncio.Future[None]] = {}
         self.asked_to_leave = False
         self.port = 0
 
-    async def __aenter__(self) -> Events:
-        hook = Hook(path=urlsplit(self._settings.url).path or "/", proof=self._proof, take=self._take)
+    async def __aenter__(self) -> SlackEventsConnection:
+        hook = WebhookServer(path=urlsplit(self._settings.url).path or "/", proof=self._verify, take=self._accept_body)
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         serving = hook.serve(host=self._settings.host, port=self._settings.port, ready=ready.set_result)
-        self.reading = self.beside(serving)
+        self.reader_task = self.start_task(serving)
         try:
-            either: list[asyncio.Future[Any]] = [self.reading, ready]
+            either: list[asyncio.Future[Any]] = [self.reader_task, ready]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if self.reading.done():
-                self.reading.result()  # raises what is wrong with the port
+            if self.reader_task.done():
+                self.reader_task.result()  # raises what is wrong with the port
         except BaseException:
             await self.__aexit__()
             raise
@@ -69,41 +69,41 @@ class Events(Line):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for waiting in self._waiting.values():
+        for waiting in self._unconfirmed.values():
             waiting.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def hello(self) -> Hello:
-        return Hello(connections=1)
+    async def receive_hello(self) -> SlackHello:
+        return SlackHello(connections=1)
 
-    async def confirm(self, id: str) -> None:
-        waiting = self._waiting.pop(id, None)
+    async def acknowledge(self, id: str) -> None:
+        waiting = self._unconfirmed.pop(id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
 
-    def _proof(self, headers: Mapping[str, str], body: bytes) -> bool:
-        return signed(self._secret, headers, body, now=self._now())
+    def _verify(self, headers: Mapping[str, str], body: bytes) -> bool:
+        return is_signature_valid(self._secret, headers, body, now=self._now())
 
-    async def _take(self, body: bytes) -> bytes:
-        envelope = self._envelope(body)
+    async def _accept_body(self, body: bytes) -> bytes:
+        envelope = self._parse_envelope(body)
         if envelope.type == "url_verification":
             return str(envelope.payload.get("challenge", "")).encode("utf-8", "replace")
-        waiting = self._waiting[envelope.id] = asyncio.get_running_loop().create_future()
+        waiting = self._unconfirmed[envelope.id] = asyncio.get_running_loop().create_future()
         self._inbox.put_nowait(envelope)
-        done, _ = await asyncio.wait([waiting], timeout=KEEP_SECONDS)
+        done, _ = await asyncio.wait([waiting], timeout=REQUEST_HOLD_SECONDS)
         if not done or waiting.cancelled():
-            self._waiting.pop(envelope.id, None)
+            self._unconfirmed.pop(envelope.id, None)
             raise Transient("it is not kept yet")
         return b""
 
-    def _envelope(self, body: bytes) -> Envelope:
+    def _parse_envelope(self, body: bytes) -> SlackEnvelope:
         """What a body tells. One that nobody can read is an event that nobody can read, and is kept as that."""
         id = f"call-{next(self._count)}"
         if not body.lstrip().startswith((b"{", b"[")):
             form = dict(parse_qsl(body.decode("utf-8", "replace")))
-            return Envelope(id=id, type="slash_commands" if "command" in form else "interactive", payload=form)
+            return SlackEnvelope(id=id, type="slash_commands" if "command" in form else "interactive", payload=form)
         text = body.decode("utf-8", "replace")
         try:
             told = json.loads(text)
@@ -111,6 +111,6 @@ class Events(Line):
             told = text
         if not isinstance(told, dict):
             known = hashlib.sha256(body).hexdigest()[:16]
-            return Envelope(id=id, type="events_api", payload={"event": told, "event_id": known})
+            return SlackEnvelope(id=id, type="events_api", payload={"event": told, "event_id": known})
         kind = "url_verification" if told.get("type") == "url_verification" else "events_api"
-        return Envelope(id=id, type=kind, payload=told)
+        return SlackEnvelope(id=id, type=kind, payload=told)

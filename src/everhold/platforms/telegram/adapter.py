@@ -19,68 +19,74 @@ from telegram import Bot, BotCommand, InputFile, Message, MessageEntity, ReplyPa
 from telegram.error import BadRequest, ChatMigrated, Conflict, InvalidToken, RetryAfter, TelegramError
 from telegram.request import HTTPXRequest
 
-from everhold.core.access import NOTICE
-from everhold.core.attachments import absent, attachment
-from everhold.core.entries import Attachment, Place
-from everhold.core.retry import wait_seconds
-from everhold.core.split import units
+from everhold.core.access import NOTICE_PREFIX
+from everhold.core.attachments import build_attachment, build_missing_attachment
+from everhold.core.entries import Attachment, ChatLocation
+from everhold.core.message_split import count_units
+from everhold.core.retry import retry_delay_seconds
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
-from everhold.platforms.files import contents
-from everhold.platforms.hook import Hook
-from everhold.platforms.telegram import faults, reading
-from everhold.platforms.telegram.settings import NAME, TelegramSettings, WebhookSettings
-from everhold.platforms.telegram.wording import worded
-from everhold.platforms.unreadable import BROKEN, readable, unreadable
-from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
-from everhold.ports.plugin import Context
-from everhold.secret import Secret
+from everhold.infra.secret import SecretString
+from everhold.platforms.files import load_outgoing_file
+from everhold.platforms.telegram import errors as telegram_errors, parsing
+from everhold.platforms.telegram.formatting import format_markdown
+from everhold.platforms.telegram.settings import NAME, TelegramSettings, TelegramWebhookSettings
+from everhold.platforms.unparsed import PARSE_ERRORS, build_unparsed_message, check_incoming_message
+from everhold.platforms.webhook import WebhookServer
+from everhold.ports.platform import (
+    AcceptMessage,
+    AccountIntroduction,
+    DeliveryGuarantee,
+    IncomingMessage,
+    OutgoingMessage,
+)
+from everhold.ports.plugin import PluginContext
 
-API: Final = "https://api.telegram.org"
-TEXT_UNITS: Final = 4096
-FILE_BYTES: Final = 50_000_000
-PICTURE_BYTES: Final = 10_000_000
-PICTURES: Final = frozenset({"image/jpeg", "image/png"})
+API_BASE_URL: Final = "https://api.telegram.org"
+MAX_TEXT_UNITS: Final = 4096
+MAX_FILE_BYTES: Final = 50_000_000
+MAX_PHOTO_BYTES: Final = 10_000_000
+PHOTO_MEDIA_TYPES: Final = frozenset({"image/jpeg", "image/png"})
 """What is shown in the chat. Other files are sent as they are."""
-MOST_COMMANDS: Final = 100
-FETCH_TRIES: Final = 3
-IDLE_SECONDS: Final = 5 * 86_400.0
+MAX_COMMANDS: Final = 100
+MAX_FETCH_ATTEMPTS: Final = 3
+OFFSET_EXPIRY_SECONDS: Final = 5 * 86_400.0
 """After a week without updates Telegram numbers them anew: then the offset is let go of in time."""
 
 
-class Polling(HTTPXRequest):
+class TelegramPollingRequest(HTTPXRequest):
     """The connection for news. It keeps them as they came: one that nobody can read must not take the rest along."""
 
     def __init__(self, *, read_timeout: float) -> None:
         super().__init__(connection_pool_size=1, read_timeout=read_timeout)
-        self.news: list[Any] = []
+        self.raw_updates: list[Any] = []
 
     def parse_json_payload(self, payload: bytes) -> dict[str, Any]:  # type: ignore[override]  # a method will do
         found: dict[str, Any] = HTTPXRequest.parse_json_payload(payload)
         if isinstance(found.get("result"), list):
-            self.news, found["result"] = found["result"], []
+            self.raw_updates, found["result"] = found["result"], []
         return found
 
 
-class Telegram:
+class TelegramPlatform:
     """One account. Implements `Platform`, `Drafting`, `Carrying`, `Typing`, `Introducing` and `Leaving`."""
 
     name = NAME
-    delivery = Delivery.BLIND
-    text_limit = TEXT_UNITS
-    file_limit = FILE_BYTES
+    delivery = DeliveryGuarantee.BLIND
+    text_limit = MAX_TEXT_UNITS
+    file_limit = MAX_FILE_BYTES
     visible_after = 0.0
 
-    def __init__(self, settings: TelegramSettings, context: Context) -> None:
-        assert context.station is not None, "a platform has a station"
+    def __init__(self, settings: TelegramSettings, context: PluginContext) -> None:
+        assert context.account_context is not None, "a platform has a station"
         self.account = context.instance
         self._settings = settings
-        self._station = context.station
+        self._account_context = context.account_context
         self._context = context
         self._log = context.log
         self._token = settings.token
-        base = (settings.base_url or API).rstrip("/")
+        base = (settings.base_url or API_BASE_URL).rstrip("/")
         self._files = f"{base}/file/bot{settings.token.reveal()}/"
-        self._polling = Polling(read_timeout=10.0)
+        self._polling = TelegramPollingRequest(read_timeout=10.0)
         for noisy in ("httpx", "httpcore"):  # they tell URLs, and this API's URLs carry the token
             logging.getLogger(noisy).setLevel(logging.WARNING)
         self._bot = Bot(
@@ -93,29 +99,31 @@ class Telegram:
         self._ready = False
         self.port = 0
         """Where a webhook is listened for, once it is."""
-        self._quiet: dict[str, float] = {}
+        self._rate_limited_until: dict[str, float] = {}
         """Chats that Telegram wants left alone, and until when."""
 
     async def aclose(self) -> None:
         await self._bot.shutdown()
 
-    async def introduce(self) -> Introduction:
+    async def introduce(self) -> AccountIntroduction:
         try:
             me = await self._bot.get_me()
         except TelegramError as error:
-            raise faults.ours(error, what="the bot", token=self._token) from error
-        return Introduction(name=f"@{me.username}", hello=f"open https://t.me/{me.username} and say hello")
+            raise telegram_errors.convert_error(error, what="the bot", token=self._token) from error
+        return AccountIntroduction(name=f"@{me.username}", hello=f"open https://t.me/{me.username} and say hello")
 
     # -- hearing -----------------------------------------------------------------------------------------------------
 
-    async def listen(self, accept: Accept) -> None:
+    async def listen(self, accept: AcceptMessage) -> None:
         webhook, secret = self._settings.webhook, self._settings.webhook_secret
         if webhook is not None and secret is not None:
-            await self._be_called(webhook, secret, accept)
+            await self._serve_webhook(webhook, secret, accept)
         else:
-            await self._ask(accept)
+            await self._poll_updates(accept)
 
-    async def _be_called(self, webhook: WebhookSettings, shared: Secret, accept: Accept) -> None:
+    async def _serve_webhook(
+        self, webhook: TelegramWebhookSettings, shared: SecretString, accept: AcceptMessage
+    ) -> None:
         """Take what Telegram brings. It is told 200 only after that is kept, and brings it again otherwise."""
         secret = shared.reveal().encode()
 
@@ -129,7 +137,7 @@ class Telegram:
             except TelegramError:
                 number = int.from_bytes(hashlib.sha256(body).digest()[:6])
                 raw = {"update_id": number, "message": body.decode("utf-8", "replace")}
-            await self._hear(raw, accept)
+            await self._accept_update(raw, accept)
 
         async def announce() -> None:
             failures = 0
@@ -137,18 +145,18 @@ class Telegram:
                 try:
                     await self._connect()
                     await self._bot.set_webhook(
-                        webhook.url, secret_token=shared.reveal(), allowed_updates=reading.WANTED
+                        webhook.url, secret_token=shared.reveal(), allowed_updates=parsing.ALLOWED_UPDATES
                     )
-                    await self._announce()
-                    self._station.report()
+                    await self._register_commands()
+                    self._account_context.report()
                     return
                 except TelegramError as error:
                     failures += 1
-                    await self._trouble(error, failures)
+                    await self._report_failure(error, failures)
 
         loop = asyncio.get_running_loop()
         port: asyncio.Future[int] = loop.create_future()
-        hook = Hook(path=urlsplit(webhook.url).path or "/", proof=proof, take=take)
+        hook = WebhookServer(path=urlsplit(webhook.url).path or "/", proof=proof, take=take)
         serving = loop.create_task(hook.serve(host=webhook.host, port=webhook.port, ready=port.set_result))
         try:
             either: list[asyncio.Future[Any]] = [serving, port]
@@ -161,7 +169,7 @@ class Telegram:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
 
-    async def _ask(self, accept: Accept) -> None:
+    async def _poll_updates(self, accept: AcceptMessage) -> None:
         failures = 0
         offset: int | None = None
         heard_at = self._context.clock.monotonic()
@@ -171,22 +179,22 @@ class Telegram:
                 if not announced:
                     await self._connect()
                     await self._bot.delete_webhook(drop_pending_updates=False)
-                    await self._announce()
+                    await self._register_commands()
                     announced = True
-                news = await self._news(offset)
+                news = await self._fetch_updates(offset)
             except TelegramError as error:
                 failures += 1
-                await self._trouble(error, failures)
+                await self._report_failure(error, failures)
                 continue
-            self._station.report()
+            self._account_context.report()
             failures = 0
             for raw in news:
                 # not the highest there ever was: numbers begin anew, and then lower ones come after higher ones
-                offset = await self._hear(raw, accept) or offset
+                offset = await self._accept_update(raw, accept) or offset
             now = self._context.clock.monotonic()
             if news:
                 heard_at = now
-            elif now - heard_at > IDLE_SECONDS:
+            elif now - heard_at > OFFSET_EXPIRY_SECONDS:
                 offset, heard_at = None, now
 
     async def _connect(self) -> None:
@@ -194,86 +202,87 @@ class Telegram:
             await self._bot.initialize()
             self._ready = True
 
-    async def _announce(self) -> None:
+    async def _register_commands(self) -> None:
         """Show the commands where people look for them."""
-        commands = [BotCommand(name, line[:256]) for name, line in self._station.commands.items()]
+        commands = [BotCommand(name, line[:256]) for name, line in self._account_context.commands.items()]
         try:
-            await self._bot.set_my_commands(commands[:MOST_COMMANDS])
+            await self._bot.set_my_commands(commands[:MAX_COMMANDS])
         except TelegramError as error:
             self._log.warning(
-                "commands.unannounced", error=faults.ours(error, what="a list of commands", token=self._token)
+                "commands.unannounced",
+                error=telegram_errors.convert_error(error, what="a list of commands", token=self._token),
             )
 
-    async def _news(self, offset: int | None) -> list[Any]:
-        self._polling.news = []
+    async def _fetch_updates(self, offset: int | None) -> list[Any]:
+        self._polling.raw_updates = []
         await self._bot.get_updates(
-            offset=offset, timeout=self._settings.poll_seconds, limit=100, allowed_updates=reading.WANTED
+            offset=offset, timeout=self._settings.poll_seconds, limit=100, allowed_updates=parsing.ALLOWED_UPDATES
         )
-        return self._polling.news
+        return self._polling.raw_updates
 
-    async def _trouble(self, error: TelegramError, failures: int) -> None:
+    async def _report_failure(self, error: TelegramError, failures: int) -> None:
         """Say what is wrong and wait, longer each time; a token that is not known is for somebody to mend."""
-        found = faults.ours(error, what="the bot", token=self._token)
+        found = telegram_errors.convert_error(error, what="the bot", token=self._token)
         if isinstance(error, InvalidToken):
             raise found
         trouble = found.message if not isinstance(found, InDoubt) else f"Telegram does not answer: {found.message}"
         remedy = found.remedy or "it is tried again by itself"
-        self._station.report(trouble, remedy)
-        wait = wait_seconds(failures, jitter=self._station.chance.random()) or 300.0
+        self._account_context.report(trouble, remedy)
+        wait = retry_delay_seconds(failures, jitter=self._account_context.chance.random()) or 300.0
         if isinstance(error, RetryAfter):
-            wait = faults.seconds_of(error)
+            wait = telegram_errors.get_retry_after_seconds(error)
         elif isinstance(error, Conflict):
             wait = max(wait, 10.0)  # two that fight over a bot's messages would both lose
-        await self._station.sleep(wait)
+        await self._account_context.sleep(wait)
 
-    async def _hear(self, raw: Any, accept: Accept) -> int:
+    async def _accept_update(self, raw: Any, accept: AcceptMessage) -> int:
         """Hand one update over; the offset behind it. Nothing is confirmed before it is kept, or nothing to keep."""
-        behind = _behind(raw)
-        heard = await self._read(raw)
+        behind = _compute_next_offset(raw)
+        heard = await self._parse_update(raw)
         if heard is not None:
             await accept(heard)
         return behind
 
-    async def _read(self, raw: Any) -> Incoming | None:
-        if isinstance(raw, dict) and not reading.wanted(raw):
+    async def _parse_update(self, raw: Any) -> IncomingMessage | None:
+        if isinstance(raw, dict) and not parsing.is_wanted_update(raw):
             return None
         try:
             update = Update.de_json(raw, self._bot)
-            heard = reading.incoming(update, account=self.account, me=self._bot.bot)
-            message = reading.message_of(update)
-            file = reading.file_of(message) if message is not None else None
-            heard = readable(heard) if heard is not None else None
-        except BROKEN as error:
+            heard = parsing.parse_update(update, account=self.account, me=self._bot.bot)
+            message = parsing.get_message(update)
+            file = parsing.parse_file(message) if message is not None else None
+            heard = check_incoming_message(heard) if heard is not None else None
+        except PARSE_ERRORS as error:
             reason = f"{type(error).__name__}: {error}"
             self._log.warning("update.unreadable", error=reason)
-            id = str(raw.get("update_id") if isinstance(raw, dict) else _behind(raw))
-            return unreadable(raw, platform=NAME, account=self.account, id=id, reason=reason)
-        if message is not None and (moved := reading.moved(message)) is not None:
-            await self._station.moved(*moved)
+            id = str(raw.get("update_id") if isinstance(raw, dict) else _compute_next_offset(raw))
+            return build_unparsed_message(raw, platform=NAME, account=self.account, id=id, reason=reason)
+        if message is not None and (moved := parsing.parse_migration(message)) is not None:
+            await self._account_context.add_chat_alias(*moved)
         if heard is None:
             return None
-        return heard if file is None else await self._with_file(heard, file)
+        return heard if file is None else await self._attach_file(heard, file)
 
-    async def _with_file(self, heard: Incoming, file: reading.File) -> Incoming:
+    async def _attach_file(self, heard: IncomingMessage, file: parsing.TelegramFile) -> IncomingMessage:
         """The message with its file, or with the word that there was one."""
-        most = self._station.most_bytes
+        most = self._account_context.max_file_bytes
         try:
-            data = await self._download(file)
+            data = await self._download_file(file)
         except EverholdError as error:
             self._log.warning("file.missing", name=file.name, size=file.size, error=error)
             note = f"[{file.name} was not taken in: {error.message}]"
             text = f"{heard.text}\n{note}" if heard.text else note
-            missing = absent(name=file.name, media=file.media, size=file.size)
+            missing = build_missing_attachment(name=file.name, media=file.media, size=file.size)
             return msgspec.structs.replace(heard, text=text, attachments=(missing,))
         assert len(data) <= most
-        kept = attachment(data, name=file.name, media=file.media)
+        kept = build_attachment(data, name=file.name, media=file.media)
         return msgspec.structs.replace(heard, attachments=(kept,), files=(data,))
 
-    async def _download(self, file: reading.File) -> bytes:
-        most = self._station.most_bytes
+    async def _download_file(self, file: parsing.TelegramFile) -> bytes:
+        most = self._account_context.max_file_bytes
         if file.size > most:
             raise Refused(f"it is larger than {most:,} bytes")
-        for attempt in range(1, FETCH_TRIES + 1):
+        for attempt in range(1, MAX_FETCH_ATTEMPTS + 1):
             try:
                 found = await self._bot.get_file(file.id)
                 if not (found.file_path or "").startswith(self._files):
@@ -282,10 +291,10 @@ class Telegram:
                     raise Refused(f"it is larger than {most:,} bytes")
                 data = await self._bot.request.retrieve(found.file_path or "")
             except TelegramError as error:
-                problem = faults.ours(error, what="the file", token=self._token)
-                if isinstance(problem, Refused) or attempt == FETCH_TRIES:
+                problem = telegram_errors.convert_error(error, what="the file", token=self._token)
+                if isinstance(problem, Refused) or attempt == MAX_FETCH_ATTEMPTS:
                     raise Refused(problem.message) from error
-                await self._station.sleep(getattr(problem, "retry_after", None) or float(attempt))
+                await self._account_context.sleep(getattr(problem, "retry_after", None) or float(attempt))
             else:
                 if len(data) > most:
                     raise Refused(f"it is larger than {most:,} bytes")
@@ -294,73 +303,81 @@ class Telegram:
 
     # -- saying ------------------------------------------------------------------------------------------------------
 
-    async def send(self, out: Outgoing) -> str:
+    async def send(self, out: OutgoingMessage) -> str:
         if out.file is not None:
-            return await self._attach(out, out.file)
-        text = self._worded(out)
-        return await (self._replace(out, text) if out.edits else self._say(out, text))
+            return await self._send_file(out, out.file)
+        text = self._mark_notice(out)
+        return await (self._finalize_draft(out, text) if out.edits else self._send_message(out, text))
 
-    async def probe(self, out: Outgoing) -> str | None:
+    async def probe(self, out: OutgoingMessage) -> str | None:
         raise Refused("Telegram cannot be asked what was sent")
 
-    async def draft(self, out: Outgoing) -> str:
-        return await self._say(out, out.text)
+    async def draft(self, out: OutgoingMessage) -> str:
+        return await self._send_message(out, out.text)
 
-    async def revise(self, remote: str, out: Outgoing) -> None:
-        await self._edit(out.to, remote, out.text)
+    async def revise(self, remote: str, out: OutgoingMessage) -> None:
+        await self._edit_message(out.to, remote, out.text)
 
-    async def typing(self, to: Place) -> None:
-        async with self._calling("typing", to):
-            await self._bot.send_chat_action(_chat(to), "typing", message_thread_id=_number(to.thread))
+    async def send_typing(self, to: ChatLocation) -> None:
+        async with self._guard_call("typing", to):
+            await self._bot.send_chat_action(_get_chat_id(to), "typing", message_thread_id=_parse_id(to.thread))
 
-    def _worded(self, out: Outgoing) -> str:
+    def _mark_notice(self, out: OutgoingMessage) -> str:
         """The text; in a group a notice is marked, so that no other bot answers it."""
-        marked = out.notice and out.to.chat.startswith("-") and units(out.text) + units(NOTICE) <= TEXT_UNITS
-        return NOTICE + out.text if marked else out.text
+        marked = (
+            out.notice
+            and out.to.chat.startswith("-")
+            and count_units(out.text) + count_units(NOTICE_PREFIX) <= MAX_TEXT_UNITS
+        )
+        return NOTICE_PREFIX + out.text if marked else out.text
 
-    def _formatted(self, text: str) -> tuple[str, list[MessageEntity]]:
-        return worded(text) if self._settings.format == "markdown" else (text, [])
+    def _format_text(self, text: str) -> tuple[str, list[MessageEntity]]:
+        return format_markdown(text) if self._settings.format == "markdown" else (text, [])
 
-    async def _replace(self, out: Outgoing, text: str) -> str:
+    async def _finalize_draft(self, out: OutgoingMessage, text: str) -> str:
         """Put the final text in a draft's place. A repeat changes nothing, so a lost answer is no doubt."""
         try:
-            await self._edit(out.to, out.edits, text)
+            await self._edit_message(out.to, out.edits, text)
         except InDoubt as error:
             raise Transient(error.message) from error
-        except Gone:
-            return await self._say(out, text)
+        except TelegramMessageNotFound:
+            return await self._send_message(out, text)
         return out.edits
 
-    async def _edit(self, to: Place, remote: str, text: str) -> None:
+    async def _edit_message(self, to: ChatLocation, remote: str, text: str) -> None:
         try:
-            async with self._calling("an edit", to):
-                plain, entities = self._formatted(text)
-                await self._bot.edit_message_text(plain, chat_id=_chat(to), message_id=int(remote), entities=entities)
+            async with self._guard_call("an edit", to):
+                plain, entities = self._format_text(text)
+                await self._bot.edit_message_text(
+                    plain, chat_id=_get_chat_id(to), message_id=int(remote), entities=entities
+                )
         except Refused as error:
             cause = error.__cause__
             assert isinstance(cause, TelegramError | None)
-            if isinstance(cause, ChatMigrated) or (cause is not None and faults.says(cause, *faults.GONE)):
-                raise Gone(error.message) from cause
-            if cause is None or not faults.says(cause, faults.NOT_MODIFIED):
+            if isinstance(cause, ChatMigrated) or (
+                cause is not None and telegram_errors.has_message_text(cause, *telegram_errors.MESSAGE_GONE_PHRASES)
+            ):
+                raise TelegramMessageNotFound(error.message) from cause
+            if cause is None or not telegram_errors.has_message_text(cause, telegram_errors.NOT_MODIFIED):
                 raise
 
-    async def _say(self, out: Outgoing, text: str) -> str:
-        plain, entities = self._formatted(text)
+    async def _send_message(self, out: OutgoingMessage, text: str) -> str:
+        plain, entities = self._format_text(text)
 
         async def say(chat: int | str) -> Message:
             return await self._bot.send_message(
                 chat,
                 plain,
                 entities=entities,
-                message_thread_id=_number(out.to.thread),
-                reply_parameters=_reply(out.to),
+                message_thread_id=_parse_id(out.to.thread),
+                reply_parameters=_build_reply_parameters(out.to),
             )
 
-        return await self._show(out.to, "a message", say)
+        return await self._send_to_chat(out.to, "a message", say)
 
-    async def _attach(self, out: Outgoing, file: Attachment) -> str:
-        data = await contents(self._context, file, most=FILE_BYTES)
-        thread, reply = _number(out.to.thread), _reply(out.to)
+    async def _send_file(self, out: OutgoingMessage, file: Attachment) -> str:
+        data = await load_outgoing_file(self._context, file, most=MAX_FILE_BYTES)
+        thread, reply = _parse_id(out.to.thread), _build_reply_parameters(out.to)
 
         async def picture(chat: int | str) -> Message:
             shown = InputFile(data, filename=file.name or "picture")
@@ -370,50 +387,50 @@ class Telegram:
             sent = InputFile(data, filename=file.name or "file")
             return await self._bot.send_document(chat, sent, message_thread_id=thread, reply_parameters=reply)
 
-        if file.media in PICTURES and len(data) <= PICTURE_BYTES:
+        if file.media in PHOTO_MEDIA_TYPES and len(data) <= MAX_PHOTO_BYTES:
             try:
-                return await self._show(out.to, "a picture", picture)
+                return await self._send_to_chat(out.to, "a picture", picture)
             except Refused as error:
                 if not isinstance(error.__cause__, BadRequest):
                     raise
                 # too wide, too flat, or no picture at all: then as what it is
-        return await self._show(out.to, "a file", document)
+        return await self._send_to_chat(out.to, "a file", document)
 
-    async def _show(self, to: Place, what: str, show: Callable[[int | str], Awaitable[Message]]) -> str:
+    async def _send_to_chat(self, to: ChatLocation, what: str, show: Callable[[int | str], Awaitable[Message]]) -> str:
         """Put something into a chat; its id there."""
-        async with self._calling(what, to):
+        async with self._guard_call(what, to):
             try:
-                return str((await show(_chat(to))).message_id)
+                return str((await show(_get_chat_id(to))).message_id)
             except ChatMigrated as moved:
-                await self._station.moved(to.chat, str(moved.new_chat_id))
+                await self._account_context.add_chat_alias(to.chat, str(moved.new_chat_id))
                 return str((await show(moved.new_chat_id)).message_id)
 
-    def _calling(self, what: str, to: Place) -> Calling:
-        return Calling(self, what, to)
+    def _guard_call(self, what: str, to: ChatLocation) -> TelegramCallGuard:
+        return TelegramCallGuard(self, what, to)
 
 
-class Gone(Refused):
+class TelegramMessageNotFound(Refused):
     """What was to be edited is not there any more."""
 
 
-class Calling:
+class TelegramCallGuard:
     """Around a call for a chat: waits that Telegram asked for are kept, and its errors become ours."""
 
-    def __init__(self, telegram: Telegram, what: str, to: Place) -> None:
+    def __init__(self, telegram: TelegramPlatform, what: str, to: ChatLocation) -> None:
         self._telegram = telegram
         self._what = what
         self._chat = to.chat
 
     async def __aenter__(self) -> None:
         telegram = self._telegram
-        left = telegram._quiet.get(self._chat, 0.0) - telegram._context.clock.monotonic()
+        left = telegram._rate_limited_until.get(self._chat, 0.0) - telegram._context.clock.monotonic()
         if left > 0:
             raise Transient(f"Telegram wants this chat left alone for {left:.0f} s", retry_after=left)
-        telegram._quiet.pop(self._chat, None)
+        telegram._rate_limited_until.pop(self._chat, None)
         try:
             await telegram._connect()
         except TelegramError as error:
-            problem = faults.ours(error, what="the bot", token=telegram._token)
+            problem = telegram_errors.convert_error(error, what="the bot", token=telegram._token)
             # nothing of what was to be sent has left
             raise Transient(problem.message, remedy=problem.remedy) from error
 
@@ -421,30 +438,30 @@ class Calling:
         if not isinstance(error, TelegramError):
             return
         telegram = self._telegram
-        problem = faults.ours(error, what=self._what, token=telegram._token)
+        problem = telegram_errors.convert_error(error, what=self._what, token=telegram._token)
         if isinstance(problem, Transient) and problem.retry_after is not None:
-            telegram._quiet[self._chat] = telegram._context.clock.monotonic() + problem.retry_after
+            telegram._rate_limited_until[self._chat] = telegram._context.clock.monotonic() + problem.retry_after
         raise problem from error
 
 
-def _behind(raw: Any) -> int:
+def _compute_next_offset(raw: Any) -> int:
     """The offset that confirms an update. One without a number cannot be confirmed by itself: the next one does it."""
     id = raw.get("update_id") if isinstance(raw, dict) else None
     return id + 1 if isinstance(id, int) and not isinstance(id, bool) else 0
 
 
-def _chat(to: Place) -> int | str:
-    return _number(to.chat) or to.chat
+def _get_chat_id(to: ChatLocation) -> int | str:
+    return _parse_id(to.chat) or to.chat
 
 
-def _number(text: str) -> int | None:
+def _parse_id(text: str) -> int | None:
     digits = text.removeprefix("-")
     return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 20 else None
 
 
-def _reply(to: Place) -> ReplyParameters | None:
+def _build_reply_parameters(to: ChatLocation) -> ReplyParameters | None:
     """In a group an answer hangs on what it answers; alone with somebody that says nothing."""
-    id = _number(to.message)
+    id = _parse_id(to.message)
     if id is None or not to.chat.startswith("-"):
         return None
     return ReplyParameters(message_id=id, allow_sending_without_reply=True)

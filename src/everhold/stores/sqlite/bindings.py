@@ -8,7 +8,7 @@ from everhold.core.entries import AddressBound
 from everhold.errors import Conflict
 
 
-def bind_first(cur: apsw.Cursor, address: str, session: str) -> None:
+def bind_new_session(cur: apsw.Cursor, address: str, session: str) -> None:
     """A new session's own address, which must be free."""
     try:
         cur.execute("insert into bindings(address, session) values (?, ?)", (address, session))
@@ -16,9 +16,9 @@ def bind_first(cur: apsw.Cursor, address: str, session: str) -> None:
         raise Conflict(f"{address} leads to a session already") from error
 
 
-def bind(cur: apsw.Cursor, session: str, bound: AddressBound) -> None:
+def bind_address(cur: apsw.Cursor, session: str, bound: AddressBound) -> None:
     """Lead an address here, if it still leads where the caller thinks it does."""
-    now = resolve(cur, bound.address) or ""
+    now = resolve_address(cur, bound.address) or ""
     if now != bound.previous:
         raise Conflict(f"{bound.address} leads to {now or 'nowhere'} by now, not to {bound.previous or 'nowhere'}")
     cur.execute(
@@ -28,6 +28,6 @@ def bind(cur: apsw.Cursor, session: str, bound: AddressBound) -> None:
     )
 
 
-def resolve(cur: apsw.Cursor, address: str) -> str | None:
+def resolve_address(cur: apsw.Cursor, address: str) -> str | None:
     session: str | None = cur.execute("select session from bindings where address = ?", (address,)).get
     return session

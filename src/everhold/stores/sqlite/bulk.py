@@ -15,25 +15,25 @@ import msgspec
 
 from everhold.core.entries import Heard
 from everhold.errors import Conflict
-from everhold.ports.clock import Chance
+from everhold.ports.clock import RandomSource
 from everhold.ports.store import Change, Claim, Committed, Step
-from everhold.stores.sqlite import entries, lanes, ledger, operations, sessions
+from everhold.stores.sqlite import cursors, entries, operations, sessions, state_records
 
-HANDLED: Final = frozenset({"step", "session", "at", "entries", "bound", "wakeups", "state_writes"})
+HANDLED_FIELDS: Final = frozenset({"step", "session", "at", "entries", "bound", "wakeups", "state_writes"})
 """What of a change is looked at here. One that has anything else to say is for `commit`."""
 
 # crossed, so that the joins are made in this order: nothing is walked through but what is asked for
-_HEADS: Final = (
+_SELECT_HEADS: Final = (
     "select b.address, s.id, s.title, s.next_seq, s.generation, s.parent, "
     "(select due from cursors where session = s.id and consumer = j.value) "
     "from json_each(?) j cross join bindings b on b.address = j.key cross join sessions s on s.id = b.session"
 )
 _encoder: Final = msgspec.json.Encoder()
-_more: Final = attrgetter(*(name for name in Change.__struct_fields__ if name not in HANDLED))
-_NOTHING: Final = _more(Change(step=Step.ACCEPT, session="", at=0.0))
+_other_fields: Final = attrgetter(*(name for name in Change.__struct_fields__ if name not in HANDLED_FIELDS))
+_NO_OTHER_FIELDS: Final = _other_fields(Change(step=Step.ACCEPT, session="", at=0.0))
 
 
-def fits(change: Change) -> bool:
+def is_plain_message(change: Change) -> bool:
     """Whether a change brings one message to a session that is there, and does nothing more."""
     drafts = change.entries
     return (
@@ -42,15 +42,15 @@ def fits(change: Change) -> bool:
         and len(drafts) == 1
         and type(drafts[0].body) is Heard
         and drafts[0].op is None
-        and bool(_more(change) == _NOTHING)
+        and bool(_other_fields(change) == _NO_OTHER_FIELDS)
     )
 
 
-def hear(cur: apsw.Cursor, changes: Sequence[Change], chance: Chance) -> list[Committed]:
+def append_messages(cur: apsw.Cursor, changes: Sequence[Change], chance: RandomSource) -> list[Committed]:
     """Apply `changes`, each of which `fits`, in their order."""
     asked = {change.bound[0]: change.wakeups[0].consumer if change.wakeups else "" for change in changes}  # type: ignore[index]
-    heads = {row[0]: row for row in cur.execute(_HEADS, (_encoder.encode(asked).decode(),))}
-    salts = chance.bytes(entries.SALT * len(changes))
+    heads = {row[0]: row for row in cur.execute(_SELECT_HEADS, (_encoder.encode(asked).decode(),))}
+    salts = chance.bytes(entries.SALT_BYTES * len(changes))
     salt = 0
     grown: dict[str, int] = {}
     rows, pending, placed = [], [], []
@@ -61,28 +61,28 @@ def hear(cur: apsw.Cursor, changes: Sequence[Change], chance: Chance) -> list[Co
             raise Conflict(f"{address} does not lead to session {session} under the title {title!r} any more")
         seq = grown.get(session) or head[3]
         grown[session] = seq + 1
-        rows.append(entries.row(session, seq, draft, at=change.at, salt=salts[salt : salt + entries.SALT]))
+        rows.append(entries.build_row(session, seq, draft, at=change.at, salt=salts[salt : salt + entries.SALT_BYTES]))
         pending.append((session, seq, draft.body.asks))  # type: ignore[union-attr]
         placed.append((change, seq, head))
-        salt += entries.SALT
-    entries.insert(cur, rows)
+        salt += entries.SALT_BYTES
+    entries.insert_rows(cur, rows)
     pos = cur.connection.last_insert_rowid() - len(rows)
-    operations.hear_all(cur, pending)
-    sessions.advance_all(cur, [(following, session) for session, following in grown.items()])
+    operations.add_pending_messages(cur, pending)
+    sessions.advance_sessions(cur, [(following, session) for session, following in grown.items()])
     done = []
     woken = set[str]()
     for change, seq, (address, session, _, _, generation, parent, due) in placed:
         pos += 1
         claims: tuple[Claim, ...] = ()
-        if wakes := change.wakeups:
-            first, at = wakes[0], change.at
+        if wakeups := change.wakeups:
+            first, at = wakeups[0], change.at
             awake = due is not None and due <= at and first.consumer == asked[address] and session not in woken
-            if not awake or first.owner or first.waits_for or len(wakes) > 1:
-                claims = lanes.wake(cur, session, wakes, before=seq - 1, at=at)
+            if not awake or first.owner or first.waits_for or len(wakeups) > 1:
+                claims = cursors.apply_wakeups(cur, session, wakeups, before=seq - 1, at=at)
                 woken.add(session)
         for write in change.state_writes:
-            ledger.write_state(cur, write)
+            state_records.write_state(cur, write)
         if parent:
-            generation += sessions.inherited(cur, parent)
+            generation += sessions.count_inherited_erasures(cur, parent)
         done.append(Committed(session=session, seqs=(seq,), pos=pos, generation=generation, claims=claims))
     return done

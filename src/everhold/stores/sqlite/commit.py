@@ -10,11 +10,11 @@ import apsw
 from everhold.core.entries import (
     AddressBound,
     Began,
-    Body,
     Changed,
     Compressed,
     ContextReset,
     Ended,
+    EntryBody,
     Erased,
     Heard,
     MemoryNameSet,
@@ -24,13 +24,13 @@ from everhold.core.entries import (
     StopRequested,
     Took,
 )
-from everhold.errors import Conflict, Misuse, NotFound
-from everhold.ports.clock import Chance
+from everhold.errors import Conflict, InvalidRequest, NotFound
+from everhold.ports.clock import RandomSource
 from everhold.ports.store import Change, Committed, Opening, Step
-from everhold.stores.sqlite import bindings, entries, lanes, ledger, operations, outcomes, sessions
+from everhold.stores.sqlite import bindings, cursors, entries, operations, receipts, sessions, state_records
 
 
-def perform(cur: apsw.Cursor, change: Change, chance: Chance, *, pos: int | None = None) -> Committed:
+def apply_change(cur: apsw.Cursor, change: Change, chance: RandomSource, *, pos: int | None = None) -> Committed:
     """Apply `change` whole. Raises when a condition does not hold, and leaves the undoing to the transaction.
 
     Its entries get places from `pos` on, or after all others.
@@ -38,41 +38,41 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance, *, pos: int | None
     held = _guard_claim(cur, change)
     session, drafts, opens = change.session, change.entries, change.opens
     if not session:
-        return _aside(cur, change)
-    head = _check(cur, change, _get_head(change, held))
-    if (opens is not None or len(drafts) > 1) and (found := _twin(cur, change)) is not None:
-        return _repeated(cur, change, held, found)
+        return _apply_sessionless(cur, change)
+    head = _check_conditions(cur, change, _get_head(change, held))
+    if (opens is not None or len(drafts) > 1) and (found := _find_duplicate(cur, change)) is not None:
+        return _apply_duplicate(cur, change, held, found)
     if opens is not None:
         _open(cur, session, opens, at=change.at)
-    first, generation = head or sessions.look(cur, session)
+    first, generation = head or sessions.read_head(cur, session)
     seqs: tuple[int, ...] = ()
     if drafts:
         try:
             pos, raised = _append(cur, change, chance, first=first, pos=pos)
-        except entries.Taken:
+        except entries.DedupKeyTaken:
             # A change's only entry is written first, so there is nothing to undo if its twin is there already.
-            if opens is None and len(drafts) == 1 and (found := _twin(cur, change)) is not None:
-                return _repeated(cur, change, held, found)
+            if opens is None and len(drafts) == 1 and (found := _find_duplicate(cur, change)) is not None:
+                return _apply_duplicate(cur, change, held, found)
             raise
         seqs = tuple(range(first, first + len(drafts)))
         generation += raised
     last = first - 1
-    claims = lanes.wake(cur, session, change.wakeups, before=last, at=change.at) if change.wakeups else ()
-    _rest(cur, change)
+    claims = cursors.apply_wakeups(cur, session, change.wakeups, before=last, at=change.at) if change.wakeups else ()
+    _apply_side_rows(cur, change)
     rests = _update_cursor(cur, change, held, grown_to=last)
     return Committed(session=session, seqs=seqs, pos=pos or 0, generation=generation, claims=claims, rests=rests)
 
 
-def _guard_claim(cur: apsw.Cursor, change: Change) -> lanes.Held | None:
+def _guard_claim(cur: apsw.Cursor, change: Change) -> cursors.HeldCursor | None:
     """The claimed cursor's row, if the change names a claim and that is still held."""
     if change.claim is not None:
-        return lanes.guard(cur, change.claim)
+        return cursors.check_claim(cur, change.claim)
     if change.cursor is not None:
-        raise Misuse("a cursor can only be updated under a claim")
+        raise InvalidRequest("a cursor can only be updated under a claim")
     return None
 
 
-def _get_head(change: Change, held: lanes.Held | None) -> sessions.Head | None:
+def _get_head(change: Change, held: cursors.HeldCursor | None) -> sessions.SessionHead | None:
     """The session's head, if reading the claimed cursor brought it along."""
     if held is None or change.claim is None or change.claim.cursor.session != change.session:
         return None
@@ -80,15 +80,15 @@ def _get_head(change: Change, held: lanes.Held | None) -> sessions.Head | None:
 
 
 def _open(cur: apsw.Cursor, session: str, opens: Opening, *, at: float) -> None:
-    sessions.open_session(cur, session, opens, at=at)
+    sessions.insert_session(cur, session, opens, at=at)
     if opens.bind:
-        bindings.bind_first(cur, opens.address, session)
+        bindings.bind_new_session(cur, opens.address, session)
 
 
-def _append(cur: apsw.Cursor, change: Change, chance: Chance, *, first: int, pos: int | None) -> tuple[int, int]:
+def _append(cur: apsw.Cursor, change: Change, chance: RandomSource, *, first: int, pos: int | None) -> tuple[int, int]:
     """Append the entries and write what follows from them; the last pos, and by how much the generation rises."""
     session, drafts = change.session, change.entries
-    ops = entries.append(
+    ops = entries.append_entries(
         cur,
         session,
         first,
@@ -100,10 +100,10 @@ def _append(cur: apsw.Cursor, change: Change, chance: Chance, *, first: int, pos
         erases=change.step is Step.ERASE,
     )
     last_pos = cur.connection.last_insert_rowid()
-    sessions.advance(cur, session, first + len(drafts))
+    sessions.advance_session(cur, session, first + len(drafts))
     raised = 0
     for seq, op, draft in zip(range(first, first + len(drafts)), ops, drafts, strict=True):
-        follows = _FOLLOWS.get(type(draft.body))
+        follows = _DERIVE_BY_BODY.get(type(draft.body))
         if follows is not None:
             raised += follows(cur, change, seq, op, draft.body)
     if raised:
@@ -112,59 +112,65 @@ def _append(cur: apsw.Cursor, change: Change, chance: Chance, *, first: int, pos
     return last_pos, raised
 
 
-def _update_cursor(cur: apsw.Cursor, change: Change, held: lanes.Held | None, *, grown_to: int) -> bool:
+def _update_cursor(cur: apsw.Cursor, change: Change, held: cursors.HeldCursor | None, *, grown_to: int) -> bool:
     """Write what becomes of the claimed cursor; whether it was released with nothing left to do."""
     if change.cursor is None or change.claim is None or held is None:
         return False
     own = change.claim.cursor.session == change.session
-    return lanes.update(cur, change.claim, held, change.cursor, at=change.at, grown_to=grown_to if own else None)
+    return cursors.update_cursor(
+        cur, change.claim, held, change.cursor, at=change.at, grown_to=grown_to if own else None
+    )
 
 
-def _check(cur: apsw.Cursor, change: Change, head: sessions.Head | None) -> sessions.Head | None:
+def _check_conditions(
+    cur: apsw.Cursor, change: Change, head: sessions.SessionHead | None
+) -> sessions.SessionHead | None:
     """Refuse a change that was decided on another state than the one there is. Gives the head if anybody looked."""
     session = change.session
     if change.bound is not None:
         address, title = change.bound
-        head = sessions.behind(cur, address, session=session, title=title)
+        head = sessions.read_bound_head(cur, address, session=session, title=title)
         if head is None:
             raise Conflict(f"{address} does not lead to session {session} under the title {title!r} any more")
     if change.generation is not None or change.seen is not None:
-        head = head or sessions.look(cur, session)
+        head = head or sessions.read_head(cur, session)
         first, generation = head
         if change.generation is not None and change.generation != generation:
             raise Conflict(f"session {session} is at generation {generation} by now, not {change.generation}")
         if change.seen is not None and first - 1 > change.seen:
             raise Conflict(f"session {session} has grown to {first - 1}, beyond {change.seen}")
     if change.op is not None:
-        operations.guard(cur, session, change.op, change.claim)
-    if change.read is not None and entries.thought_behind(cur, change.read):
+        operations.check_operation(cur, session, change.op, change.claim)
+    if change.read is not None and entries.has_thought_after(cur, change.read):
         raise Conflict(f"a `thought` was committed after pos {change.read}")
     return head
 
 
-def _twin(cur: apsw.Cursor, change: Change) -> entries.Twin | None:
+def _find_duplicate(cur: apsw.Cursor, change: Change) -> entries.DuplicateEntry | None:
     """The entry that stands already under the key of one of these."""
     for draft in change.entries:
-        if draft.dedup is not None and (found := entries.twin(cur, draft)) is not None:
+        if draft.dedup is not None and (found := entries.find_duplicate(cur, draft)) is not None:
             return found
     return None
 
 
-def _aside(cur: apsw.Cursor, change: Change) -> Committed:
+def _apply_sessionless(cur: apsw.Cursor, change: Change) -> Committed:
     """A change that belongs to no session: a state record, a blob, a cost."""
     if change.entries or change.opens is not None or change.op is not None or change.wakeups or change.erase:
         raise NotFound("an entry, an operation and a wakeup need a session, but this change names none")
-    _rest(cur, change)
+    _apply_side_rows(cur, change)
     return Committed(session="")
 
 
-def _repeated(cur: apsw.Cursor, change: Change, held: lanes.Held | None, found: entries.Twin) -> Committed:
+def _apply_duplicate(
+    cur: apsw.Cursor, change: Change, held: cursors.HeldCursor | None, found: entries.DuplicateEntry
+) -> Committed:
     """The same thing came again: nothing is appended, but whoever brought it need not bring it a third time."""
     for write in change.state_writes:
-        ledger.write_state(cur, write)
+        state_records.write_state(cur, write)
     if change.cursor is not None and change.claim is not None and held is not None:
-        lanes.update(cur, change.claim, held, change.cursor, at=change.at, grown_to=None)
-    _, generation = sessions.look(cur, found.session)
+        cursors.update_cursor(cur, change.claim, held, change.cursor, at=change.at, grown_to=None)
+    _, generation = sessions.read_head(cur, found.session)
     return Committed(
         session=found.session,
         seqs=(found.seq,),
@@ -175,114 +181,114 @@ def _repeated(cur: apsw.Cursor, change: Change, held: lanes.Held | None, found: 
     )
 
 
-def follow(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Body) -> int:
+def apply_derived_rows(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: EntryBody) -> int:
     """Write the rows that follow from one entry; by how much it raises the view's generation."""
-    follows = _FOLLOWS.get(type(body))
+    follows = _DERIVE_BY_BODY.get(type(body))
     return 0 if follows is None else follows(cur, change, seq, op, body)
 
 
-def _heard(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Heard) -> int:
-    operations.hear(cur, change.session, seq, body)
+def _derive_heard(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Heard) -> int:
+    operations.add_pending(cur, change.session, seq, body)
     return 0
 
 
-def _began(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Began) -> int:
-    operations.begin(cur, change.session, seq, body, fence=0 if change.claim is None else change.claim.fence)
+def _derive_began(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Began) -> int:
+    operations.begin_operation(cur, change.session, seq, body, fence=0 if change.claim is None else change.claim.fence)
     return 0
 
 
-def _took(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Took) -> int:
-    operations.consume(cur, change.session, body.takes)
+def _derive_took(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Took) -> int:
+    operations.consume_pending(cur, change.session, body.takes)
     return 0
 
 
-def _ended(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Ended) -> int:
-    operations.end(cur, change.session, seq, op, body.outcome)
+def _derive_ended(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Ended) -> int:
+    operations.end_operation(cur, change.session, seq, op, body.outcome)
     return 0
 
 
 def _compressed(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Compressed) -> int:
-    operations.cover(cur, change.session, op, body.covers)
+    operations.set_covered(cur, change.session, op, body.covers)
     return 1
 
 
-def _changed(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Changed) -> int:
+def _derive_changed(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Changed) -> int:
     session = change.session
     match body.change:
         case ContextReset():
-            operations.freshen(cur, session, seq)
+            operations.insert_context_reset(cur, session, seq)
             return 1
         case OperationsUndone() as undone:
-            operations.undo(cur, session, seq, undone)
+            operations.undo_operations(cur, session, seq, undone)
             return 1
         case StopRequested(op=op):
-            operations.halt(cur, session, op)
+            operations.request_stop(cur, session, op)
         case SessionTitled(title=title):
-            sessions.title(cur, session, title)
+            sessions.set_title(cur, session, title)
         case MemoryNameSet(memory=memory, name=name):
-            sessions.put(cur, session, "names", memory, name)
+            sessions.set_session_value(cur, session, "names", memory, name)
         case SettingChosen(setting=setting, value=value):
-            sessions.put(cur, session, "choices", setting, value)
+            sessions.set_session_value(cur, session, "choices", setting, value)
         case AddressBound() as bound:
-            bindings.bind(cur, session, bound)
+            bindings.bind_address(cur, session, bound)
     return 0
 
 
-def _erased(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Erased) -> int:
+def _derive_erased(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Erased) -> int:
     session = change.session
     gone = set(change.erase)
     if gone != set(body.seqs):
-        raise Misuse("what is erased and what the log says was erased must be the same")
+        raise InvalidRequest("what is erased and what the log says was erased must be the same")
     if any(erased >= seq for erased in gone):
         raise NotFound(f"session {session}: what is not yet in the log cannot be erased from it")
-    touched = operations.endings(cur, session, gone)
-    if lanes.has_in_flight(cur, session):
-        lanes.void_in_flight(cur, session, gone | touched)
-    outcomes.drop(cur, session, gone, touched)
-    entries.erase(cur, session, change.erase)
-    operations.forget_pending(cur, session, change.erase)
-    operations.hide(cur, session, seq, body.compressions)
-    sessions.step_back(cur, session)
+    touched = operations.find_ended_seqs(cur, session, gone)
+    if cursors.has_in_flight(cur, session):
+        cursors.void_in_flight(cur, session, gone | touched)
+    receipts.drop_erased_dead_letters(cur, session, gone, touched)
+    entries.erase_entries(cur, session, change.erase)
+    operations.clear_pending(cur, session, change.erase)
+    operations.hide_operations(cur, session, seq, body.compressions)
+    sessions.restore_names(cur, session)
     return 1
 
 
-_FOLLOWS: Final[Mapping[type, Callable[[apsw.Cursor, Change, int, int | None, Any], int]]] = {
-    Heard: _heard,
-    Began: _began,
-    Took: _took,
-    Ended: _ended,
+_DERIVE_BY_BODY: Final[Mapping[type, Callable[[apsw.Cursor, Change, int, int | None, Any], int]]] = {
+    Heard: _derive_heard,
+    Began: _derive_began,
+    Took: _derive_took,
+    Ended: _derive_ended,
     Compressed: _compressed,
-    Erased: _erased,
-    Changed: _changed,
+    Erased: _derive_erased,
+    Changed: _derive_changed,
 }
 """What follows from an entry. The others only stand in the log."""
 
 
-def _rest(cur: apsw.Cursor, change: Change) -> None:
+def _apply_side_rows(cur: apsw.Cursor, change: Change) -> None:
     """Write what a change brings besides entries and cursors."""
     if change.erase and not any(type(draft.body) is Erased for draft in change.entries):
-        raise Misuse("nothing is erased without an entry that says so")
+        raise InvalidRequest("nothing is erased without an entry that says so")
     if change.receipts or change.dead_letters or change.replayed:
-        outcomes.receive(cur, change.receipts, at=change.at)
-        outcomes.add_dead_letters(cur, change.dead_letters, at=change.at)
-        outcomes.settle_dead_letters(cur, change.replayed)
+        receipts.insert_receipts(cur, change.receipts, at=change.at)
+        receipts.add_dead_letters(cur, change.dead_letters, at=change.at)
+        receipts.settle_dead_letters(cur, change.replayed)
     for write in change.state_writes:
-        ledger.write_state(cur, write)
+        state_records.write_state(cur, write)
     if change.spends:
-        ledger.spend(cur, change.spends)
+        state_records.add_spends(cur, change.spends)
     if change.blobs or change.records or change.drop_blobs:
         _write_blobs(cur, change)
     if change.pause:
         if change.op is None:
-            raise Misuse("no operation is named that could pause")
-        operations.pause(cur, change.session, change.op)
+            raise InvalidRequest("no operation is named that could pause")
+        operations.pause_operation(cur, change.session, change.op)
 
 
 def _write_blobs(cur: apsw.Cursor, change: Change) -> None:
-    ledger.keep(cur, change.blobs)
+    state_records.store_blobs(cur, change.blobs)
     if change.records:
         if change.op is None:
-            raise Misuse("no operation is named that was shown what is recorded")
-        if not entries.erased_since(cur, change.session, change.op):
-            ledger.keep(cur, change.records)
-    ledger.drop(cur, change.drop_blobs)
+            raise InvalidRequest("no operation is named that was shown what is recorded")
+        if not entries.has_erasure_since(cur, change.session, change.op):
+            state_records.store_blobs(cur, change.records)
+    state_records.delete_blobs(cur, change.drop_blobs)

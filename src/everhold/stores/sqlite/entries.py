@@ -9,43 +9,43 @@ import apsw
 import msgspec
 
 from everhold.core.entries import (
-    BODIES,
-    OWN,
-    VERSION,
+    BODY_TYPES,
+    BODY_VERSION,
+    OWN_OPERATION,
     Began,
-    Draft,
     Ended,
     Entry,
+    EntryDraft,
+    EntryKind,
     Heard,
-    Kind,
-    decode,
-    sealed,
+    decode_body,
+    encode_with_digest,
 )
-from everhold.errors import Misuse, NotFound, Poisoned, Refused, StoreDamaged
-from everhold.ports.clock import Chance
+from everhold.errors import InvalidRequest, NotFound, Poisoned, Refused, StoreDamaged
+from everhold.ports.clock import RandomSource
 
-_INSERT: Final = (
+_INSERT_ENTRY: Final = (
     "insert into entries(pos, session, seq, kind, op, author, at, version, body, salt, digest, dedup) "
     "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _COLUMNS: Final = "session, seq, pos, kind, op, author, at, version, body, digest, dedup"
 _OWN_COLUMNS: Final = _COLUMNS.removeprefix("session, ")
-_KINDS: Final = {kind.value: kind for kind in Kind}
-_NAMES: Final[dict[type, str]] = {body: kind.value for kind, body in BODIES.items()}
-_KNOWN: Final = ", ".join(f"'{kind.value}'" for kind in Kind)
+_KIND_BY_NAME: Final = {kind.value: kind for kind in EntryKind}
+_NAME_BY_BODY: Final[dict[type, str]] = {body: kind.value for kind, body in BODY_TYPES.items()}
+_KNOWN_KINDS: Final = ", ".join(f"'{kind.value}'" for kind in EntryKind)
 
 
-SALT: Final = 16
+SALT_BYTES: Final = 16
 """So many bytes of chance go into each digest."""
 
-Row: TypeAlias = tuple[int | None, str, int, str, int | None, str, float, int, str, bytes, bytes, str | None]
+EntryRow: TypeAlias = tuple[int | None, str, int, str, int | None, str, float, int, str, bytes, bytes, str | None]
 
 
-class Taken(Misuse):
+class DedupKeyTaken(InvalidRequest):
     """Another entry stands under this dedup key, or at this place."""
 
 
-class Twin(NamedTuple):
+class DuplicateEntry(NamedTuple):
     """The entry that already stands under a dedup key."""
 
     session: str
@@ -54,14 +54,14 @@ class Twin(NamedTuple):
     differs: bool
 
 
-def append(
+def append_entries(
     cur: apsw.Cursor,
     session: str,
     first: int,
-    drafts: Sequence[Draft],
+    drafts: Sequence[EntryDraft],
     *,
     at: float,
-    chance: Chance,
+    chance: RandomSource,
     pos: int | None = None,
     named: int | None = None,
     erases: bool = False,
@@ -79,53 +79,53 @@ def append(
             if type(body) is Began:
                 op = own = seq
             elif op is not None:
-                if op == OWN:
-                    op = _begun(drafts, first) if own is None else own
+                if op == OWN_OPERATION:
+                    op = _find_begun_op(drafts, first) if own is None else own
                 elif op != named and op != own and not (erases and type(body) is Ended):
-                    raise Misuse(
+                    raise InvalidRequest(
                         f"session {session}: an entry belongs to operation {op}, which its change does not name"
                     )
-            found.append(row(session, seq, draft, at=at, salt=chance.bytes(SALT), op=op, pos=pos))
+            found.append(build_row(session, seq, draft, at=at, salt=chance.bytes(SALT_BYTES), op=op, pos=pos))
             seq += 1
             pos = None
         if seq == first + 1:
-            cur.execute(_INSERT, found[0])
+            cur.execute(_INSERT_ENTRY, found[0])
         else:
-            cur.executemany(_INSERT, found)
+            cur.executemany(_INSERT_ENTRY, found)
     except UnicodeEncodeError as error:
         raise Refused(
             f"session {session}: an entry holds code points that are no characters",
             remedy="clean its text before it is committed",
         ) from error
     except apsw.ConstraintError as error:
-        raise Taken(f"session {session}: two entries have the same dedup key, or the same place") from error
+        raise DedupKeyTaken(f"session {session}: two entries have the same dedup key, or the same place") from error
     return [one[4] for one in found]
 
 
-def row(
-    session: str, seq: int, draft: Draft, *, at: float, salt: bytes, op: int | None = None, pos: int | None = None
-) -> Row:
+def build_row(
+    session: str, seq: int, draft: EntryDraft, *, at: float, salt: bytes, op: int | None = None, pos: int | None = None
+) -> EntryRow:
     """What is stored of an entry."""
     body, author = draft.body, draft.author
     if draft.at is not None:
         at = draft.at
-    kind = _NAMES[type(body)]
-    text, seal = sealed(body, salt=salt, session=session, seq=seq, kind=kind, op=op, author=author, at=at)
-    return pos, session, seq, kind, op, author, at, VERSION, text, salt, seal, draft.dedup
+    kind = _NAME_BY_BODY[type(body)]
+    text, seal = encode_with_digest(body, salt=salt, session=session, seq=seq, kind=kind, op=op, author=author, at=at)
+    return pos, session, seq, kind, op, author, at, BODY_VERSION, text, salt, seal, draft.dedup
 
 
-def insert(cur: apsw.Cursor, rows: Sequence[Row]) -> None:
-    cur.executemany(_INSERT, rows)
+def insert_rows(cur: apsw.Cursor, rows: Sequence[EntryRow]) -> None:
+    cur.executemany(_INSERT_ENTRY, rows)
 
 
-def _begun(drafts: Sequence[Draft], first: int) -> int:
+def _find_begun_op(drafts: Sequence[EntryDraft], first: int) -> int:
     for seq, draft in enumerate(drafts, first):
         if type(draft.body) is Began:
             return seq
-    raise Misuse("an entry belongs to an operation that this change does not begin")
+    raise InvalidRequest("an entry belongs to an operation that this change does not begin")
 
 
-def twin(cur: apsw.Cursor, draft: Draft) -> Twin | None:
+def find_duplicate(cur: apsw.Cursor, draft: EntryDraft) -> DuplicateEntry | None:
     """Where the dedup key of `draft` is already taken, and whether something else was said under it."""
     row = cur.execute("select session, seq, pos, kind, body from entries where dedup = ?", (draft.dedup,)).fetchone()
     if row is None:
@@ -133,24 +133,24 @@ def twin(cur: apsw.Cursor, draft: Draft) -> Twin | None:
     session, seq, pos, kind, text = row
     differs = False
     if text is not None and isinstance(draft.body, Heard):
-        stored = decode(Kind(kind), text)
+        stored = decode_body(EntryKind(kind), text)
         differs = isinstance(stored, Heard) and (
             (stored.text, stored.attachments) != (draft.body.text, draft.body.attachments)
         )
-    return Twin(session, seq, pos, differs)
+    return DuplicateEntry(session, seq, pos, differs)
 
 
-def thought_behind(cur: apsw.Cursor, pos: int) -> bool:
+def has_thought_after(cur: apsw.Cursor, pos: int) -> bool:
     """Whether any session has a thought behind a position in the log."""
     return cur.execute("select 1 from entries where pos > ? and kind = 'thought' limit 1", (pos,)).get is not None
 
 
-def erased_since(cur: apsw.Cursor, session: str, seq: int) -> bool:
+def has_erasure_since(cur: apsw.Cursor, session: str, seq: int) -> bool:
     """Whether anything was erased in any session since an entry was written."""
-    return cur.execute(ERASED_SINCE, (session, seq)).get is not None
+    return cur.execute(SELECT_ERASED_SINCE, (session, seq)).get is not None
 
 
-def erase(cur: apsw.Cursor, session: str, seqs: Sequence[int]) -> None:
+def erase_entries(cur: apsw.Cursor, session: str, seqs: Sequence[int]) -> None:
     """Take away what the entries said and what their digests were salted with."""
     for seq in seqs:
         cur.execute("update entries set body = null, salt = null where session = ? and seq = ?", (session, seq))
@@ -161,18 +161,18 @@ def erase(cur: apsw.Cursor, session: str, seqs: Sequence[int]) -> None:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def of(row: Sequence[Any]) -> Entry:
+def parse_entry_row(row: Sequence[Any]) -> Entry:
     """The entry a row stands for."""
     session, seq, pos, kind, op, author, at, version, text, seal, dedup = row
-    known = _KINDS.get(kind)
-    if known is None or version > VERSION:
+    known = _KIND_BY_NAME.get(kind)
+    if known is None or version > BODY_VERSION:
         raise Poisoned(
             f"session {session}: entry {seq} is of kind {kind!r}, version {version}, "
-            f"and this everhold reads versions up to {VERSION}",
+            f"and this everhold reads versions up to {BODY_VERSION}",
             remedy="upgrade everhold; nothing is lost",
         )
     try:
-        body = None if text is None else decode(known, text)
+        body = None if text is None else decode_body(known, text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreDamaged(
             f"session {session}: entry {seq} ({kind}) does not read as it was written: {error}",
@@ -193,8 +193,8 @@ def of(row: Sequence[Any]) -> Entry:
     )
 
 
-def query(
-    session: str, *, after: int, upto: int | None, kinds: Sequence[Kind], limit: int | None
+def build_entries_query(
+    session: str, *, after: int, upto: int | None, kinds: Sequence[EntryKind], limit: int | None
 ) -> tuple[str, list[Any]]:
     """The statement that reads a stretch of one log: rows that `of` reads with the session put before them, which would
     be the same in each.
@@ -208,7 +208,7 @@ def query(
         values.append(upto)
     if kinds:
         marks = ", ".join("?" * len(kinds))
-        where.append(f"(kind in ({marks}) or version > {VERSION} or kind not in ({_KNOWN}))")
+        where.append(f"(kind in ({marks}) or version > {BODY_VERSION} or kind not in ({_KNOWN_KINDS}))")
         values.extend(kind.value for kind in kinds)
     sql = f"select {_OWN_COLUMNS} from entries where {' and '.join(where)} order by seq"
     if limit is not None:
@@ -217,10 +217,10 @@ def query(
     return sql, values
 
 
-ONE: Final = f"select {_COLUMNS} from entries where session = ? and seq = ?"
+SELECT_ENTRY: Final = f"select {_COLUMNS} from entries where session = ? and seq = ?"
 # Most sessions have nothing undone: those that have are gone through once, however many of their places are asked for.
 # Only of a message in reach of something undone it is looked up who consumed it last.
-CITED: Final = f"""
+SELECT_CITED: Final = f"""
 with places as materialized (
   select e.*, s.agent from json_each(?) j
   cross join entries e on e.session = j.value ->> 0 and e.seq = j.value ->> 1
@@ -245,13 +245,13 @@ select agent, case
         and t.kind in ('began', 'took') and k.value = e.seq)
     order by o.op desc limit 1)
   end, {_COLUMNS} from places e"""
-FEED: Final = f"select {_COLUMNS} from entries where pos > ? order by pos limit ?"
+SELECT_FEED: Final = f"select {_COLUMNS} from entries where pos > ? order by pos limit ?"
 # the index is named: nothing else may ever be walked through for this
-NOTES: Final = (
+SELECT_NOTES: Final = (
     f"select {_COLUMNS} from entries indexed by entries_notes "
     "where pos > ? and kind in ('noted', 'erased') order by pos limit ?"
 )
-ERASED_SINCE: Final = (
+SELECT_ERASED_SINCE: Final = (
     "select 1 from entries indexed by entries_notes where kind in ('noted', 'erased') and kind = 'erased' "
     "and pos > (select pos from entries where session = ? and seq = ?) limit 1"
 )
@@ -259,7 +259,7 @@ COMPRESSIONS: Final = (
     f"select {_COLUMNS} from entries indexed by entries_compressions where kind = 'compressed' "
     "order by pos desc limit ?"
 )
-PENDING: Final = (
+SELECT_PENDING: Final = (
     f"select {', '.join('e.' + column for column in _COLUMNS.split(', '))} from pending p "
     "join entries e on e.session = p.session and e.seq = p.seq where p.session = ? and p.seq > ? order by p.seq"
 )

@@ -12,80 +12,80 @@ from typing import Final, NamedTuple
 import apsw
 
 from everhold.errors import StoreDamaged, StoreError, StoreFull, StoreNewer
-from everhold.stores.sqlite import connect, harm
-from everhold.stores.sqlite.faults import damaged, translate
+from everhold.stores.sqlite import connect, damage
+from everhold.stores.sqlite.errors import build_damaged_error, translate_error
 
-APPLICATION: Final = 0x45564831  # "EVH1"
+APPLICATION_ID: Final = 0x45564831  # "EVH1"
 DEVELOPMENT_APPLICATION: Final = 0x45564844  # "EVHD"
 """The id of stores from before the first release. Nothing migrates them."""
 QUICK_CHECK_BYTES: Final = 32 * 1024 * 1024
 """Files up to this size are checked whole when they are opened."""
-_MAGIC: Final = b"SQLite format 3\x00"
+_FILE_MAGIC: Final = b"SQLite format 3\x00"
 _WAL_MAGIC: Final = (0x377F0682, 0x377F0683)
 
 
-class Migration(NamedTuple):
+class SchemaMigration(NamedTuple):
     number: int
     name: str
     sql: str
 
 
-def known() -> list[Migration]:
+def list_migrations() -> list[SchemaMigration]:
     """The migrations that ship with this build, in order."""
     found = []
     for file in files("everhold.stores.sqlite").joinpath("migrations").iterdir():
         if file.name.endswith(".sql"):
             number, _, name = file.name.removesuffix(".sql").partition("_")
-            found.append(Migration(int(number), name, file.read_text("utf-8")))
+            found.append(SchemaMigration(int(number), name, file.read_text("utf-8")))
     return sorted(found)
 
 
-def prepare(
+def open_database(
     path: Path,
     *,
-    migrations: Sequence[Migration],
+    migrations: Sequence[SchemaMigration],
     backups: Path,
     synchronous: str,
-    patience: float = connect.PATIENCE_SECONDS,
+    patience: float = connect.LOCK_WAIT_SECONDS,
     vfs: str | None = None,
     on_backup: Callable[[Path], None] | None = None,
 ) -> apsw.Connection:
     """A writing connection to a sound database at `path` with the newest schema. `on_backup` is told of an upgrade's
     copy of what was there."""
     if not path.exists():
-        _create(path, migrations=migrations)
-    inspect(path, newest=migrations[-1].number)
-    for beside in (path, _beside(path, "-wal"), _beside(path, "-shm")):
+        _create_database(path, migrations=migrations)
+    inspect_header(path, newest=migrations[-1].number)
+    for beside in (path, _find_free_path(path, "-wal"), _find_free_path(path, "-shm")):
         if beside.exists():
             beside.chmod(0o600)
     try:
-        db = connect.for_writing(path, synchronous=synchronous, patience=patience, vfs=vfs)
+        db = connect.open_for_writing(path, synchronous=synchronous, patience=patience, vfs=vfs)
     except apsw.Error as error:
-        raise translate(error, path) from error
+        raise translate_error(error, path) from error
     try:
-        _check(db, path)
+        _check_integrity(db, path)
         version = db.pragma("user_version")
         if version < migrations[-1].number:
-            saved = back_up(db, backups / f"{path.stem}-before-{migrations[-1].number:04d}.db")
+            saved = copy_database(db, backups / f"{path.stem}-before-{migrations[-1].number:04d}.db")
             if on_backup is not None:
                 on_backup(saved)
-            _upgrade(db, [migration for migration in migrations if migration.number > version])
-        connect.settle(db)
+            _upgrade_schema(db, [migration for migration in migrations if migration.number > version])
+        connect.enable_wal(db)
         if version < migrations[-1].number:
             db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     except apsw.Error as error:
         db.close()
-        raise translate(error, path) from error
+        raise translate_error(error, path) from error
     except StoreError:
         db.close()
         raise
     return db
 
 
-def back_up(db: apsw.Connection, target: Path) -> Path:
+def copy_database(db: apsw.Connection, target: Path) -> Path:
     """A copy of `db` at `target` (or beside it, if that name is taken) that was opened and checked."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    room_for(target.parent, db.pragma("page_count") * db.pragma("page_size"))
+    check_disk_space(target.parent, db.pragma("page_count") * db.pragma("page_size"))
     count = 1
     chosen = target
     while chosen.exists():
@@ -100,16 +100,16 @@ def back_up(db: apsw.Connection, target: Path) -> Path:
             while not work.done:
                 work.step(-1)
         copy.pragma("journal_mode", "delete")  # one file that is whole by itself
-        _check(copy, partial)
+        _check_integrity(copy, partial)
     finally:
         copy.close()
-    sync(partial)
+    sync_path(partial)
     os.replace(partial, chosen)
-    sync(chosen.parent)
+    sync_path(chosen.parent)
     return chosen
 
 
-def room_for(directory: Path, size: int) -> None:
+def check_disk_space(directory: Path, size: int) -> None:
     """Refuse to begin what the disk has no room for."""
     if os.name == "nt":
         return
@@ -123,33 +123,33 @@ def room_for(directory: Path, size: int) -> None:
         )
 
 
-def _create(path: Path, *, migrations: Sequence[Migration]) -> None:
+def _create_database(path: Path, *, migrations: Sequence[SchemaMigration]) -> None:
     """Build the database under another name, so that at `path` there is either a whole one or none.
 
     That is why an empty file at `path` can only be one that lost its contents.
     """
-    if _has_contents(_beside(path, "-wal")):
-        raise damaged(path, "the file is gone, but its write-ahead log is still there")
-    fresh = _beside(path, ".new")
-    for leftover in (fresh, _beside(fresh, "-wal"), _beside(fresh, "-shm")):
+    if _has_contents(_find_free_path(path, "-wal")):
+        raise build_damaged_error(path, "the file is gone, but its write-ahead log is still there")
+    fresh = _find_free_path(path, ".new")
+    for leftover in (fresh, _find_free_path(fresh, "-wal"), _find_free_path(fresh, "-shm")):
         leftover.unlink(missing_ok=True)
     connect.make_private(fresh)
     try:
-        db = connect.for_writing(fresh, synchronous="FULL")
+        db = connect.open_for_writing(fresh, synchronous="FULL")
         try:
-            connect.settle(db)
-            db.pragma("application_id", APPLICATION)
-            _upgrade(db, migrations)
+            connect.enable_wal(db)
+            db.pragma("application_id", APPLICATION_ID)
+            _upgrade_schema(db, migrations)
         finally:
             db.close()
     except apsw.Error as error:
-        raise translate(error, path) from error
-    sync(fresh)
+        raise translate_error(error, path) from error
+    sync_path(fresh)
     os.replace(fresh, path)
-    sync(path.parent)
+    sync_path(path.parent)
 
 
-def _upgrade(db: apsw.Connection, migrations: Sequence[Migration]) -> None:
+def _upgrade_schema(db: apsw.Connection, migrations: Sequence[SchemaMigration]) -> None:
     db.execute("begin immediate")
     try:
         for migration in migrations:
@@ -162,17 +162,17 @@ def _upgrade(db: apsw.Connection, migrations: Sequence[Migration]) -> None:
         raise
 
 
-def inspect(path: Path, *, newest: int | None = None) -> None:
+def inspect_header(path: Path, *, newest: int | None = None) -> None:
     """Refuse what is not ours or too new, from plain bytes: SQLite itself is not let near the file yet."""
-    newest = known()[-1].number if newest is None else newest
+    newest = list_migrations()[-1].number if newest is None else newest
     with path.open("rb") as file:
         header = file.read(100)
-    wal = _beside(path, "-wal")
+    wal = _find_free_path(path, "-wal")
     if not header:
         beside = " beside a write-ahead log" if _has_contents(wal) else ""
-        raise damaged(path, f"the file is empty{beside}")
-    if len(header) < 100 or not header.startswith(_MAGIC):
-        raise damaged(path, "page 1 is not the beginning of a SQLite database")
+        raise build_damaged_error(path, f"the file is empty{beside}")
+    if len(header) < 100 or not header.startswith(_FILE_MAGIC):
+        raise build_damaged_error(path, "page 1 is not the beginning of a SQLite database")
     (page_size,) = struct.unpack(">H", header[16:18])
     (application,) = struct.unpack(">I", header[68:72])
     if application == DEVELOPMENT_APPLICATION:
@@ -180,12 +180,12 @@ def inspect(path: Path, *, newest: int | None = None) -> None:
             "this home was created by a development version and cannot be opened",
             remedy="start with a new home (`--home`)",
         )
-    if application != APPLICATION:
+    if application != APPLICATION_ID:
         raise StoreDamaged(
             f"{path} is not a database of everhold's", remedy="name another file, or move this one out of the way"
         )
     (version,) = struct.unpack(">i", header[60:64])
-    version = max(version, _version_in_wal(wal, 65_536 if page_size == 1 else page_size))
+    version = max(version, _find_wal_version(wal, 65_536 if page_size == 1 else page_size))
     if version > newest:
         raise StoreNewer(
             f"{path} has schema {version}, this everhold knows schemas up to {newest}",
@@ -193,7 +193,7 @@ def inspect(path: Path, *, newest: int | None = None) -> None:
         )
 
 
-def _version_in_wal(wal: Path, page_size: int) -> int:
+def _find_wal_version(wal: Path, page_size: int) -> int:
     """The highest schema version in the write-ahead log's copies of page 1: an upgrade may not have left it yet.
 
     A process that was killed between a frame's header and its page leaves whatever was there before behind the header,
@@ -212,7 +212,7 @@ def _version_in_wal(wal: Path, page_size: int) -> int:
         at = 32
         while len(frame := file.read(24 + 72)) == 24 + 72 and frame[8:16] == salts:
             page = frame[24:]
-            whole = page.startswith(_MAGIC) and struct.unpack(">I", page[68:72])[0] == APPLICATION
+            whole = page.startswith(_FILE_MAGIC) and struct.unpack(">I", page[68:72])[0] == APPLICATION_ID
             if whole and struct.unpack(">I", frame[:4])[0] == 1:
                 highest = max(highest, struct.unpack(">i", page[60:64])[0])
             at += 24 + page_size
@@ -220,14 +220,14 @@ def _version_in_wal(wal: Path, page_size: int) -> int:
     return highest
 
 
-def _check(db: apsw.Connection, path: Path) -> None:
+def _check_integrity(db: apsw.Connection, path: Path) -> None:
     if path.stat().st_size > QUICK_CHECK_BYTES:
         return
-    if lines := harm.complaints(db, most=5, quick=True):
-        raise damaged(path, " / ".join(part for part in (*lines, harm.named(db)) if part))
+    if lines := damage.list_integrity_errors(db, most=5, quick=True):
+        raise build_damaged_error(path, " / ".join(part for part in (*lines, damage.name_damaged_sessions(db)) if part))
 
 
-def _beside(path: Path, suffix: str) -> Path:
+def _find_free_path(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
@@ -235,7 +235,7 @@ def _has_contents(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
     """Make `path` itself survive a power cut; a directory cannot be synced everywhere."""
     if os.name == "nt":
         return

@@ -7,19 +7,19 @@ from typing import Any, Final
 
 import apsw
 
-from everhold.core.entries import GIVES_BACK, Began, Heard, Kind, OperationsUndone, Took, decode
+from everhold.core.entries import RELEASING_OUTCOMES, Began, EntryKind, Heard, OperationsUndone, Took, decode_body
 from everhold.errors import Conflict, LeaseLost, NotFound
 from everhold.ports.store import Claim, Operation
-from everhold.stores.sqlite.read import rows
+from everhold.stores.sqlite.rows import fetch_rows
 
-_HEARD: Final = "insert into pending(session, seq, asks) values (?, ?, ?)"
-_CONSUME: Final = "delete from pending where session = ? and seq = ?"
+_INSERT_PENDING: Final = "insert into pending(session, seq, asks) values (?, ?, ?)"
+_DELETE_PENDING: Final = "delete from pending where session = ? and seq = ?"
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------
 
 
-def guard(cur: apsw.Cursor, session: str, op: int, claim: Claim | None) -> None:
+def check_operation(cur: apsw.Cursor, session: str, op: int, claim: Claim | None) -> None:
     """Refuse whoever writes for an operation that is over or in other hands."""
     row = cur.execute("select state, fence from operations where session = ? and op = ?", (session, op)).get
     if row is None or row[0] != "running":
@@ -31,17 +31,17 @@ def guard(cur: apsw.Cursor, session: str, op: int, claim: Claim | None) -> None:
 # -- what entries do ---------------------------------------------------------------------------------------------------
 
 
-def hear(cur: apsw.Cursor, session: str, seq: int, heard: Heard) -> None:
-    cur.execute(_HEARD, (session, seq, heard.asks))
+def add_pending(cur: apsw.Cursor, session: str, seq: int, heard: Heard) -> None:
+    cur.execute(_INSERT_PENDING, (session, seq, heard.asks))
 
 
-def hear_all(cur: apsw.Cursor, heard: Sequence[tuple[str, int, bool]]) -> None:
+def add_pending_messages(cur: apsw.Cursor, heard: Sequence[tuple[str, int, bool]]) -> None:
     """The same for several sessions: each one's seq, and whether it asks."""
-    cur.executemany(_HEARD, heard)
+    cur.executemany(_INSERT_PENDING, heard)
 
 
-def begin(cur: apsw.Cursor, session: str, seq: int, began: Began, *, fence: int) -> None:
-    consume(cur, session, began.takes)
+def begin_operation(cur: apsw.Cursor, session: str, seq: int, began: Began, *, fence: int) -> None:
+    consume_pending(cur, session, began.takes)
     try:
         cur.execute(
             "insert into operations(session, op, type, state, first, consumer, fence, attempts, blocking, compression) "
@@ -61,29 +61,29 @@ def begin(cur: apsw.Cursor, session: str, seq: int, began: Began, *, fence: int)
         raise Conflict(f"session {session}: no {began.type} can begin while another operation runs") from error
 
 
-def consume(cur: apsw.Cursor, session: str, takes: Sequence[int]) -> None:
+def consume_pending(cur: apsw.Cursor, session: str, takes: Sequence[int]) -> None:
     for seq in takes:
-        cur.execute(_CONSUME, (session, seq))
+        cur.execute(_DELETE_PENDING, (session, seq))
         if cur.connection.changes() != 1:
             raise Conflict(f"session {session}: entry {seq} is not pending")
 
 
-def end(cur: apsw.Cursor, session: str, seq: int, op: int | None, outcome: str) -> None:
+def end_operation(cur: apsw.Cursor, session: str, seq: int, op: int | None, outcome: str) -> None:
     cur.execute(
         "update operations set state = ?, last = ? where session = ? and op = ? and state = 'running'",
         (outcome, seq, session, op),
     )
     if cur.connection.changes() != 1:
         raise LeaseLost(f"session {session}: operation {op} is not running")
-    if outcome in GIVES_BACK and op is not None:
-        _give_back(cur, session, op)
+    if outcome in RELEASING_OUTCOMES and op is not None:
+        _release_consumed(cur, session, op)
 
 
-def cover(cur: apsw.Cursor, session: str, op: int | None, covers: int) -> None:
+def set_covered(cur: apsw.Cursor, session: str, op: int | None, covers: int) -> None:
     cur.execute("update operations set covers = ? where session = ? and op = ?", (covers, session, op))
 
 
-def freshen(cur: apsw.Cursor, session: str, seq: int) -> None:
+def insert_context_reset(cur: apsw.Cursor, session: str, seq: int) -> None:
     """A context reset stands among the operations, where the view finds it."""
     cur.execute(
         "insert into operations(session, op, type, state, first, last) values (?, ?, 'context_reset', 'done', ?, ?)",
@@ -91,7 +91,7 @@ def freshen(cur: apsw.Cursor, session: str, seq: int) -> None:
     )
 
 
-def undo(cur: apsw.Cursor, session: str, seq: int, undone: OperationsUndone) -> None:
+def undo_operations(cur: apsw.Cursor, session: str, seq: int, undone: OperationsUndone) -> None:
     """Take operations out of the view, and with a turn every summary that speaks of it."""
     turns = []
     for op in undone.ops:
@@ -101,8 +101,8 @@ def undo(cur: apsw.Cursor, session: str, seq: int, undone: OperationsUndone) -> 
         if row == ("turn", 0):
             turns.append(op)
         if undone.again:
-            _give_back(cur, session, op)
-    hide(cur, session, seq, undone.ops)
+            _release_consumed(cur, session, op)
+    hide_operations(cur, session, seq, undone.ops)
     if turns:
         cur.execute(
             "update operations set undone_at = ? where session = ? and type = 'compression' and undone_at = 0 "
@@ -111,32 +111,32 @@ def undo(cur: apsw.Cursor, session: str, seq: int, undone: OperationsUndone) -> 
         )
 
 
-def hide(cur: apsw.Cursor, session: str, seq: int, ops: Iterable[int]) -> None:
+def hide_operations(cur: apsw.Cursor, session: str, seq: int, ops: Iterable[int]) -> None:
     for op in ops:
         cur.execute(
             "update operations set undone_at = ? where session = ? and op = ? and undone_at = 0", (seq, session, op)
         )
 
 
-def halt(cur: apsw.Cursor, session: str, op: int) -> None:
+def request_stop(cur: apsw.Cursor, session: str, op: int) -> None:
     """Note that somebody wants `op` to end; one that is over already needs nothing."""
     cur.execute("update operations set stop = 1 where session = ? and op = ? and state = 'running'", (session, op))
 
 
-def pause(cur: apsw.Cursor, session: str, op: int) -> None:
+def pause_operation(cur: apsw.Cursor, session: str, op: int) -> None:
     cur.execute("update operations set paused = 1 where session = ? and op = ?", (session, op))
 
 
-def forget_pending(cur: apsw.Cursor, session: str, seqs: Iterable[int]) -> None:
+def clear_pending(cur: apsw.Cursor, session: str, seqs: Iterable[int]) -> None:
     """What was erased asks for nothing any more."""
-    cur.executemany(_CONSUME, ((session, seq) for seq in seqs))
+    cur.executemany(_DELETE_PENDING, ((session, seq) for seq in seqs))
 
 
-def endings(cur: apsw.Cursor, session: str, seqs: Collection[int]) -> set[int]:
+def find_ended_seqs(cur: apsw.Cursor, session: str, seqs: Collection[int]) -> set[int]:
     """The `ended` of every operation that consumed or contains any of `seqs`: exchanges are filed under those."""
     touched = set()
     ended: dict[int, int] = {}
-    for op, seq, kind, text in rows(
+    for op, seq, kind, text in fetch_rows(
         cur,
         "select op, seq, kind, case when kind in ('began', 'took') then body end from entries "
         "where session = ? and op is not null",
@@ -144,31 +144,31 @@ def endings(cur: apsw.Cursor, session: str, seqs: Collection[int]) -> set[int]:
     ):
         if kind == "ended":
             ended[op] = seq
-        if seq in seqs or (text is not None and not set(seqs).isdisjoint(_takes(kind, text))):
+        if seq in seqs or (text is not None and not set(seqs).isdisjoint(_decode_takes(kind, text))):
             touched.add(op)
     return {ended[op] for op in touched if op in ended}
 
 
-def _give_back(cur: apsw.Cursor, session: str, op: int) -> None:
+def _release_consumed(cur: apsw.Cursor, session: str, op: int) -> None:
     """Make pending again what `op` consumed, unless it was erased since."""
-    found = rows(
+    found = fetch_rows(
         cur,
         "select kind, body from entries where session = ? and seq >= ? and op = ? and kind in ('began', 'took') "
         "and body is not null",
         (session, op, op),
     )
-    for taken in [seq for kind, text in found for seq in _takes(kind, text)]:
+    for taken in [seq for kind, text in found for seq in _decode_takes(kind, text)]:
         text = cur.execute("select body from entries where session = ? and seq = ?", (session, taken)).get
         if text is not None:
-            heard = decode(Kind.HEARD, text)
+            heard = decode_body(EntryKind.HEARD, text)
             assert isinstance(heard, Heard)
             cur.execute(
                 "insert or ignore into pending(session, seq, asks) values (?, ?, ?)", (session, taken, heard.asks)
             )
 
 
-def _takes(kind: str, text: str) -> tuple[int, ...]:
-    body = decode(Kind(kind), text)
+def _decode_takes(kind: str, text: str) -> tuple[int, ...]:
+    body = decode_body(EntryKind(kind), text)
     assert isinstance(body, Began | Took)
     return body.takes
 
@@ -181,7 +181,7 @@ _COLUMNS: Final = (
 )
 
 
-def query(
+def build_operations_query(
     session: str,
     *,
     types: Sequence[str],
@@ -212,7 +212,7 @@ def query(
     return sql, values
 
 
-def of(row: Sequence[Any]) -> Operation:
+def parse_operation_row(row: Sequence[Any]) -> Operation:
     (
         session,
         op,

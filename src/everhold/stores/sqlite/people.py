@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import apsw
 
-from everhold.stores.sqlite.read import rows
+from everhold.stores.sqlite.rows import fetch_rows
 
 
-def link(cur: apsw.Cursor, identity: str, person: str, *, at: float) -> None:
+def link_identity(cur: apsw.Cursor, identity: str, person: str, *, at: float) -> None:
     if not person:
         cur.execute("delete from identities where identity = ?", (identity,))
         return
@@ -18,11 +18,11 @@ def link(cur: apsw.Cursor, identity: str, person: str, *, at: float) -> None:
     )
 
 
-def identities(cur: apsw.Cursor, person: str) -> list[str]:
-    found = rows(cur, "select identity from identities where person = ? order by identity", (person,))
+def list_identities(cur: apsw.Cursor, person: str) -> list[str]:
+    found = fetch_rows(cur, "select identity from identities where person = ? order by identity", (person,))
     return [identity for (identity,) in found]
 
 
-def person_of(cur: apsw.Cursor, identity: str) -> str | None:
+def find_person(cur: apsw.Cursor, identity: str) -> str | None:
     person: str | None = cur.execute("select person from identities where identity = ?", (identity,)).get
     return person

@@ -16,39 +16,39 @@ import msgspec
 from everhold.core.consumers import TURN
 from everhold.core.entries import (
     AddressBound,
-    Body,
     Changed,
-    Draft,
     Ended,
+    EntryBody,
+    EntryDraft,
+    EntryKind,
     Erased,
-    Kind,
     Notified,
     Returned,
     Thought,
-    decode,
+    decode_body,
 )
-from everhold.core.turn import UNKNOWN_OUTCOME
+from everhold.core.turn import UNKNOWN_OUTCOME_TEXT
 from everhold.errors import Conflict, LeaseLost, NotFound
-from everhold.ports.clock import Chance
+from everhold.ports.clock import RandomSource
 from everhold.ports.store import Change, InFlightBatch, Step, Wakeup
-from everhold.stores.sqlite import bindings, commit, lanes, operations, sessions
-from everhold.stores.sqlite.read import rows
+from everhold.stores.sqlite import bindings, commit, cursors, operations, sessions
+from everhold.stores.sqlite.rows import fetch_rows
 
-_DERIVED: Final = ("pending", "operations", "bindings")
+_DERIVED_TABLES: Final = ("pending", "operations", "bindings")
 _batches: Final = msgspec.json.Decoder(InFlightBatch)
 
 
-class Cut(NamedTuple):
+class RollbackResult(NamedTuple):
     """What going back took away."""
 
-    pos: int
+    kept_upto_pos: int
     entries: int
     sessions: int
-    stopped: int
+    stopped_operations: int
     """Turns that were running at that moment; they are ended, since nobody knows what else they did."""
 
 
-def position_at(db: apsw.Connection, moment: float) -> int:
+def find_pos_at(db: apsw.Connection, moment: float) -> int:
     """The last position that was written by `moment`: the one before the first entry that is later."""
     after = db.execute("select min(pos) from entries where at > ?", (moment,)).get
     if after is None:
@@ -56,12 +56,12 @@ def position_at(db: apsw.Connection, moment: float) -> int:
     return int(after) - 1
 
 
-def cut(db: apsw.Connection, pos: int, *, at: float, chance: Chance) -> Cut:
+def roll_back(db: apsw.Connection, pos: int, *, at: float, chance: RandomSource) -> RollbackResult:
     """Remove what was committed behind `pos`, in one transaction. A commit that `pos` lies in stays whole."""
     cur = db.cursor()
     db.execute("begin immediate")
     try:
-        done = _cut(cur, _whole(cur, pos), at=at, chance=chance)
+        done = _roll_back(cur, _find_commit_end(cur, pos), at=at, chance=chance)
         db.execute("commit")
     except BaseException:
         if db.in_transaction:
@@ -70,7 +70,7 @@ def cut(db: apsw.Connection, pos: int, *, at: float, chance: Chance) -> Cut:
     return done
 
 
-def use_up(db: apsw.Connection, lasts: Mapping[str, int], *, at: float, chance: Chance, why: str) -> int:
+def skip_used_seqs(db: apsw.Connection, lasts: Mapping[str, int], *, at: float, chance: RandomSource, why: str) -> int:
     """Let sessions go on behind the numbers they had reached elsewhere; how many numbers are left empty.
 
     The places stand as erased entries with one that says why: no gap, nothing to deliver, and no key comes twice.
@@ -84,11 +84,13 @@ def use_up(db: apsw.Connection, lasts: Mapping[str, int], *, at: float, chance: 
             if row is None or row > last:
                 continue
             seqs = tuple(range(row, last + 1))
-            blank = Draft(body=Notified(text="", about="restored"), author="system")
+            blank = EntryDraft(body=Notified(text="", about="restored"), author="system")
             filling = Change(step=Step.ERASE, session=session, at=at, entries=(blank,) * len(seqs))
-            commit.perform(cur, filling, chance)
-            gone = Draft(body=Erased(seqs=seqs, by="system", why=why), author="system")
-            commit.perform(cur, Change(step=Step.ERASE, session=session, at=at, entries=(gone,), erase=seqs), chance)
+            commit.apply_change(cur, filling, chance)
+            gone = EntryDraft(body=Erased(seqs=seqs, by="system", why=why), author="system")
+            commit.apply_change(
+                cur, Change(step=Step.ERASE, session=session, at=at, entries=(gone,), erase=seqs), chance
+            )
             count += len(seqs)
         db.execute("commit")
     except BaseException:
@@ -98,7 +100,7 @@ def use_up(db: apsw.Connection, lasts: Mapping[str, int], *, at: float, chance: 
     return count
 
 
-def _whole(cur: apsw.Cursor, pos: int) -> int:
+def _find_commit_end(cur: apsw.Cursor, pos: int) -> int:
     """The end of the commit that `pos` lies in: entries of one session, one behind the other, at one moment."""
     here = cur.execute("select session, at from entries where pos = ?", (pos,)).get
     while here is not None and cur.execute("select session, at from entries where pos = ?", (pos + 1,)).get == here:
@@ -106,10 +108,10 @@ def _whole(cur: apsw.Cursor, pos: int) -> int:
     return pos
 
 
-def _cut(cur: apsw.Cursor, pos: int, *, at: float, chance: Chance) -> Cut:
+def _roll_back(cur: apsw.Cursor, pos: int, *, at: float, chance: RandomSource) -> RollbackResult:
     gone = cur.execute("select count(*) from entries where pos > ?", (pos,)).get
     if not gone:
-        return Cut(pos=pos, entries=0, sessions=0, stopped=0)
+        return RollbackResult(kept_upto_pos=pos, entries=0, sessions=0, stopped_operations=0)
     before = cur.execute("select count(*) from sessions").get
     cur.execute("delete from sessions where (select min(pos) from entries where session = sessions.id) > ?", (pos,))
     cur.execute("delete from entries where pos > ?", (pos,))
@@ -120,34 +122,34 @@ def _cut(cur: apsw.Cursor, pos: int, *, at: float, chance: Chance) -> Cut:
         cur.execute(f"delete from {table} where session not in (select id from sessions)")
     for table in ("dead_letters", "receipts"):
         cur.execute(f"delete from {table} where seq >= (select next_seq from sessions where id = session)")
-    follow(cur)
+    rebuild_derived_rows(cur)
     _cut_cursors(cur, at=at)
-    stopped = _stop(cur, at=at, chance=chance)
+    stopped = _stop_running(cur, at=at, chance=chance)
     left = cur.execute("select count(*) from sessions").get
-    return Cut(pos=pos, entries=gone, sessions=before - left, stopped=stopped)
+    return RollbackResult(kept_upto_pos=pos, entries=gone, sessions=before - left, stopped_operations=stopped)
 
 
-def follow(cur: apsw.Cursor) -> None:
+def rebuild_derived_rows(cur: apsw.Cursor) -> None:
     """Write anew all that follows from the entries."""
     kept = {
         (session, op): (fence, attempts, paused)
-        for session, op, fence, attempts, paused in rows(
+        for session, op, fence, attempts, paused in fetch_rows(
             cur, "select session, op, fence, attempts, paused from operations"
         )
     }
-    for table in _DERIVED:
+    for table in _DERIVED_TABLES:
         cur.execute(f"delete from {table}")
     cur.execute("update sessions set generation = 0, erasures = 0, title = '', choices = '{}', names = '{}'")
-    for session, address, kind, text in rows(
+    for session, address, kind, text in fetch_rows(
         cur,
         "select s.id, s.address, e.kind, e.body from sessions s left join entries e on e.session = s.id and e.seq = 1 "
         "where s.parent = '' order by s.created, s.id",
     ):
-        if bindings.resolve(cur, address) is None and not _is_bound(kind, text):
-            bindings.bind_first(cur, address, session)
+        if bindings.resolve_address(cur, address) is None and not _is_address_bound(kind, text):
+            bindings.bind_new_session(cur, address, session)
     blurred = {
         session
-        for (session,) in rows(
+        for (session,) in fetch_rows(
             cur,
             "select distinct session from entries where body is null "
             "and kind in ('began', 'took', 'ended', 'compressed', 'changed')",
@@ -158,7 +160,7 @@ def follow(cur: apsw.Cursor) -> None:
         "select session, seq, kind, op, body from entries where body is not null order by pos"
     ):
         try:
-            _one(cur, session, seq, op, decode(Kind(kind), text))
+            _derive_entry(cur, session, seq, op, decode_body(EntryKind(kind), text))
         except (Conflict, LeaseLost, NotFound):
             if session not in blurred:
                 raise  # where something it rests on was erased, nobody can tell any more how it was
@@ -169,21 +171,21 @@ def follow(cur: apsw.Cursor) -> None:
         )
 
 
-def _is_bound(kind: str | None, text: str | None) -> bool:
+def _is_address_bound(kind: str | None, text: str | None) -> bool:
     """Whether a session's first entry leads its address to it: then being opened did not."""
-    if kind != Kind.CHANGED or text is None:
+    if kind != EntryKind.CHANGED or text is None:
         return False
-    body = decode(Kind.CHANGED, text)
+    body = decode_body(EntryKind.CHANGED, text)
     return isinstance(body, Changed) and isinstance(body.change, AddressBound)
 
 
-def _one(cur: apsw.Cursor, session: str, seq: int, op: int | None, body: Body) -> None:
+def _derive_entry(cur: apsw.Cursor, session: str, seq: int, op: int | None, body: EntryBody) -> None:
     if isinstance(body, Erased):
-        operations.forget_pending(cur, session, body.seqs)
-        operations.hide(cur, session, seq, body.compressions)
+        operations.clear_pending(cur, session, body.seqs)
+        operations.hide_operations(cur, session, seq, body.compressions)
         sessions.raise_generation(cur, session, by=1, erasures=1)
         return
-    raised = commit.follow(cur, Change(step=Step.NOTE, session=session, at=0.0), seq, op, body)
+    raised = commit.apply_derived_rows(cur, Change(step=Step.NOTE, session=session, at=0.0), seq, op, body)
     if raised:
         sessions.raise_generation(cur, session, by=raised, erasures=0)
 
@@ -195,40 +197,42 @@ def _cut_cursors(cur: apsw.Cursor, *, at: float) -> None:
         "min(processed_seq, (select next_seq - 1 from sessions where id = cursors.session))"
     )
     flying = "select c.session, c.consumer, c.in_flight, s.next_seq from cursors c join sessions s on s.id = c.session"
-    for session, consumer, text, next_seq in rows(cur, f"{flying} where c.in_flight is not null"):
+    for session, consumer, text, next_seq in fetch_rows(cur, f"{flying} where c.in_flight is not null"):
         batch = _batches.decode(text)
         if batch.upto >= next_seq or any(item.seq >= next_seq for item in batch.items):
             cur.execute(
                 "update cursors set in_flight = null, attempts = 0, error = '' where session = ? and consumer = ?",
                 (session, consumer),
             )
-    for (session,) in rows(cur, "select distinct session from pending where asks"):
+    for (session,) in fetch_rows(cur, "select distinct session from pending where asks"):
         last = cur.execute("select next_seq - 1 from sessions where id = ?", (session,)).get
-        lanes.wake(cur, session, (Wakeup(consumer=TURN),), before=last, at=at)
+        cursors.apply_wakeups(cur, session, (Wakeup(consumer=TURN),), before=last, at=at)
 
 
-def _stop(cur: apsw.Cursor, *, at: float, chance: Chance) -> int:
-    running = rows(cur, "select session, op, type from operations where state = 'running' order by session, op")
+def _stop_running(cur: apsw.Cursor, *, at: float, chance: RandomSource) -> int:
+    running = fetch_rows(cur, "select session, op, type from operations where state = 'running' order by session, op")
     for session, op, type in running:
-        ended = Draft(
+        ended = EntryDraft(
             body=Ended(outcome="interrupted", reason="the store was taken back to here"), author="system", op=op
         )
-        drafts = (*_closed(cur, session, op), ended) if type == "turn" else (ended,)
-        commit.perform(cur, Change(step=Step.END, session=session, at=at, op=op, entries=drafts), chance)
+        drafts = (*_close_open_calls(cur, session, op), ended) if type == "turn" else (ended,)
+        commit.apply_change(cur, Change(step=Step.END, session=session, at=at, op=op, entries=drafts), chance)
     return len(running)
 
 
-def _closed(cur: apsw.Cursor, session: str, op: int) -> list[Draft]:
+def _close_open_calls(cur: apsw.Cursor, session: str, op: int) -> list[EntryDraft]:
     """A result for every call that has none: calls and results never part, and nobody knows how these ended."""
     sql = "select kind, body from entries where session = ? and op = ? and body is not null order by seq"
     tools: dict[str, str] = {}
-    for kind, text in rows(cur, sql, (session, op)):
-        match decode(Kind(kind), text):
+    for kind, text in fetch_rows(cur, sql, (session, op)):
+        match decode_body(EntryKind(kind), text):
             case Thought(calls=calls):
                 tools = {call.id: call.tool for call in calls}
             case Returned(call=call):
                 tools.pop(call, None)
     return [
-        Draft(body=Returned(call=call, text=UNKNOWN_OUTCOME, error=True, unknown=True), author=f"tool:{tool}", op=op)
+        EntryDraft(
+            body=Returned(call=call, text=UNKNOWN_OUTCOME_TEXT, error=True, unknown=True), author=f"tool:{tool}", op=op
+        )
         for call, tool in tools.items()
     ]

@@ -8,31 +8,31 @@ from typing import Any, Final, TypeAlias
 import apsw
 import msgspec
 
-from everhold.core.entries import Changed, Kind, MemoryNameSet, SessionTitled, decode
+from everhold.core.entries import Changed, EntryKind, MemoryNameSet, SessionTitled, decode_body
 from everhold.errors import Conflict, NotFound
 from everhold.ports.store import Opening, Session
-from everhold.stores.sqlite.read import rows
+from everhold.stores.sqlite.rows import fetch_rows
 
-_LOOK: Final = "select next_seq, generation, parent from sessions where id = ?"
-_BEHIND: Final = (
+_SELECT_HEAD: Final = "select next_seq, generation, parent from sessions where id = ?"
+_SELECT_BOUND_HEAD: Final = (
     "select s.id, s.title, s.next_seq, s.generation, s.parent "
     "from bindings b join sessions s on s.id = b.session where b.address = ?"
 )
-_ADVANCE: Final = "update sessions set next_seq = ? where id = ?"
-_INHERITED: Final = (
+_UPDATE_NEXT_SEQ: Final = "update sessions set next_seq = ? where id = ?"
+_SELECT_INHERITED: Final = (
     "with recursive line(id, parent, erasures) as ("
     "select id, parent, erasures from sessions where id = ? "
     "union select s.id, s.parent, s.erasures from sessions s join line on s.id = line.parent) "
     "select coalesce(sum(erasures), 0) from line"
 )
-_text_map: Final = msgspec.json.Decoder(dict[str, str])
+_text_map_decoder: Final = msgspec.json.Decoder(dict[str, str])
 
 
-Head: TypeAlias = tuple[int, int]
+SessionHead: TypeAlias = tuple[int, int]
 """A session at the start of a change: the seq its first new entry gets, and the generation of its view."""
 
 
-def open_session(cur: apsw.Cursor, session: str, opening: Opening, *, at: float) -> None:
+def insert_session(cur: apsw.Cursor, session: str, opening: Opening, *, at: float) -> None:
     if opening.parent and cur.execute("select 1 from sessions where id = ?", (opening.parent,)).fetchone() is None:
         raise NotFound(f"session {session} cannot branch off {opening.parent}: there is no such session")
     try:
@@ -44,44 +44,44 @@ def open_session(cur: apsw.Cursor, session: str, opening: Opening, *, at: float)
         raise Conflict(f"session {session} exists already") from error
 
 
-def look(cur: apsw.Cursor, session: str) -> Head:
-    row: tuple[int, int, str] | None = cur.execute(_LOOK, (session,)).get
+def read_head(cur: apsw.Cursor, session: str) -> SessionHead:
+    row: tuple[int, int, str] | None = cur.execute(_SELECT_HEAD, (session,)).get
     if row is None:
-        raise nobody(session)
-    return head_of(cur, *row)
+        raise build_not_found(session)
+    return compute_head(cur, *row)
 
 
-def nobody(id: str) -> NotFound:
+def build_not_found(id: str) -> NotFound:
     return NotFound(f"there is no session {id!r}", remedy="`everhold sessions` lists those there are")
 
 
-def head_of(cur: apsw.Cursor, first: int, generation: int, parent: str) -> Head:
+def compute_head(cur: apsw.Cursor, first: int, generation: int, parent: str) -> SessionHead:
     """The head that a session's row tells of: a branch sees what its ancestors say, and that some of it was erased."""
-    return first, generation + inherited(cur, parent) if parent else generation
+    return first, generation + count_inherited_erasures(cur, parent) if parent else generation
 
 
-def behind(cur: apsw.Cursor, address: str, *, session: str, title: str) -> Head | None:
+def read_bound_head(cur: apsw.Cursor, address: str, *, session: str, title: str) -> SessionHead | None:
     """The head of a session; None if the address does not lead there any more, or it has another title by now."""
-    row: tuple[str, str, int, int, str] | None = cur.execute(_BEHIND, (address,)).get
+    row: tuple[str, str, int, int, str] | None = cur.execute(_SELECT_BOUND_HEAD, (address,)).get
     if row is None or row[0] != session or row[1] != title:
         return None
     _, _, first, generation, parent = row
-    return (first, generation) if not parent else head_of(cur, first, generation, parent)
+    return (first, generation) if not parent else compute_head(cur, first, generation, parent)
 
 
-def advance(cur: apsw.Cursor, session: str, first: int) -> None:
+def advance_session(cur: apsw.Cursor, session: str, first: int) -> None:
     """The next entry of the log gets seq `first`."""
-    cur.execute(_ADVANCE, (first, session))
+    cur.execute(_UPDATE_NEXT_SEQ, (first, session))
 
 
-def advance_all(cur: apsw.Cursor, grown: Sequence[tuple[int, str]]) -> None:
+def advance_sessions(cur: apsw.Cursor, grown: Sequence[tuple[int, str]]) -> None:
     """The same for several sessions, each of which comes second."""
-    cur.executemany(_ADVANCE, grown)
+    cur.executemany(_UPDATE_NEXT_SEQ, grown)
 
 
-def inherited(cur: apsw.Cursor, parent: str) -> int:
+def count_inherited_erasures(cur: apsw.Cursor, parent: str) -> int:
     """How often something was erased in `parent` and above: a branch sees what they say."""
-    total: int = cur.execute(_INHERITED, (parent,)).get
+    total: int = cur.execute(_SELECT_INHERITED, (parent,)).get
     return total
 
 
@@ -92,33 +92,33 @@ def raise_generation(cur: apsw.Cursor, session: str, *, by: int, erasures: int) 
     )
 
 
-def title(cur: apsw.Cursor, session: str, text: str) -> None:
+def set_title(cur: apsw.Cursor, session: str, text: str) -> None:
     cur.execute("update sessions set title = ? where id = ?", (text, session))
 
 
-def step_back(cur: apsw.Cursor, session: str) -> None:
+def restore_names(cur: apsw.Cursor, session: str) -> None:
     """Go back to the newest title, and the newest names memories use, that are still in the log."""
     newest = ""
     names: dict[str, str] = {}
-    for (text,) in rows(
+    for (text,) in fetch_rows(
         cur,
         "select body from entries where session = ? and kind = 'changed' and body is not null order by seq",
         (session,),
     ):
-        body = decode(Kind.CHANGED, text)
+        body = decode_body(EntryKind.CHANGED, text)
         match body.change if isinstance(body, Changed) else None:
             case SessionTitled(title=newest):
                 pass
             case MemoryNameSet(memory=memory, name=name):
                 names[memory] = name
-    title(cur, session, newest)
+    set_title(cur, session, newest)
     given = {memory: name for memory, name in names.items() if name}
     cur.execute("update sessions set names = ? where id = ?", (msgspec.json.encode(given).decode(), session))
 
 
-def put(cur: apsw.Cursor, session: str, column: str, key: str, value: str) -> None:
+def set_session_value(cur: apsw.Cursor, session: str, column: str, key: str, value: str) -> None:
     """Set one of the session's `choices` or `names`; an empty value removes it."""
-    stored = _text_map.decode(cur.execute(f"select {column} from sessions where id = ?", (session,)).get)
+    stored = _text_map_decoder.decode(cur.execute(f"select {column} from sessions where id = ?", (session,)).get)
     if value:
         stored[key] = value
     else:
@@ -137,24 +137,26 @@ _COLUMNS: Final = """
     where o.session = s.id and o.type = 'compression' and o.covers > 0 and o.undone_at = 0 order by o.op desc limit 1)
 """
 _SELECT: Final = f"select {_COLUMNS} from sessions s "
-GLANCE: Final = f"""
+SELECT_GLANCE: Final = f"""
 select {_COLUMNS},
   (select o.op from operations o where o.session = s.id and o.type = 'turn' order by o.op desc limit 1),
   exists(select 1 from operations o indexed by operations_running where o.session = s.id and o.state = 'running')
 from sessions s where s.id = ?
 """
-ONE: Final = _SELECT + "where s.id = ?"
-PAGE: Final = _SELECT + "where s.id > ? order by s.id limit ?"
-PAGE_BACK: Final = _SELECT + "where ?1 = '' or s.id < ?1 order by s.id desc limit ?2"
-BEGUN: Final = (
+SELECT_SESSION: Final = _SELECT + "where s.id = ?"
+SELECT_PAGE: Final = _SELECT + "where s.id > ? order by s.id limit ?"
+SELECT_PAGE_BACKWARDS: Final = _SELECT + "where ?1 = '' or s.id < ?1 order by s.id desc limit ?2"
+SELECT_BEGUN: Final = (
     _SELECT + "where (:agent = '' or s.agent = :agent) and (:after = '' or s.id < :after) "
     "and (s.address = :address or :author = (select e.author from entries e where e.session = s.id "
     "and e.kind in ('heard', 'changed') and e.author <> 'system' order by e.seq limit 1)) "
     "order by s.id desc limit :limit"
 )
-BRANCHES: Final = _SELECT + "where s.parent = ? and s.parent <> '' order by s.id"
-WHERETO: Final = "select s.id, s.title from bindings b join sessions s on s.id = b.session where b.address = ?"
-FIND: Final = """
+SELECT_BRANCHES: Final = _SELECT + "where s.parent = ? and s.parent <> '' order by s.id"
+SELECT_BOUND_SESSION: Final = (
+    "select s.id, s.title from bindings b join sessions s on s.id = b.session where b.address = ?"
+)
+FIND_SESSIONS: Final = """
 select id from sessions where id = :name
 union select session from bindings where address = :name
 union select id from sessions where title <> '' and title = :name collate nocase
@@ -165,7 +167,7 @@ union select session from (select session from entries where :name = 'last' and 
 """
 
 
-def of(cur: apsw.Cursor, row: Sequence[Any]) -> Session:
+def parse_session_row(cur: apsw.Cursor, row: Sequence[Any]) -> Session:
     (
         id,
         agent,
@@ -187,7 +189,7 @@ def of(cur: apsw.Cursor, row: Sequence[Any]) -> Session:
         agent=agent,
         address=address,
         last_seq=next_seq - 1,
-        generation=generation + (inherited(cur, parent) if parent else 0),
+        generation=generation + (count_inherited_erasures(cur, parent) if parent else 0),
         created=created,
         title=title,
         parent=parent,
@@ -195,6 +197,6 @@ def of(cur: apsw.Cursor, row: Sequence[Any]) -> Session:
         pending=waiting,
         running=running or "",
         compressed_upto=covers or 0,
-        choices=_text_map.decode(choices),
-        names=_text_map.decode(names),
+        choices=_text_map_decoder.decode(choices),
+        names=_text_map_decoder.decode(names),
     )

@@ -15,9 +15,9 @@ from typing import Any, Final, Self, TypeVar
 import apsw
 import msgspec
 
-from everhold.core.entries import Entry, Kind
+from everhold.core.entries import Entry, EntryKind
 from everhold.errors import NotFound, StoreError
-from everhold.ports.clock import Chance
+from everhold.ports.clock import RandomSource
 from everhold.ports.store import (
     Backlog,
     Change,
@@ -43,29 +43,29 @@ from everhold.stores.sqlite import (
     bulk,
     commit,
     connect,
+    cursors,
     entries,
-    lanes,
-    ledger,
-    mark as marks,
     migrate,
     operations,
-    outcomes,
     people,
+    receipts,
     sessions,
+    state_records,
     verify,
+    watermark as marks,
 )
-from everhold.stores.sqlite.faults import damaged, no_name, translate
-from everhold.stores.sqlite.read import rows
+from everhold.stores.sqlite.errors import build_damaged_error, build_invalid_name_error, translate_error
+from everhold.stores.sqlite.rows import fetch_rows
 from everhold.stores.sqlite.writer import InlineWriter, ThreadWriter
 
 T = TypeVar("T")
 
-URGENT: Final = frozenset({Step.ACCEPT, Step.COMMAND, Step.STATE})
+URGENT_STEPS: Final = frozenset({Step.ACCEPT, Step.COMMAND, Step.STATE})
 """Somebody outside waits for these: a platform to be told that a message is kept, a person to be heard."""
-MOST_LOST: Final = 1_024
+MAX_LOST_ENTRIES: Final = 1_024
 """A power cut takes back fewer entries than this: those of commits that were not durable, since the last that was."""
-LIGHT_ENTRIES: Final = 32
-LIGHT_BYTES: Final = 64 * 1024
+MAX_LIGHT_ENTRIES: Final = 32
+MAX_LIGHT_BYTES: Final = 64 * 1024
 
 
 class SqliteStore:
@@ -77,22 +77,22 @@ class SqliteStore:
         *,
         writer: ThreadWriter | InlineWriter,
         reader: apsw.Connection,
-        chance: Chance,
+        chance: RandomSource,
         vfs: str | None = None,
     ) -> None:
         self.path = path
         self.writer = writer
-        writer.bulk = self._hear
-        self._reader = reader
-        self._reads = reader.cursor()
+        writer.bulk_writer = self._append_messages
+        self._read_connection = reader
+        self._read_cursor = reader.cursor()
         self._chance = chance
         self._vfs = vfs
-        self.on_commit: Callable[[Change], None] = _nobody
+        self.on_commit: Callable[[Change], None] = _ignore_commit
         """Told of every change once it is durable: a hint for whoever shows the log as it grows."""
-        self._beyond: int | None = None
-        self._latest = lanes.latest(self._reads)
+        self._safe_pos: int | None = None
+        self._latest = cursors.find_latest_wait_start(self._read_cursor)
         """The latest time at which anything was written: at any earlier one, the clock has gone back."""
-        self.saved: Path | None = None
+        self.upgrade_backup: Path | None = None
         """Where an upgrade left a copy of what was there."""
 
     @classmethod
@@ -100,12 +100,12 @@ class SqliteStore:
         cls,
         path: Path | str,
         *,
-        chance: Chance,
+        chance: RandomSource,
         inline: bool = False,
         backups: Path | None = None,
         synchronous: str = "FULL",
-        patience: float = connect.PATIENCE_SECONDS,
-        migrations: Sequence[migrate.Migration] | None = None,
+        patience: float = connect.LOCK_WAIT_SECONDS,
+        migrations: Sequence[migrate.SchemaMigration] | None = None,
         vfs: str | None = None,
     ) -> Self:
         """Open the database at `path`, making or upgrading it; refuses one that is damaged or too new, untouched.
@@ -116,14 +116,16 @@ class SqliteStore:
         """
         path = Path(path).absolute()
         # Only a log that is synced with every commit can be held to what was acknowledged.
-        witness = marks.beside(path) if not inline and synchronous.upper() in ("FULL", "EXTRA") else None
+        witness = marks.build_watermark_path(path) if not inline and synchronous.upper() in ("FULL", "EXTRA") else None
         if witness is not None and not path.exists():
-            marks.check(witness, 0)
-        fell = _has_content(path.with_name(path.name + "-wal")) and not marks.still_up(marks.beside(path))
+            marks.check_watermark(witness, 0)
+        fell = _has_content(path.with_name(path.name + "-wal")) and not marks.is_same_boot(
+            marks.build_watermark_path(path)
+        )
         saved: list[Path] = []
-        db = migrate.prepare(
+        db = migrate.open_database(
             path,
-            migrations=migrations or migrate.known(),
+            migrations=migrations or migrate.list_migrations(),
             backups=backups or path.parent / "backups",
             synchronous=synchronous,
             patience=patience,
@@ -133,26 +135,26 @@ class SqliteStore:
         try:
             newest: int = db.execute("select max(pos) from entries").get or 0
             if witness is not None:
-                marks.check(witness, newest)
-            reader = connect.for_reading(path, vfs=vfs)
+                marks.check_watermark(witness, newest)
+            reader = connect.open_for_reading(path, vfs=vfs)
         except (apsw.Error, StoreError) as error:
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             db.close()
             if isinstance(error, apsw.Error):
-                raise translate(error, path) from error
+                raise translate_error(error, path) from error
             raise
-        mark = None if inline or witness is None else marks.Mark(witness)
+        mark = None if inline or witness is None else marks.WatermarkFile(witness)
         writer = InlineWriter(db, path) if inline else ThreadWriter(db, path, mark, patience=patience)
         store = cls(path, writer=writer, reader=reader, chance=chance, vfs=vfs)
-        store.saved = saved[0] if saved else None
+        store.upgrade_backup = saved[0] if saved else None
         if fell and not inline:
-            store._beyond = newest + MOST_LOST
+            store._safe_pos = newest + MAX_LOST_ENTRIES
         return store
 
     @property
     def _cursor(self) -> apsw.Cursor:
         """Where to read: at the writer's own connection while it is here, which has at hand what it wrote."""
-        return self.writer.reads or self._reads
+        return self.writer.read_cursor or self._read_cursor
 
     @property
     def broken(self) -> StoreError | None:
@@ -161,48 +163,48 @@ class SqliteStore:
 
     # -- writing
 
-    async def pulse(self) -> None:
+    async def ping_writer(self) -> None:
         """Comes back once the writer has come round to it: a commit of nothing."""
         await self.writer.write(lambda cur: None, urgent=True)
 
     async def commit(self, change: Change) -> Committed:
-        job = functools.partial(self._perform, change)
-        if self._beyond is None and bulk.fits(change):
+        job = functools.partial(self._apply_change, change)
+        if self._safe_pos is None and bulk.is_plain_message(change):
             done = await self.writer.write(job, urgent=True, light=True, alike=change)
         else:
             # the first entry after a fall is waited for, or the next fall would give its place away again
-            durable = change.durable or (self._beyond is not None and bool(change.entries))
-            urgent = change.step in URGENT
+            durable = change.durable or (self._safe_pos is not None and bool(change.entries))
+            urgent = change.step in URGENT_STEPS
             done = await self.writer.write(job, urgent=urgent, light=_is_light(change), durable=durable)
-            if self._beyond is not None and change.entries and not done.duplicate and durable:
-                self._beyond = None
+            if self._safe_pos is not None and change.entries and not done.duplicate and durable:
+                self._safe_pos = None
         self.on_commit(change)
         return done
 
-    def _perform(self, change: Change, cur: apsw.Cursor) -> Committed:
+    def _apply_change(self, change: Change, cur: apsw.Cursor) -> Committed:
         if change.at > self._latest:
             self._latest = change.at
-        pos = None if self._beyond is None or not change.entries else self._beyond_lost(cur)
-        done = commit.perform(cur, change, self._chance, pos=pos)
+        pos = None if self._safe_pos is None or not change.entries else self._find_safe_pos(cur)
+        done = commit.apply_change(cur, change, self._chance, pos=pos)
         if done.pos and not done.duplicate:
-            self.writer.reached = done.pos
-        if _removes(change):
-            self.writer.scrub = True
+            self.writer.last_pos = done.pos
+        if _is_removal(change):
+            self.writer.scrub_needed = True
         return done
 
-    def _hear(self, cur: apsw.Cursor, changes: list[Change]) -> list[Committed]:
+    def _append_messages(self, cur: apsw.Cursor, changes: list[Change]) -> list[Committed]:
         """The same for several changes that only bring messages."""
-        done = bulk.hear(cur, changes, self._chance)
+        done = bulk.append_messages(cur, changes, self._chance)
         self._latest = max(self._latest, *(change.at for change in changes))
-        self.writer.reached = done[-1].pos
+        self.writer.last_pos = done[-1].pos
         return done
 
-    def _beyond_lost(self, cur: apsw.Cursor) -> int | None:
+    def _find_safe_pos(self, cur: apsw.Cursor) -> int | None:
         """Where the first entry after a fall stands: behind every position that a power cut may have taken back."""
-        if self._beyond is None:
+        if self._safe_pos is None:
             return None
         newest: int = cur.execute("select max(pos) from entries").get or 0
-        return self._beyond if newest < self._beyond else None
+        return self._safe_pos if newest < self._safe_pos else None
 
     async def claim_cursors(
         self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
@@ -210,58 +212,60 @@ class SqliteStore:
         def job(cur: apsw.Cursor) -> list[Claim]:
             now = at() if callable(at) else at
             back = now < self._latest
-            found = lanes.claim(cur, owner=owner, at=now, lease=lease, limit=limit, skip=skip, only=only, back=back)
-            self._latest = max(now, lanes.latest(cur)) if back else now
+            found = cursors.claim_cursors(
+                cur, owner=owner, at=now, lease=lease, limit=limit, skip=skip, only=only, back=back
+            )
+            self._latest = max(now, cursors.find_latest_wait_start(cur)) if back else now
             return found
 
         return await self.writer.write(job, light=True, durable=False)
 
     async def renew_leases(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
         held = {(claim.session, claim.consumer) for claim in claims}
-        return await self.writer.write(lambda cur: lanes.renew(cur, held, owner=owner, at=at, lease=lease))
+        return await self.writer.write(lambda cur: cursors.renew_leases(cur, held, owner=owner, at=at, lease=lease))
 
     async def revoke_leases(self, *, owner: str, at: float) -> int:
         def job(cur: apsw.Cursor) -> int:
             # whoever was here since this was opened may have gone by another clock
-            self._latest = max(self._latest, lanes.latest(cur))
-            return lanes.revoke_leases(cur, owner=owner, at=at)
+            self._latest = max(self._latest, cursors.find_latest_wait_start(cur))
+            return cursors.revoke_leases(cur, owner=owner, at=at)
 
         return await self.writer.write(job)
 
     async def retry_now(self, *, at: float, held: Sequence[str] = ()) -> int:
         self._latest = max(self._latest, at)
-        return await self.writer.write(lambda cur: lanes.retry_now(cur, at=at, held=held))
+        return await self.writer.write(lambda cur: cursors.retry_now(cur, at=at, held=held))
 
     async def replay_dead_letters(self, ids: Sequence[int], *, at: float) -> int:
         self._latest = max(self._latest, at)
-        return await self.writer.write(lambda cur: outcomes.replay(cur, ids, at=at))
+        return await self.writer.write(lambda cur: receipts.replay_dead_letters(cur, ids, at=at))
 
     async def link_identity(self, identity: str, person: str, *, at: float) -> None:
-        await self.writer.write(lambda cur: people.link(cur, identity, person, at=at))
+        await self.writer.write(lambda cur: people.link_identity(cur, identity, person, at=at))
 
     # -- sessions and their logs
 
     async def get_session(self, id: str) -> Session:
-        found = self._rows(sessions.ONE, (id,))
+        found = self._fetch_rows(sessions.SELECT_SESSION, (id,))
         if not found:
-            raise sessions.nobody(id)
-        return sessions.of(self._cursor, found[0])
+            raise sessions.build_not_found(id)
+        return sessions.parse_session_row(self._cursor, found[0])
 
     async def get_session_snapshot(self, id: str) -> Glance:
         # where somebody else may write meanwhile, it takes a transaction for the parts to be of one moment
-        with contextlib.nullcontext() if self.writer.reads else self._reader:
-            found = self._rows(sessions.GLANCE, (id,))
+        with contextlib.nullcontext() if self.writer.read_cursor else self._read_connection:
+            found = self._fetch_rows(sessions.SELECT_GLANCE, (id,))
             if not found:
-                raise sessions.nobody(id)
+                raise sessions.build_not_found(id)
             *row, newest, busy = found[0]
             pending = await self.list_pending(id)
             running = await self.list_operations(id, states=("running",)) if busy else []
-            session = sessions.of(self._cursor, row)
+            session = sessions.parse_session_row(self._cursor, row)
         return Glance(session=session, pending=pending, running=running, newest_turn=newest or 0)
 
     async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
-        sql = sessions.PAGE_BACK if newest_first else sessions.PAGE
-        return [sessions.of(self._cursor, row) for row in self._rows(sql, (after, limit))]
+        sql = sessions.SELECT_PAGE_BACKWARDS if newest_first else sessions.SELECT_PAGE
+        return [sessions.parse_session_row(self._cursor, row) for row in self._fetch_rows(sql, (after, limit))]
 
     async def list_sessions_begun_by(
         self, *, author: str, agent: str = "", address: str = "", limit: int = 100, after: str = ""
@@ -270,26 +274,28 @@ class SqliteStore:
 
         def read(db: apsw.Connection) -> list[Session]:
             cur = db.cursor()
-            return [sessions.of(cur, row) for row in rows(cur, sessions.BEGUN, values)]
+            return [sessions.parse_session_row(cur, row) for row in fetch_rows(cur, sessions.SELECT_BEGUN, values)]
 
-        return await self._at_length(read)  # it looks at the beginning of every session there is
+        return await self._read_in_thread(read)  # it looks at the beginning of every session there is
 
     async def list_branches(self, id: str) -> list[Session]:
-        return [sessions.of(self._cursor, row) for row in self._rows(sessions.BRANCHES, (id,))]
+        return [
+            sessions.parse_session_row(self._cursor, row) for row in self._fetch_rows(sessions.SELECT_BRANCHES, (id,))
+        ]
 
     async def resolve_address(self, address: str) -> str | None:
-        return self._try(lambda: bindings.resolve(self._cursor, address))
+        return self._translate_errors(lambda: bindings.resolve_address(self._cursor, address))
 
     async def get_session_head(self, id: str) -> tuple[int, int]:
-        first, generation = self._try(lambda: sessions.look(self._cursor, id))
+        first, generation = self._translate_errors(lambda: sessions.read_head(self._cursor, id))
         return first - 1, generation
 
     async def get_bound_session(self, address: str) -> tuple[str, str] | None:
-        found = self._rows(sessions.WHERETO, (address,))
+        found = self._fetch_rows(sessions.SELECT_BOUND_SESSION, (address,))
         return (found[0][0], found[0][1]) if found else None
 
     async def find_sessions(self, name: str) -> list[str]:
-        found = [row[0] for row in self._rows(sessions.FIND, {"name": name})]
+        found = [row[0] for row in self._fetch_rows(sessions.FIND_SESSIONS, {"name": name})]
         return [name] if name in found else found
 
     async def list_entries(
@@ -298,46 +304,49 @@ class SqliteStore:
         *,
         after: int = 0,
         upto: int | None = None,
-        kinds: Sequence[Kind] = (),
+        kinds: Sequence[EntryKind] = (),
         limit: int | None = None,
     ) -> list[Entry]:
-        sql, values = entries.query(session, after=after, upto=upto, kinds=kinds, limit=limit)
+        sql, values = entries.build_entries_query(session, after=after, upto=upto, kinds=kinds, limit=limit)
         try:
-            found = rows(self._cursor, sql, values)
+            found = fetch_rows(self._cursor, sql, values)
         except apsw.CorruptError as error:  # a large file is not checked when it is opened
-            raise damaged(self.path, f"session {session} cannot be read whole: {error}") from error
+            raise build_damaged_error(self.path, f"session {session} cannot be read whole: {error}") from error
         except apsw.Error as error:
-            raise translate(error, self.path) from error
+            raise translate_error(error, self.path) from error
         except UnicodeEncodeError as error:
-            raise no_name(error) from error
-        return [entries.of((session, *row)) for row in found]
+            raise build_invalid_name_error(error) from error
+        return [entries.parse_entry_row((session, *row)) for row in found]
 
     async def get_entry(self, session: str, seq: int) -> Entry:
-        found = self._rows(entries.ONE, (session, seq))
+        found = self._fetch_rows(entries.SELECT_ENTRY, (session, seq))
         if not found:
             raise NotFound(f"session {session!r} has no entry {seq}")
-        return entries.of(found[0])
+        return entries.parse_entry_row(found[0])
 
     async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], Cited]:
         wanted = msgspec.json.encode(list(places)).decode()
-        found = self._rows(entries.CITED, (wanted,))
-        return {(row[2], row[3]): Cited(agent=row[0], undone=bool(row[1]), entry=entries.of(row[2:])) for row in found}
+        found = self._fetch_rows(entries.SELECT_CITED, (wanted,))
+        return {
+            (row[2], row[3]): Cited(agent=row[0], undone=bool(row[1]), entry=entries.parse_entry_row(row[2:]))
+            for row in found
+        }
 
     async def read_feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
-        return [entries.of(row) for row in self._rows(entries.FEED, (after, limit))]
+        return [entries.parse_entry_row(row) for row in self._fetch_rows(entries.SELECT_FEED, (after, limit))]
 
     async def list_notes(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
-        return [entries.of(row) for row in self._rows(entries.NOTES, (after, limit))]
+        return [entries.parse_entry_row(row) for row in self._fetch_rows(entries.SELECT_NOTES, (after, limit))]
 
     async def list_compressions(self, *, limit: int) -> list[Entry]:
-        return [entries.of(row) for row in self._rows(entries.COMPRESSIONS, (limit,))]
+        return [entries.parse_entry_row(row) for row in self._fetch_rows(entries.COMPRESSIONS, (limit,))]
 
     async def count_waiting(self) -> int:
-        count: int = self._rows("select count(*) from pending where asks", ())[0][0]
+        count: int = self._fetch_rows("select count(*) from pending where asks", ())[0][0]
         return count
 
     async def list_pending(self, session: str, *, after: int = 0) -> list[Entry]:
-        return [entries.of(row) for row in self._rows(entries.PENDING, (session, after))]
+        return [entries.parse_entry_row(row) for row in self._fetch_rows(entries.SELECT_PENDING, (session, after))]
 
     async def list_operations(
         self,
@@ -350,126 +359,131 @@ class SqliteStore:
         newest_first: bool = False,
         limit: int | None = None,
     ) -> list[Operation]:
-        sql, values = operations.query(
+        sql, values = operations.build_operations_query(
             session, types=types, after=after, before=before, states=states, newest_first=newest_first, limit=limit
         )
-        return [operations.of(row) for row in self._rows(sql, values)]
+        return [operations.parse_operation_row(row) for row in self._fetch_rows(sql, values)]
 
     # -- cursors and what they leave
 
     async def get_cursor(self, consumer: str, session: str) -> ConsumerCursor | None:
-        sql, values = lanes.query(consumer=consumer, session=session)
-        found = self._rows(sql, values)
-        return lanes.of(found[0]) if found else None
+        sql, values = cursors.build_cursors_query(consumer=consumer, session=session)
+        found = self._fetch_rows(sql, values)
+        return cursors.parse_cursor_row(found[0]) if found else None
 
     async def list_cursors(
         self, *, consumer: str = "", session: str = "", waiting: bool = False
     ) -> list[ConsumerCursor]:
-        sql, values = lanes.query(consumer=consumer, session=session, waiting=waiting)
-        return [lanes.of(row) for row in self._rows(sql, values)]
+        sql, values = cursors.build_cursors_query(consumer=consumer, session=session, waiting=waiting)
+        return [cursors.parse_cursor_row(row) for row in self._fetch_rows(sql, values)]
 
     async def list_backlogs(self, prefix: str) -> list[Backlog]:
         beyond = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-        return [lanes.backlog_of(row) for row in self._rows(lanes.BACKLOG, {"consumers": prefix, "beyond": beyond})]
+        return [
+            cursors.parse_backlog_row(row)
+            for row in self._fetch_rows(cursors.SELECT_BACKLOG, {"consumers": prefix, "beyond": beyond})
+        ]
 
     async def count_receipts(self, consumers: Sequence[str]) -> list[Handed]:
-        rows = self._rows(outcomes.HANDED, (msgspec.json.encode(list(consumers)).decode(),))
+        rows = self._fetch_rows(receipts.SELECT_HANDED, (msgspec.json.encode(list(consumers)).decode(),))
         return [Handed(consumer=row[0], agent=row[1], items=row[2], named=row[3]) for row in rows]
 
     async def get_next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
         back = at < self._latest
-        return self._try(lambda: lanes.next_due(self._cursor, at=at, skip=skip, only=only, back=back))
+        return self._translate_errors(
+            lambda: cursors.find_next_due(self._cursor, at=at, skip=skip, only=only, back=back)
+        )
 
     async def list_dead_letters(
         self, *, session: str = "", consumer: str = "", state: str = "dead"
     ) -> list[DeadLetter]:
-        sql, values = outcomes.dead_letters_query(session=session, consumer=consumer, state=state)
-        return [outcomes.dead_letter_of(row) for row in self._rows(sql, values)]
+        sql, values = receipts.dead_letters_query(session=session, consumer=consumer, state=state)
+        return [receipts.dead_letter_of(row) for row in self._fetch_rows(sql, values)]
 
     async def count_receipts_in_doubt(self) -> int:
-        count: int = self._rows("select count(*) from receipts where in_doubt", ())[0][0]
+        count: int = self._fetch_rows("select count(*) from receipts where in_doubt", ())[0][0]
         return count
 
     async def list_receipts(self, session: str, *, seq: int | None = None, consumer: str = "") -> list[Receipt]:
-        sql, values = outcomes.receipts_query(session, seq=seq, consumer=consumer)
-        return [outcomes.receipt_of(row) for row in self._rows(sql, values)]
+        sql, values = receipts.build_receipts_query(session, seq=seq, consumer=consumer)
+        return [receipts.parse_receipt_row(row) for row in self._fetch_rows(sql, values)]
 
     async def get_state_record(self, namespace: StateNamespace, key: str, *, scope: str = "") -> StateRecord | None:
-        return self._try(lambda: ledger.get_state_record(self._cursor, namespace, key, scope=scope))
+        return self._translate_errors(lambda: state_records.get_state_record(self._cursor, namespace, key, scope=scope))
 
     async def list_state_records(
         self, namespace: StateNamespace | None = None, *, scope: str | None = None
     ) -> list[StateRecord]:
-        return self._try(lambda: ledger.list_state_records(self._cursor, namespace, scope=scope))
+        return self._translate_errors(lambda: state_records.list_state_records(self._cursor, namespace, scope=scope))
 
     async def get_spend(self, budget: str, day: str) -> Spend:
-        return self._try(lambda: ledger.spent(self._cursor, budget, day))
+        return self._translate_errors(lambda: state_records.read_spend(self._cursor, budget, day))
 
     async def list_spends(self, prefix: str, day: str) -> list[Spend]:
-        return self._try(lambda: ledger.spending(self._cursor, prefix, day))
+        return self._translate_errors(lambda: state_records.list_spends(self._cursor, prefix, day))
 
     async def get_blob(self, digest: str) -> bytes | None:
-        return self._try(lambda: ledger.blob(self._cursor, digest))
+        return self._translate_errors(lambda: state_records.read_blob(self._cursor, digest))
 
     # -- people
 
     async def get_person(self, identity: str) -> str | None:
-        return self._try(lambda: people.person_of(self._cursor, identity))
+        return self._translate_errors(lambda: people.find_person(self._cursor, identity))
 
     async def list_identity_links(self) -> list[tuple[str, str]]:
-        return [(row[0], row[1]) for row in self._rows("select identity, person from identities order by 1", ())]
+        return [(row[0], row[1]) for row in self._fetch_rows("select identity, person from identities order by 1", ())]
 
     async def list_identities(self, person: str) -> list[str]:
-        return self._try(lambda: people.identities(self._cursor, person))
+        return self._translate_errors(lambda: people.list_identities(self._cursor, person))
 
     # -- the whole
 
     async def verify(self, session: str | None = None) -> list[str]:
-        return await self._at_length(lambda db: verify.contradictions(db.cursor(), session))
+        return await self._read_in_thread(lambda db: verify.find_contradictions(db.cursor(), session))
 
-    async def backup(self, target: Path) -> Path:
+    async def make_backup(self, target: Path) -> Path:
         """A checked copy of everything committed, as one file at `target` or beside it."""
-        return (await self.copy(target)).path
+        return (await self.make_copy(target)).path
 
-    async def copy(self, target: Path) -> copies.Copy:
+    async def make_copy(self, target: Path) -> copies.StoreCopy:
         """The same, with what the copy holds; it was opened and audited."""
-        return await self._at_length(lambda db: copies.make(db, target))
+        return await self._read_in_thread(lambda db: copies.make_copy(db, target))
 
     async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
-        found = self._rows("select session, seq, op from entries where dedup = ?", (dedup,))
+        found = self._fetch_rows("select session, seq, op from entries where dedup = ?", (dedup,))
         return found[0] if found else None
 
     async def last_pos(self) -> int:
         """The position of the newest entry."""
-        return int(self._rows("select max(pos) from entries", ())[0][0] or 0)
+        return int(self._fetch_rows("select max(pos) from entries", ())[0][0] or 0)
 
     async def close(self) -> None:
-        self._reader.close()
+        self._read_connection.close()
         await self.writer.close()
 
-    def _rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+    def _fetch_rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         try:
-            return rows(self._cursor, sql, values)
+            return fetch_rows(self._cursor, sql, values)
         except apsw.Error as error:
-            raise translate(error, self.path) from error
+            raise translate_error(error, self.path) from error
         except UnicodeEncodeError as error:
-            raise no_name(error) from error
+            raise build_invalid_name_error(error) from error
 
-    def _try(self, read: Callable[[], T]) -> T:
+    def _translate_errors(self, read: Callable[[], T]) -> T:
         try:
             return read()
         except apsw.Error as error:
-            raise translate(error, self.path) from error
+            raise translate_error(error, self.path) from error
         except UnicodeEncodeError as error:
-            raise no_name(error) from error
+            raise build_invalid_name_error(error) from error
 
-    async def _at_length(self, read: Callable[[apsw.Connection], T]) -> T:
+    async def _read_in_thread(self, read: Callable[[apsw.Connection], T]) -> T:
         """Something that takes long reads over a connection of its own, and not on the event loop's thread."""
 
         def work() -> T:
-            db = connect.for_reading(self.path, vfs=self._vfs)
+            db = connect.open_for_reading(self.path, vfs=self._vfs)
             try:
-                return self._try(lambda: read(db))
+                return self._translate_errors(lambda: read(db))
             finally:
                 db.close()
 
@@ -480,12 +494,12 @@ class SqliteStore:
 
 def _is_light(change: Change) -> bool:
     """Whether everybody can wait while it is written. Most are a row or two; an erasure, an import, a file is not."""
-    if _removes(change) or len(change.entries) > LIGHT_ENTRIES:
+    if _is_removal(change) or len(change.entries) > MAX_LIGHT_ENTRIES:
         return False
-    return not change.blobs or sum(map(len, change.blobs)) <= LIGHT_BYTES
+    return not change.blobs or sum(map(len, change.blobs)) <= MAX_LIGHT_BYTES
 
 
-def _removes(change: Change) -> bool:
+def _is_removal(change: Change) -> bool:
     """Whether something goes for good, and must not live on in the write-ahead log."""
     return change.step is Step.ERASE or bool(change.erase or change.drop_blobs)
 
@@ -494,4 +508,4 @@ def _has_content(file: Path) -> bool:
     return file.exists() and file.stat().st_size > 0
 
 
-def _nobody(change: Change) -> None: ...
+def _ignore_commit(change: Change) -> None: ...

@@ -15,40 +15,42 @@ import apsw
 import msgspec
 
 from everhold.core.entries import (
-    GIVES_BACK,
-    VERSION,
+    BODY_VERSION,
+    RELEASING_OUTCOMES,
     AddressBound,
     Began,
-    Body,
     Changed,
     Compressed,
     ContextReset,
     Ended,
+    EntryBody,
+    EntryKind,
     Erased,
     Heard,
-    Kind,
     MemoryNameSet,
     OperationsUndone,
     SessionTitled,
     SettingChosen,
     StopRequested,
     Took,
-    decode,
-    digest,
+    compute_entry_digest,
+    decode_body,
 )
 from everhold.ports.store import InFlightBatch
-from everhold.stores.sqlite.read import rows
+from everhold.stores.sqlite.rows import fetch_rows
 
-STRUCTURE = {Kind.BEGAN, Kind.TOOK, Kind.ENDED, Kind.COMPRESSED, Kind.CHANGED}
+STRUCTURAL_KINDS = {EntryKind.BEGAN, EntryKind.TOOK, EntryKind.ENDED, EntryKind.COMPRESSED, EntryKind.CHANGED}
 """Kinds that shape the derived rows: where one of them was erased, they can no longer be worked out."""
 
 
-def contradictions(cur: apsw.Cursor, session: str | None) -> list[str]:
+def find_contradictions(cur: apsw.Cursor, session: str | None) -> list[str]:
     """One line for each thing that cannot be true together with the log."""
-    ids = [session] if session is not None else [row[0] for row in rows(cur, "select id from sessions order by id")]
-    found = [line for id in ids for line in _session(cur, id)]
+    ids = (
+        [session] if session is not None else [row[0] for row in fetch_rows(cur, "select id from sessions order by id")]
+    )
+    found = [line for id in ids for line in _check_session(cur, id)]
     if session is None:
-        found += _bindings(cur) + _strays(cur) + _blobs(cur)
+        found += _check_bindings(cur) + _find_stray_rows(cur) + _check_blobs(cur)
     return found
 
 
@@ -56,7 +58,7 @@ def contradictions(cur: apsw.Cursor, session: str | None) -> list[str]:
 
 
 @dataclass
-class Op:
+class RebuiltOperation:
     type: str
     state: str
     first: int
@@ -70,13 +72,13 @@ class Op:
 
 
 @dataclass
-class Rebuilt:
+class RebuiltSession:
     """A session as its entries alone tell it."""
 
     heard: dict[int, int] = field(default_factory=dict)
     """Every message that still has a body, and whether it asks for an answer."""
     pending: dict[int, int] = field(default_factory=dict)
-    ops: dict[int, Op] = field(default_factory=dict)
+    ops: dict[int, RebuiltOperation] = field(default_factory=dict)
     taken: dict[int, list[int]] = field(default_factory=dict)
     title: str = ""
     choices: dict[str, str] = field(default_factory=dict)
@@ -84,12 +86,12 @@ class Rebuilt:
     generation: int = 0
     erasures: int = 0
     erased: set[int] = field(default_factory=set)
-    twice: list[str] = field(default_factory=list)
+    conflicts: list[str] = field(default_factory=list)
 
     def take(self, op: int, seq: int, takes: tuple[int, ...]) -> None:
         for one in takes:
             if self.pending.pop(one, None) is None and one in self.heard:
-                self.twice.append(f"entry {seq} takes {one}, which was not pending")
+                self.conflicts.append(f"entry {seq} takes {one}, which was not pending")
         self.taken.setdefault(op, []).extend(takes)
 
     def give_back(self, op: int) -> None:
@@ -102,48 +104,52 @@ class Rebuilt:
             self.ops[op].undone_at = seq
 
 
-def _session(cur: apsw.Cursor, id: str) -> list[str]:
-    head = rows(cur, "select next_seq, generation, erasures, title, choices, names from sessions where id = ?", (id,))
+def _check_session(cur: apsw.Cursor, id: str) -> list[str]:
+    head = fetch_rows(
+        cur, "select next_seq, generation, erasures, title, choices, names from sessions where id = ?", (id,)
+    )
     if not head:
         return [f"{id}: there is no such session"]
-    log = rows(
+    log = fetch_rows(
         cur,
         "select seq, kind, op, author, at, version, body, salt, digest from entries where session = ? order by seq",
         (id,),
     )
-    found = _gaps(id, [row[0] for row in log], head[0][0])
-    bodies: list[tuple[int, int | None, Kind, Body | None]] = []
+    found = _find_gaps(id, [row[0] for row in log], head[0][0])
+    bodies: list[tuple[int, int | None, EntryKind, EntryBody | None]] = []
     readable = True
     for seq, kind, op, author, at, version, text, salt, seal in log:
-        if version > VERSION or kind not in set(Kind):
+        if version > BODY_VERSION or kind not in set(EntryKind):
             found.append(f"{id}: entry {seq} ({kind}, version {version}) was written by a newer everhold")
             readable = False
             continue
         if (text is None) != (salt is None):
             found.append(f"{id}: entry {seq} ({kind}) is erased by half")
         if text is None or salt is None:
-            bodies.append((seq, op, Kind(kind), None))
+            bodies.append((seq, op, EntryKind(kind), None))
             continue
-        expected = digest(salt=salt, session=id, seq=seq, kind=kind, op=op, author=author, at=at, body=text)
+        expected = compute_entry_digest(
+            salt=salt, session=id, seq=seq, kind=kind, op=op, author=author, at=at, body=text
+        )
         if expected != seal:
             found.append(f"{id}: entry {seq} ({kind}) is not what was written: its digest does not match")
         try:
-            bodies.append((seq, op, Kind(kind), decode(Kind(kind), text)))
+            bodies.append((seq, op, EntryKind(kind), decode_body(EntryKind(kind), text)))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             found.append(f"{id}: entry {seq} ({kind}) does not read: {error}")
             readable = False
     if readable:
-        rebuilt = _rebuild(bodies)
-        found += [f"{id}: {line}" for line in rebuilt.twice]
+        rebuilt = _rebuild_session(bodies)
+        found += [f"{id}: {line}" for line in rebuilt.conflicts]
         gone = {seq for seq, _, _, body in bodies if body is None}
         found += [f"{id}: entry {seq} has no body, but no entry says it was erased" for seq in gone - rebuilt.erased]
         found += [f"{id}: entry {seq} was erased, but its body is still there" for seq in rebuilt.erased - gone]
-        if not any(body is None and kind in STRUCTURE for _, _, kind, body in bodies):
-            found += _compare(cur, id, head[0], rebuilt)
+        if not any(body is None and kind in STRUCTURAL_KINDS for _, _, kind, body in bodies):
+            found += _compare_session(cur, id, head[0], rebuilt)
     return found + _cursors(cur, id, head[0][0] - 1)
 
 
-def _gaps(id: str, seqs: list[int], next_seq: int) -> list[str]:
+def _find_gaps(id: str, seqs: list[int], next_seq: int) -> list[str]:
     found = []
     expected = 1
     for seq in seqs:
@@ -155,8 +161,8 @@ def _gaps(id: str, seqs: list[int], next_seq: int) -> list[str]:
     return found
 
 
-def _rebuild(bodies: list[tuple[int, int | None, Kind, Body | None]]) -> Rebuilt:
-    now = Rebuilt(heard={seq: int(body.asks) for seq, _, _, body in bodies if isinstance(body, Heard)})
+def _rebuild_session(bodies: list[tuple[int, int | None, EntryKind, EntryBody | None]]) -> RebuiltSession:
+    now = RebuiltSession(heard={seq: int(body.asks) for seq, _, _, body in bodies if isinstance(body, Heard)})
     for seq, op, _, body in bodies:
         rebuild = _REBUILDS.get(type(body))
         if rebuild is not None:
@@ -164,16 +170,16 @@ def _rebuild(bodies: list[tuple[int, int | None, Kind, Body | None]]) -> Rebuilt
     return now
 
 
-def _rebuild_heard(now: Rebuilt, seq: int, op: int | None, body: Heard) -> None:
+def _rebuild_heard(now: RebuiltSession, seq: int, op: int | None, body: Heard) -> None:
     now.pending[seq] = int(body.asks)
 
 
-def _rebuild_began(now: Rebuilt, seq: int, op: int | None, body: Began) -> None:
+def _rebuild_began(now: RebuiltSession, seq: int, op: int | None, body: Began) -> None:
     now.take(seq, seq, body.takes)
     for other, running in now.ops.items():
-        if running.state == "running" and _excludes(running, body):
-            now.twice.append(f"operation {seq} ({body.type}) began while {other} ({running.type}) ran")
-    now.ops[seq] = Op(
+        if running.state == "running" and _is_exclusive(running, body):
+            now.conflicts.append(f"operation {seq} ({body.type}) began while {other} ({running.type}) ran")
+    now.ops[seq] = RebuiltOperation(
         type=body.type,
         state="running",
         first=min((seq, *body.takes)),
@@ -183,29 +189,29 @@ def _rebuild_began(now: Rebuilt, seq: int, op: int | None, body: Began) -> None:
     )
 
 
-def _rebuild_took(now: Rebuilt, seq: int, op: int | None, body: Took) -> None:
+def _rebuild_took(now: RebuiltSession, seq: int, op: int | None, body: Took) -> None:
     if op is not None:
         now.take(op, seq, body.takes)
 
 
-def _rebuild_ended(now: Rebuilt, seq: int, op: int | None, body: Ended) -> None:
+def _rebuild_ended(now: RebuiltSession, seq: int, op: int | None, body: Ended) -> None:
     if op is None or op not in now.ops:
         return
     ended = now.ops[op]
     if ended.state != "running":
-        now.twice.append(f"entry {seq} ends operation {op}, which was over")
+        now.conflicts.append(f"entry {seq} ends operation {op}, which was over")
     ended.state, ended.last = body.outcome, seq
-    if body.outcome in GIVES_BACK:
+    if body.outcome in RELEASING_OUTCOMES:
         now.give_back(op)
 
 
-def _rebuild_compressed(now: Rebuilt, seq: int, op: int | None, body: Compressed) -> None:
+def _rebuild_compressed(now: RebuiltSession, seq: int, op: int | None, body: Compressed) -> None:
     if op is not None and op in now.ops:
         now.ops[op].covers = body.covers
         now.generation += 1
 
 
-def _rebuild_erased(now: Rebuilt, seq: int, op: int | None, body: Erased) -> None:
+def _rebuild_erased(now: RebuiltSession, seq: int, op: int | None, body: Erased) -> None:
     now.erased.update(body.seqs)
     now.generation += 1
     now.erasures += 1
@@ -213,10 +219,10 @@ def _rebuild_erased(now: Rebuilt, seq: int, op: int | None, body: Erased) -> Non
         now.hide(compression, seq)
 
 
-def _rebuild_changed(now: Rebuilt, seq: int, op: int | None, body: Changed) -> None:
+def _rebuild_changed(now: RebuiltSession, seq: int, op: int | None, body: Changed) -> None:
     match body.change:
         case ContextReset():
-            now.ops[seq] = Op(type="context_reset", state="done", first=seq, last=seq)
+            now.ops[seq] = RebuiltOperation(type="context_reset", state="done", first=seq, last=seq)
             now.generation += 1
         case OperationsUndone() as undone:
             _rebuild_undone(now, seq, undone)
@@ -231,7 +237,7 @@ def _rebuild_changed(now: Rebuilt, seq: int, op: int | None, body: Changed) -> N
             now.choices[setting] = value
 
 
-def _rebuild_undone(now: Rebuilt, seq: int, undone: OperationsUndone) -> None:
+def _rebuild_undone(now: RebuiltSession, seq: int, undone: OperationsUndone) -> None:
     """Operations leave the view, and with a turn every compression that covers it."""
     now.generation += 1
     newly = [op for op in undone.ops if op in now.ops and not now.ops[op].undone_at]
@@ -243,7 +249,7 @@ def _rebuild_undone(now: Rebuilt, seq: int, undone: OperationsUndone) -> None:
         now.give_back(op)
 
 
-_REBUILDS: Final[Mapping[type, Callable[[Rebuilt, int, int | None, Any], None]]] = {
+_REBUILDS: Final[Mapping[type, Callable[[RebuiltSession, int, int | None, Any], None]]] = {
     Heard: _rebuild_heard,
     Began: _rebuild_began,
     Took: _rebuild_took,
@@ -255,12 +261,12 @@ _REBUILDS: Final[Mapping[type, Callable[[Rebuilt, int, int | None, Any], None]]]
 """What follows from an entry. The others only stand in the log."""
 
 
-def _excludes(running: Op, body: Began) -> bool:
+def _is_exclusive(running: RebuiltOperation, body: Began) -> bool:
     turn_like = running.type == "turn" or running.blocking
     return bool(turn_like and (body.type == "turn" or body.blocking)) or running.type == body.type == "compression"
 
 
-def _compare(cur: apsw.Cursor, id: str, head: Any, rebuilt: Rebuilt) -> list[str]:
+def _compare_session(cur: apsw.Cursor, id: str, head: Any, rebuilt: RebuiltSession) -> list[str]:
     _, generation, erasures, title, choices, names = head
     found = []
     for name, stored, told in (
@@ -269,14 +275,14 @@ def _compare(cur: apsw.Cursor, id: str, head: Any, rebuilt: Rebuilt) -> list[str
         ("title", title, rebuilt.title),
         ("choices", msgspec.json.decode(choices), {key: value for key, value in rebuilt.choices.items() if value}),
         ("names", msgspec.json.decode(names), {key: value for key, value in rebuilt.names.items() if value}),
-        ("pending", dict(rows(cur, "select seq, asks from pending where session = ?", (id,))), rebuilt.pending),
+        ("pending", dict(fetch_rows(cur, "select seq, asks from pending where session = ?", (id,))), rebuilt.pending),
     ):
         if stored != told:
             found.append(f"{id}: {name} is {stored!r}, but its log says {told!r}")
-    columns = [one.name for one in fields(Op)]
+    columns = [one.name for one in fields(RebuiltOperation)]
     stored_ops = {
-        row[0]: Op(*row[1:])
-        for row in rows(cur, f"select op, {', '.join(columns)} from operations where session = ?", (id,))
+        row[0]: RebuiltOperation(*row[1:])
+        for row in fetch_rows(cur, f"select op, {', '.join(columns)} from operations where session = ?", (id,))
     }
     return found + [
         f"{id}: operation {op} is {stored_ops.get(op)}, but its log says {rebuilt.ops.get(op)}"
@@ -287,7 +293,7 @@ def _compare(cur: apsw.Cursor, id: str, head: Any, rebuilt: Rebuilt) -> list[str
 
 def _cursors(cur: apsw.Cursor, id: str, last: int) -> list[str]:
     found = []
-    for consumer, processed_seq, text, since, wait, due in rows(
+    for consumer, processed_seq, text, since, wait, due in fetch_rows(
         cur, "select consumer, processed_seq, in_flight, since, wait, due from cursors where session = ?", (id,)
     ):
         if processed_seq > last:
@@ -309,19 +315,19 @@ def _cursors(cur: apsw.Cursor, id: str, last: int) -> list[str]:
 # -- the whole ---------------------------------------------------------------------------------------------------------
 
 
-def _bindings(cur: apsw.Cursor) -> list[str]:
+def _check_bindings(cur: apsw.Cursor) -> list[str]:
     """Follow every address through the log, in commit order."""
     moved: dict[str, str] = {}
-    for session, text in rows(cur, "select session, body from entries where kind = 'changed' order by pos"):
+    for session, text in fetch_rows(cur, "select session, body from entries where kind = 'changed' order by pos"):
         if text is None:
             return []  # it may have been a move: nobody can tell any more
-        body = decode(Kind.CHANGED, text)
+        body = decode_body(EntryKind.CHANGED, text)
         if isinstance(body, Changed) and isinstance(body.change, AddressBound):
             moved[body.change.address] = session
     opened: dict[str, list[str]] = {}
-    for session, address in rows(cur, "select id, address from sessions"):
+    for session, address in fetch_rows(cur, "select id, address from sessions"):
         opened.setdefault(address, []).append(session)
-    stored = dict(rows(cur, "select address, session from bindings"))
+    stored = dict(fetch_rows(cur, "select address, session from bindings"))
     return [
         f"{address} leads to {stored.get(address)}, but the log says {moved.get(address) or opened.get(address)}"
         for address in sorted(stored.keys() | moved.keys())
@@ -329,20 +335,20 @@ def _bindings(cur: apsw.Cursor) -> list[str]:
     ]
 
 
-def _strays(cur: apsw.Cursor) -> list[str]:
+def _find_stray_rows(cur: apsw.Cursor) -> list[str]:
     """Rows that speak of sessions or entries there are not."""
     found = []
     for table in ("entries", "pending", "operations", "cursors", "bindings"):
-        for (session,) in rows(
+        for (session,) in fetch_rows(
             cur, f"select distinct session from {table} where session not in (select id from sessions)"
         ):
             found.append(f"{table} speaks of session {session!r}, which does not exist")
     return found
 
 
-def _blobs(cur: apsw.Cursor) -> list[str]:
+def _check_blobs(cur: apsw.Cursor) -> list[str]:
     return [
         f"blob {name} is not what was written: its digest does not match"
-        for name, data in rows(cur, "select digest, data from blobs")
+        for name, data in fetch_rows(cur, "select digest, data from blobs")
         if hashlib.sha256(data).hexdigest() != name
     ]

@@ -4,5 +4,14 @@
 """
 
 from everhold.testing.conformance.checks import CHECKS as CHECKS
-from everhold.testing.conformance.run import Outcome as Outcome, run as run, run_virtually as run_virtually
-from everhold.testing.conformance.scene import Harness as Harness, Make as Make, Scene as Scene, Skipped as Skipped
+from everhold.testing.conformance.run import (
+    CheckOutcome as CheckOutcome,
+    run_checks as run_checks,
+    run_checks_virtually as run_checks_virtually,
+)
+from everhold.testing.conformance.scenario import (
+    CheckSkipped as CheckSkipped,
+    MakeProvider as MakeProvider,
+    ProviderScenario as ProviderScenario,
+    ServiceHarness as ServiceHarness,
+)

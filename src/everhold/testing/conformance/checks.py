@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
-from everhold.testing.conformance import doing, failing, keeping
-from everhold.testing.conformance.scene import Scene
+from everhold.testing.conformance import failures, isolation, storing
+from everhold.testing.conformance.scenario import ProviderScenario
 
-Check: TypeAlias = Callable[[Scene], Awaitable[None]]
+ConformanceCheck: TypeAlias = Callable[[ProviderScenario], Awaitable[None]]
 
-CHECKS: Final[dict[str, Check]] = {
-    "basics": doing.basics,
-    "duplicates": doing.duplicates,
-    "order": doing.order,
-    "unicode": doing.unicode,
-    "large": doing.large,
-    "people": keeping.people,
-    "agents": keeping.agents,
-    "sessions": keeping.sessions,
-    "concurrent-notes": doing.concurrent_notes,
-    "capabilities": doing.capabilities,
-    "signature": keeping.signature,
-    "lost-answer": failing.lost_answer,
-    "late-answer": failing.late_answer,
-    "outage": failing.outage,
-    "slowness": failing.slowness,
-    "hanging": failing.hanging,
-    "cancellation": failing.cancellation,
-    "switch": failing.switch,
-    "close": keeping.close,
-    "restart": keeping.restart,
-    "kill": failing.kill,
-    "far-side-outage": failing.far_side_outage,
+CHECKS: Final[dict[str, ConformanceCheck]] = {
+    "basics": storing.check_basics,
+    "duplicates": storing.check_duplicates,
+    "order": storing.check_order,
+    "unicode": storing.check_unicode,
+    "large": storing.check_large_items,
+    "people": isolation.check_people_isolation,
+    "agents": isolation.check_agent_isolation,
+    "sessions": isolation.check_session_names,
+    "concurrent-notes": storing.check_concurrent_notes,
+    "capabilities": storing.check_capabilities,
+    "signature": isolation.check_signature,
+    "lost-answer": failures.check_lost_answer,
+    "late-answer": failures.check_late_answer,
+    "outage": failures.check_outage,
+    "slowness": failures.check_slowness,
+    "hanging": failures.check_hanging,
+    "cancellation": failures.check_cancellation,
+    "switch": failures.check_provider_switch,
+    "close": isolation.check_close,
+    "restart": isolation.check_restart,
+    "kill": failures.check_kill,
+    "far-side-outage": failures.check_service_outage,
 }
 """The first line of each one's docstring is the promise it stands for."""

@@ -12,47 +12,53 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct
 
 from everhold.testing.conformance.checks import CHECKS
-from everhold.testing.conformance.scene import Failed, Harness, Make, Scene, Skipped
+from everhold.testing.conformance.scenario import (
+    CheckFailed,
+    CheckSkipped,
+    MakeProvider,
+    ProviderScenario,
+    ServiceHarness,
+)
 from everhold.testing.sim.loop import SimLoop
 
-MOST_SECONDS: Final = 90.0
+MAX_CHECK_SECONDS: Final = 90.0
 """For one check."""
 
 
-State: TypeAlias = Literal["passed", "failed", "skipped"]
+CheckState: TypeAlias = Literal["passed", "failed", "skipped"]
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class CheckOutcome(Struct, frozen=True, kw_only=True):
     """How one check went."""
 
     check: str
     promise: str
-    state: State
+    state: CheckState
     reason: str = ""
     seconds: float = 0.0
 
 
-def promise_of(name: str) -> str:
+def read_promise(name: str) -> str:
     return (CHECKS[name].__doc__ or "").strip().partition("\n")[0]
 
 
-async def check(name: str, scene: Scene, *, most: float = MOST_SECONDS) -> Outcome:
+async def run_check(name: str, scenario: ProviderScenario, *, most: float = MAX_CHECK_SECONDS) -> CheckOutcome:
     """One check, whatever comes of it."""
-    promise, since = promise_of(name), time.monotonic()
-    work = asyncio.wait_for(CHECKS[name](scene), most)
+    promise, since = read_promise(name), time.monotonic()
+    work = asyncio.wait_for(CHECKS[name](scenario), most)
     # the provider is foreign code: whatever it raises is the finding
     (raised,) = await asyncio.gather(work, return_exceptions=True)
-    state, reason = _verdict(raised)
-    return Outcome(check=name, promise=promise, state=state, reason=reason, seconds=time.monotonic() - since)
+    state, reason = _classify_result(raised)
+    return CheckOutcome(check=name, promise=promise, state=state, reason=reason, seconds=time.monotonic() - since)
 
 
-def _verdict(raised: BaseException | None) -> tuple[State, str]:
+def _classify_result(raised: BaseException | None) -> tuple[CheckState, str]:
     match raised:
         case None:
             return "passed", ""
-        case Skipped():
+        case CheckSkipped():
             return "skipped", str(raised)
-        case Failed():
+        case CheckFailed():
             return "failed", str(raised)
         case TimeoutError() | asyncio.CancelledError():
             return "failed", "it did not answer within its deadline"
@@ -60,31 +66,33 @@ def _verdict(raised: BaseException | None) -> tuple[State, str]:
             return "failed", f"it raised {type(raised).__name__}: {raised}"
 
 
-async def run(
-    make: Make,
+async def run_checks(
+    make: MakeProvider,
     *,
-    harness: Harness | None = None,
+    harness: ServiceHarness | None = None,
     only: Iterable[str] = (),
     seconds: float = 2.0,
     patience: float = 5.0,
-) -> AsyncIterator[Outcome]:
+) -> AsyncIterator[CheckOutcome]:
     """Every check (or those named in `only`) in real time, each with a provider that has seen nothing."""
     for name in only or CHECKS:
         with tempfile.TemporaryDirectory(prefix="everhold-plugin-", ignore_cleanup_errors=True) as directory:
-            scene = Scene(Path(directory), make, harness=harness, seconds=seconds, patience=patience)
-            yield await check(name, scene)
+            scenario = ProviderScenario(Path(directory), make, harness=harness, seconds=seconds, patience=patience)
+            yield await run_check(name, scenario)
 
 
-def run_virtually(
-    make: Make, path: Path, *, harness: Callable[[], Harness] | None = None, only: Sequence[str] = ()
-) -> list[Outcome]:
+def run_checks_virtually(
+    make: MakeProvider, path: Path, *, harness: Callable[[], ServiceHarness] | None = None, only: Sequence[str] = ()
+) -> list[CheckOutcome]:
     """The same in virtual time: for a provider that waits for nothing but asyncio, it takes a moment."""
     outcomes = []
     for name in only or CHECKS:
         loop = SimLoop(name, shuffle=0.0)  # type: ignore[abstract]  # it has what virtual worlds need
-        scene = Scene(path / name, make, harness=harness() if harness else None, seconds=30.0, patience=60.0)
+        scenario = ProviderScenario(
+            path / name, make, harness=harness() if harness else None, seconds=30.0, patience=60.0
+        )
         try:
-            outcomes.append(loop.run(check(name, scene, most=3_600.0)))
+            outcomes.append(loop.run(run_check(name, scenario, most=3_600.0)))
         finally:
             loop.close()
     return outcomes

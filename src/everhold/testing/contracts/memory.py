@@ -14,8 +14,8 @@ from typing import ClassVar
 import pytest
 
 from everhold.ports.memory import MemoryProvider
-from everhold.testing.conformance import CHECKS, Harness, Outcome, Scene, run_virtually
-from everhold.testing.conformance.run import check
+from everhold.testing.conformance import CHECKS, CheckOutcome, ProviderScenario, ServiceHarness, run_checks_virtually
+from everhold.testing.conformance.run import run_check
 
 
 class MemoryContract:
@@ -31,22 +31,22 @@ class MemoryContract:
         """A provider for an agent, as the gateway would build it. It may keep what it likes in the directory."""
         raise NotImplementedError
 
-    def harness(self) -> Harness | None:
+    def harness(self) -> ServiceHarness | None:
         """Something that breaks its far side, if there is such a thing."""
         return None
 
     @pytest.mark.parametrize("name", CHECKS)
     def test_memory(self, name: str, tmp_path: Path) -> None:
-        outcome = self._run(name, tmp_path)
+        outcome = self._run_check(name, tmp_path)
         if outcome.state == "skipped":
             pytest.skip(outcome.reason)
         assert outcome.state == "passed", f"{outcome.promise}\n{outcome.reason}"
 
-    def _run(self, name: str, path: Path) -> Outcome:
+    def _run_check(self, name: str, path: Path) -> CheckOutcome:
         harness = self.harness()
         if self.virtual:
             given = (lambda: harness) if harness is not None else None
-            (outcome,) = run_virtually(self.make, path, harness=given, only=[name])
+            (outcome,) = run_checks_virtually(self.make, path, harness=given, only=[name])
             return outcome
-        scene = Scene(path, self.make, harness=harness, seconds=self.seconds, patience=self.patience)
-        return asyncio.run(check(name, scene))
+        scenario = ProviderScenario(path, self.make, harness=harness, seconds=self.seconds, patience=self.patience)
+        return asyncio.run(run_check(name, scenario))

@@ -12,25 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from everhold.core.entries import Draft, Thought
-from everhold.errors import Conflict, Misuse
+from everhold.core.entries import EntryDraft, Thought
+from everhold.errors import Conflict, InvalidRequest
 from everhold.ports.store import Spend, Step, Store
-from everhold.testing.contracts.scene import Dice, Scene, promise
-from everhold.testing.contracts.store_lanes import LanesContract
-from everhold.testing.contracts.store_log import LogContract
-from everhold.testing.contracts.store_operations import OperationsContract
+from everhold.testing.contracts.store_cursors import StoreCursorContract
+from everhold.testing.contracts.store_log import StoreLogContract
+from everhold.testing.contracts.store_operations import StoreOperationsContract
+from everhold.testing.contracts.store_scenario import SeededRandom, StoreScenario, store_promise
 from everhold.testing.contracts.store_state import StateContract
 
-__all__ = ["Dice", "Scene", "StoreContract"]
+__all__ = ["SeededRandom", "StoreContract", "StoreScenario"]
 
 
-class StoreContract(LogContract, OperationsContract, LanesContract, StateContract):
+class StoreContract(StoreLogContract, StoreOperationsContract, StoreCursorContract, StateContract):
     def open(self, home: Path) -> Store:
         """A new, empty store that may use the directory `home`."""
         raise NotImplementedError
 
-    @promise
-    async def test_what_was_spent_adds_up_per_budget_and_day(self, scene: Scene) -> None:
+    @store_promise
+    async def test_what_was_spent_adds_up_per_budget_and_day(self, scene: StoreScenario) -> None:
         await scene.commit(spends=(Spend(budget="agent:main", day="d1", usd=0.25, tokens=10),))
         await scene.commit(
             spends=(
@@ -47,59 +47,61 @@ class StoreContract(LogContract, OperationsContract, LanesContract, StateContrac
         assert [it.budget for it in await scene.store.list_spends("", "d1")] == ["agent:main", "person:ada"]
         assert await scene.store.list_spends("chat:", "d1") == []
 
-    @promise
-    async def test_content_is_kept_once_under_its_hash(self, scene: Scene) -> None:
+    @store_promise
+    async def test_content_is_kept_once_under_its_hash(self, scenario: StoreScenario) -> None:
         digest = hashlib.sha256(b"prompt").hexdigest()
-        await scene.commit(blobs=(b"prompt", b""))
-        await scene.commit(blobs=(b"prompt",))
-        assert await scene.store.get_blob(digest) == b"prompt"
-        assert await scene.store.get_blob(hashlib.sha256(b"").hexdigest()) == b""
-        await scene.commit(drop_blobs=(digest,))
-        assert await scene.store.get_blob(digest) is None
+        await scenario.commit(blobs=(b"prompt", b""))
+        await scenario.commit(blobs=(b"prompt",))
+        assert await scenario.store.get_blob(digest) == b"prompt"
+        assert await scenario.store.get_blob(hashlib.sha256(b"").hexdigest()) == b""
+        await scenario.commit(drop_blobs=(digest,))
+        assert await scenario.store.get_blob(digest) is None
 
-    @promise
-    async def test_a_record_is_not_kept_if_anything_was_erased_since_its_operation_began(self, scene: Scene) -> None:
-        await scene.open("other")
-        said = await scene.hear("a secret", session="other")
-        at_work = await scene.begin(await scene.hear())
-        await scene.commit(op=at_work, records=(b"first",))
-        await scene.erase(said, session="other")
-        await scene.commit(op=at_work, records=(b"second",), blobs=(b"prompt",))
-        await scene.end(at_work)
-        later = await scene.begin(await scene.hear())
-        await scene.commit(op=later, records=(b"third",))
+    @store_promise
+    async def test_a_record_is_not_kept_if_anything_was_erased_since_its_operation_began(
+        self, scenario: StoreScenario
+    ) -> None:
+        await scenario.open_session("other")
+        said = await scenario.commit_heard("a secret", session="other")
+        at_work = await scenario.begin_operation(await scenario.commit_heard())
+        await scenario.commit(op=at_work, records=(b"first",))
+        await scenario.erase_entries(said, session="other")
+        await scenario.commit(op=at_work, records=(b"second",), blobs=(b"prompt",))
+        await scenario.end_operation(at_work)
+        later = await scenario.begin_operation(await scenario.commit_heard())
+        await scenario.commit(op=later, records=(b"third",))
         blobs = (b"first", b"second", b"third", b"prompt")
-        kept = [await scene.store.get_blob(hashlib.sha256(blob).hexdigest()) for blob in blobs]
+        kept = [await scenario.store.get_blob(hashlib.sha256(blob).hexdigest()) for blob in blobs]
         assert kept == [b"first", None, b"third", b"prompt"]
-        with pytest.raises(Misuse):
-            await scene.commit(records=(b"nobody's",))
+        with pytest.raises(InvalidRequest):
+            await scenario.commit(records=(b"nobody's",))
 
-    @promise
-    async def test_whoever_has_not_read_the_newest_thought_is_told(self, scene: Scene) -> None:
-        await scene.open("other")
-        said = await scene.hear("a secret", session="other")
-        op = await scene.begin(await scene.hear())
-        read = (await scene.store.read_feed())[-1].pos
-        await scene.hear()
-        thought = Draft(body=Thought(text="hm"), author="agent:main", op=op)
-        await scene.commit(thought, op=op, step=Step.THINK)
+    @store_promise
+    async def test_whoever_has_not_read_the_newest_thought_is_told(self, scenario: StoreScenario) -> None:
+        await scenario.open_session("other")
+        said = await scenario.commit_heard("a secret", session="other")
+        op = await scenario.begin_operation(await scenario.commit_heard())
+        read = (await scenario.store.read_feed())[-1].pos
+        await scenario.commit_heard()
+        thought = EntryDraft(body=Thought(text="hm"), author="agent:main", op=op)
+        await scenario.commit(thought, op=op, step=Step.THINK)
         with pytest.raises(Conflict):
-            await scene.erase(said, session="other", read=read)
-        assert (await scene.store.get_entry("other", said)).body is not None
-        read = (await scene.store.read_feed())[-1].pos
-        await scene.hear()
-        await scene.erase(said, session="other", read=read)
+            await scenario.erase_entries(said, session="other", read=read)
+        assert (await scenario.store.get_entry("other", said)).body is not None
+        read = (await scenario.store.read_feed())[-1].pos
+        await scenario.commit_heard()
+        await scenario.erase_entries(said, session="other", read=read)
 
-    @promise
-    async def test_a_person_is_known_by_each_of_their_identities(self, scene: Scene) -> None:
-        await scene.store.link_identity("telegram:1", "ada", at=1.0)
-        await scene.store.link_identity("slack:U1", "ada", at=2.0)
-        assert await scene.store.get_person("telegram:1") == "ada"
-        await scene.store.link_identity("telegram:1", "bob", at=3.0)
-        assert await scene.store.get_person("telegram:1") == "bob"
-        assert await scene.store.get_person("slack:U1") == "ada"
-        assert await scene.store.get_person("slack:U2") is None
-        assert await scene.store.list_identity_links() == [("slack:U1", "ada"), ("telegram:1", "bob")]
-        await scene.store.link_identity("telegram:1", "", at=4.0)
-        assert await scene.store.get_person("telegram:1") is None
-        assert await scene.store.list_identity_links() == [("slack:U1", "ada")]
+    @store_promise
+    async def test_a_person_is_known_by_each_of_their_identities(self, scenario: StoreScenario) -> None:
+        await scenario.store.link_identity("telegram:1", "ada", at=1.0)
+        await scenario.store.link_identity("slack:U1", "ada", at=2.0)
+        assert await scenario.store.get_person("telegram:1") == "ada"
+        await scenario.store.link_identity("telegram:1", "bob", at=3.0)
+        assert await scenario.store.get_person("telegram:1") == "bob"
+        assert await scenario.store.get_person("slack:U1") == "ada"
+        assert await scenario.store.get_person("slack:U2") is None
+        assert await scenario.store.list_identity_links() == [("slack:U1", "ada"), ("telegram:1", "bob")]
+        await scenario.store.link_identity("telegram:1", "", at=4.0)
+        assert await scenario.store.get_person("telegram:1") is None
+        assert await scenario.store.list_identity_links() == [("slack:U1", "ada")]

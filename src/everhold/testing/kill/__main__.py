@@ -8,34 +8,36 @@ import sys
 import tempfile
 from pathlib import Path
 
-from everhold.testing.kill import web
-from everhold.testing.kill.gates import UNREACHED, gates
-from everhold.testing.kill.gateway import Gateway
-from everhold.testing.kill.trial import Outcome, Trial
-from everhold.testing.modelserver import ModelServer
+from everhold.testing.kill import http_trial
+from everhold.testing.kill.gates import UNREACHED, list_kill_gates
+from everhold.testing.kill.gateway import KillableGateway
+from everhold.testing.kill.trial import KillTrial, KillTrialResult
+from everhold.testing.model_server import ModelServer
 
 
-async def storm(seed: int, kills: int) -> Outcome:
-    async with Trial(seed) as trial:
-        await trial.storm(kills)
-        return await trial.finish()
+async def run_random_kills(seed: int, kills: int) -> KillTrialResult:
+    async with KillTrial(seed) as trial:
+        await trial.kill_at_random(kills)
+        return await trial.finish_and_compare()
 
 
-async def tour(seed: int) -> Outcome:
-    async with Trial(seed) as trial:
-        await trial.tour(gates())
-        return await trial.finish()
+async def run_gate_tour(seed: int) -> KillTrialResult:
+    async with KillTrial(seed) as trial:
+        await trial.kill_at_gates(list_kill_gates())
+        return await trial.finish_and_compare()
 
 
-async def between(seed: int, kills: int) -> web.Outcome:
+async def run_gateway_kills(seed: int, kills: int) -> http_trial.GatewayKillResult:
     """Callers on one side, a model on the other."""
     with tempfile.TemporaryDirectory(prefix="everhold-kill-") as directory:
-        async with ModelServer(key=web.KEY) as model:
-            gateway = Gateway(Path(directory) / "home", web.configuration(model.openai), secrets=web.SECRETS)
+        async with ModelServer(key=http_trial.MODEL_API_KEY) as model:
+            gateway = KillableGateway(
+                Path(directory) / "home", http_trial.make_config(model.openai), secrets=http_trial.ENV_FILE_TEXT
+            )
             try:
-                return await web.storm(gateway, model, seed=seed, kills=kills)
+                return await http_trial.run_kills(gateway, model, seed=seed, kills=kills)
             finally:
-                await gateway.end()
+                await gateway.close()
 
 
 def main() -> None:
@@ -46,10 +48,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if given.web:
-        found = asyncio.run(between(given.seed, given.kills))
+        found = asyncio.run(run_gateway_kills(given.seed, given.kills))
         sys.stdout.write(f"{found}\n")
         sys.exit(1 if found.failures else 0)
-    outcome = asyncio.run(tour(given.seed) if given.tour else storm(given.seed, given.kills))
+    outcome = asyncio.run(run_gate_tour(given.seed) if given.tour else run_random_kills(given.seed, given.kills))
     lines = [str(outcome)]
     if given.tour:
         lines += [f"not reached: {step} ({why})" for step, why in UNREACHED.items()]

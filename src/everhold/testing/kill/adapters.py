@@ -7,121 +7,121 @@ from typing import Any
 
 import msgspec
 
-from everhold.core.entries import Noted, Place
+from everhold.core.entries import ChatLocation, Noted
 from everhold.errors import Refused
-from everhold.ports.memory import Batch, Capability, Found, Query
-from everhold.ports.model import Answer, Request, ToolSpec
-from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing, PlatformOffset
-from everhold.ports.tool import Effect, Result, Saying, ToolContext
-from everhold.testing.kill import town
-from everhold.testing.kill.wire import Far
+from everhold.ports.memory import MemoryBatch, MemoryCapability, MemoryHit, MemoryQuery
+from everhold.ports.model import ModelRequest, ModelResponse, ToolSpec
+from everhold.ports.platform import AcceptMessage, DeliveryGuarantee, IncomingMessage, OutgoingMessage, PlatformOffset
+from everhold.ports.tool import SendRequest, ToolContext, ToolEffect, ToolResult
+from everhold.testing.kill import world
+from everhold.testing.kill.json_lines import KillClient
 
 
-class WirePlatform:
+class KillPlatformAdapter:
     """Polls with an offset, and asks for later news only once everything before it is committed."""
 
     account = "main"
-    text_limit = town.TEXT_LIMIT
+    text_limit = world.TEXT_LIMIT_CHARS
 
-    def __init__(self, far: Far, name: str, delivery: Delivery) -> None:
-        self.far = far
+    def __init__(self, remote: KillClient, name: str, delivery: DeliveryGuarantee) -> None:
+        self.remote = remote
         self.name = name
         self.delivery = delivery
-        self.visible_after = town.VISIBLE_AFTER if delivery is Delivery.PROBE else 0.0
+        self.visible_after = world.VISIBLE_AFTER_SECONDS if delivery is DeliveryGuarantee.PROBE else 0.0
 
-    async def listen(self, accept: Accept) -> None:
+    async def listen(self, accept: AcceptMessage) -> None:
         offset = 0
         while True:
-            for number, incoming in await self.news(offset):
+            for number, incoming in await self.fetch_updates(offset):
                 await accept(incoming)
                 offset = number + 1
 
-    async def news(self, offset: int) -> list[tuple[int, Incoming]]:
-        found = await self.far.ask(f"platform/{self.name}", "poll", {"offset": offset})
-        return [(number, self._placed(number, told)) for number, told in found]
+    async def fetch_updates(self, offset: int) -> list[tuple[int, IncomingMessage]]:
+        found = await self.remote.call(f"platform/{self.name}", "poll", {"offset": offset})
+        return [(number, self._assign_position(number, told)) for number, told in found]
 
-    def _placed(self, number: int, told: object) -> Incoming:
+    def _assign_position(self, number: int, told: object) -> IncomingMessage:
         offset = PlatformOffset(key="offset", value=str(number + 1))
-        return msgspec.structs.replace(msgspec.convert(told, Incoming), offset=offset)
+        return msgspec.structs.replace(msgspec.convert(told, IncomingMessage), offset=offset)
 
-    async def send(self, out: Outgoing) -> str:
-        return str(await self._do("send", out))
+    async def send(self, out: OutgoingMessage) -> str:
+        return str(await self._call_remote("send", out))
 
-    async def probe(self, out: Outgoing) -> str | None:
-        remote: str | None = await self._do("probe", out)
+    async def probe(self, out: OutgoingMessage) -> str | None:
+        remote: str | None = await self._call_remote("probe", out)
         return remote
 
-    async def draft(self, out: Outgoing) -> str:
-        return str(await self._do("draft", out))
+    async def draft(self, out: OutgoingMessage) -> str:
+        return str(await self._call_remote("draft", out))
 
-    async def revise(self, remote: str, out: Outgoing) -> None:
-        await self._do("revise", out, remote=remote)
+    async def revise(self, remote: str, out: OutgoingMessage) -> None:
+        await self._call_remote("revise", out, remote=remote)
 
-    async def _do(self, do: str, out: Outgoing, **given: object) -> Any:
-        return await self.far.ask(f"platform/{self.name}", do, {"out": out, **given})
+    async def _call_remote(self, do: str, out: OutgoingMessage, **given: object) -> Any:
+        return await self.remote.call(f"platform/{self.name}", do, {"out": out, **given})
 
 
-class WireMemory:
-    capabilities = frozenset({Capability.PROBE, Capability.RETRACT})
-    deadline = town.DEADLINE
+class KillMemoryAdapter:
+    capabilities = frozenset({MemoryCapability.PROBE, MemoryCapability.RETRACT})
+    deadline = world.DEADLINE_SECONDS
 
-    def __init__(self, far: Far, name: str, delivery: Delivery) -> None:
-        self.far = far
+    def __init__(self, remote: KillClient, name: str, delivery: DeliveryGuarantee) -> None:
+        self.remote = remote
         self.name = name
         self.delivery = delivery
-        self.visible_after = town.VISIBLE_AFTER if delivery is Delivery.PROBE else 0.0
+        self.visible_after = world.VISIBLE_AFTER_SECONDS if delivery is DeliveryGuarantee.PROBE else 0.0
 
-    async def store(self, batch: Batch) -> Mapping[str, str]:
-        kept: dict[str, str] = await self._do("store", batch)
+    async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
+        kept: dict[str, str] = await self._call_remote("store", batch)
         return kept
 
-    async def probe(self, batch: Batch) -> Sequence[str]:
-        there: list[str] = await self._do("probe", batch)
+    async def probe(self, batch: MemoryBatch) -> Sequence[str]:
+        there: list[str] = await self._call_remote("probe", batch)
         return there
 
-    async def find(self, query: Query) -> Sequence[Found]:
+    async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         return ()
 
-    async def _do(self, do: str, batch: Batch) -> Any:
+    async def _call_remote(self, do: str, batch: MemoryBatch) -> Any:
         items = [(type(item).__name__, item) for item in batch.items]
-        return await self.far.ask(f"memory/{self.name}", do, {"name": batch.name, "items": items})
+        return await self.remote.call(f"memory/{self.name}", do, {"name": batch.name, "items": items})
 
 
-class WireTool:
-    deadline = town.DEADLINE
+class KillToolAdapter:
+    deadline = world.DEADLINE_SECONDS
 
-    def __init__(self, far: Far, name: str, effect: Effect) -> None:
-        self.far = far
+    def __init__(self, remote: KillClient, name: str, effect: ToolEffect) -> None:
+        self.remote = remote
         self.spec = ToolSpec(name=name, description=f"a {effect} tool", parameters={"type": "object"})
         self.effect = effect
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
-        text = str(await self._do("run", context, message=arguments["for"]))
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+        text = str(await self._call_remote("run", context, message=arguments["for"]))
         notes: tuple[Noted, ...] = ()
-        sayings: tuple[Saying, ...] = ()
+        sayings: tuple[SendRequest, ...] = ()
         if self.spec.name == "note":
             notes = (Noted(text=text),)
         if self.spec.name == "tell":
-            sayings = (Saying(text="a word on the way", to=context.origin or Place(platform="keyed")),)
-        return Result(text=text, notes=notes, sayings=sayings)
+            sayings = (SendRequest(text="a word on the way", to=context.origin or ChatLocation(platform="keyed")),)
+        return ToolResult(text=text, notes=notes, send_requests=sayings)
 
-    async def probe(self, context: ToolContext) -> Result | None:
-        done = await self._do("probe", context, message="")
-        return None if done is None else Result(text=str(done))
+    async def probe(self, context: ToolContext) -> ToolResult | None:
+        done = await self._call_remote("probe", context, message="")
+        return None if done is None else ToolResult(text=str(done))
 
-    async def _do(self, do: str, context: ToolContext, *, message: str) -> Any:
-        return await self.far.ask(f"tool/{self.spec.name}", do, {"key": context.key, "message": message})
+    async def _call_remote(self, do: str, context: ToolContext, *, message: str) -> Any:
+        return await self.remote.call(f"tool/{self.spec.name}", do, {"key": context.key, "message": message})
 
 
-class WireModel:
+class KillModelAdapter:
     name = "town"
-    context_tokens = town.CONTEXT_TOKENS
+    context_tokens = world.CONTEXT_TOKENS
 
-    def __init__(self, far: Far) -> None:
-        self.far = far
+    def __init__(self, remote: KillClient) -> None:
+        self.remote = remote
 
-    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
-        told = await self.far.ask("model/town", "answer", {"request": request}, on_piece=on_text)
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
+        told = await self.remote.call("model/town", "answer", {"request": request}, on_piece=on_text)
         if told is None:
             raise Refused("the model said nothing")
-        return msgspec.convert(told, Answer)
+        return msgspec.convert(told, ModelResponse)

@@ -12,8 +12,8 @@ from msgspec import Struct
 from everhold.ports.store import Change, Claim, Committed, Now, Step
 from everhold.stores.sqlite import SqliteStore
 
-Moment: TypeAlias = Literal["before", "after"]
-MOMENTS: Final[tuple[Moment, ...]] = ("before", "after")
+KillMoment: TypeAlias = Literal["before", "after"]
+KILL_MOMENTS: Final[tuple[KillMoment, ...]] = ("before", "after")
 
 UNREACHED: Final = {
     Step.NOTICE: "nothing commits a notice alone: it goes with the commit of what it is about",
@@ -21,80 +21,80 @@ UNREACHED: Final = {
 """Steps that no process comes to, and why. Every other step must be reached, or the tour fails."""
 
 
-class Gate(Struct, frozen=True):
+class KillGate(Struct, frozen=True):
     """Die before or after the `nth` commit of this kind that a process makes."""
 
     step: Step
-    moment: Moment
+    moment: KillMoment
     nth: int = 1
 
     def __str__(self) -> str:
         return f"{self.moment} {self.step}" + (f" number {self.nth}" if self.nth > 1 else "")
 
 
-def gates() -> list[Gate]:
+def list_kill_gates() -> list[KillGate]:
     """All of them; a step added to the enum is in here at once."""
-    return [Gate(step, moment) for step in Step if step not in UNREACHED for moment in MOMENTS]
+    return [KillGate(step, moment) for step in Step if step not in UNREACHED for moment in KILL_MOMENTS]
 
 
-class Doom:
+class KillSwitch:
     """Counts the commits of one process and ends it at its gate. No `finally` runs after that."""
 
-    def __init__(self, gate: Gate | None = None) -> None:
+    def __init__(self, gate: KillGate | None = None) -> None:
         self.gate = gate
-        self.left = gate.nth if gate else 0
+        self.commits_left = gate.nth if gate else 0
 
-    def __call__(self, step: Step, moment: Moment) -> None:
+    def __call__(self, step: Step, moment: KillMoment) -> None:
         if self.gate is not None and (self.gate.step, self.gate.moment) == (step, moment):
-            self.left -= 1
-            if self.left <= 0:
+            self.commits_left -= 1
+            if self.commits_left <= 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DeadlyStore(SqliteStore):
+class KillableStore(SqliteStore):
     """The real store, and the end of the process at one of its commits."""
 
-    doom = Doom()
+    kill_switch = KillSwitch()
 
     async def commit(self, change: Change) -> Committed:
-        self.doom(change.step, "before")
+        self.kill_switch(change.step, "before")
         done = await super().commit(change)
-        self.doom(change.step, "after")
+        self.kill_switch(change.step, "after")
         return done
 
     async def claim_cursors(
         self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
     ) -> list[Claim]:
-        self.doom(Step.CLAIM, "before")
+        self.kill_switch(Step.CLAIM, "before")
         claims = await super().claim_cursors(owner=owner, at=at, lease=lease, limit=limit, skip=skip, only=only)
-        self.doom(Step.CLAIM, "after")
+        self.kill_switch(Step.CLAIM, "after")
         return claims
 
     async def renew_leases(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
-        self.doom(Step.RENEW, "before")
+        self.kill_switch(Step.RENEW, "before")
         count = await super().renew_leases(claims, owner=owner, at=at, lease=lease)
-        self.doom(Step.RENEW, "after")
+        self.kill_switch(Step.RENEW, "after")
         return count
 
     async def revoke_leases(self, *, owner: str, at: float) -> int:
-        self.doom(Step.REVOKE_LEASES, "before")
+        self.kill_switch(Step.REVOKE_LEASES, "before")
         count = await super().revoke_leases(owner=owner, at=at)
-        self.doom(Step.REVOKE_LEASES, "after")
+        self.kill_switch(Step.REVOKE_LEASES, "after")
         return count
 
     async def retry_now(self, *, at: float, held: Sequence[str] = ()) -> int:
-        self.doom(Step.RETRY_NOW, "before")
+        self.kill_switch(Step.RETRY_NOW, "before")
         count = await super().retry_now(at=at, held=held)
-        self.doom(Step.RETRY_NOW, "after")
+        self.kill_switch(Step.RETRY_NOW, "after")
         return count
 
     async def replay_dead_letters(self, ids: Sequence[int], *, at: float) -> int:
-        self.doom(Step.REPLAY, "before")
+        self.kill_switch(Step.REPLAY, "before")
         count = await super().replay_dead_letters(ids, at=at)
-        self.doom(Step.REPLAY, "after")
+        self.kill_switch(Step.REPLAY, "after")
         return count
 
     async def link_identity(self, identity: str, person: str, *, at: float) -> None:
-        self.doom(Step.PEOPLE, "before")
+        self.kill_switch(Step.PEOPLE, "before")
         await super().link_identity(identity, person, at=at)
-        self.doom(Step.PEOPLE, "after")
+        self.kill_switch(Step.PEOPLE, "after")

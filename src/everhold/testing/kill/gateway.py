@@ -14,12 +14,12 @@ from typing import Final
 
 import httpx2
 
-from everhold.home import Home
+from everhold.infra.home import Home
 
 START_SECONDS: Final = 120.0
 
 
-class Gateway:
+class KillableGateway:
     """The real program with its real HTTP side; `program` is what starts it, or something like it."""
 
     def __init__(
@@ -54,12 +54,12 @@ class Gateway:
         )
         until = time.monotonic() + START_SECONDS
         async with httpx2.AsyncClient(trust_env=False) as client:
-            while not await self._ready(client):
+            while not await self._is_ready(client):
                 assert self.process.returncode is None, f"it ended with {self.process.returncode}"
                 assert time.monotonic() < until, f"it was not ready within {START_SECONDS:g} s"
                 await asyncio.sleep(0.01)
 
-    async def _ready(self, client: httpx2.AsyncClient) -> bool:
+    async def _is_ready(self, client: httpx2.AsyncClient) -> bool:
         try:
             return (await client.get(f"{self.url}/ready")).status_code == 200
         except httpx2.TransportError:
@@ -72,6 +72,6 @@ class Gateway:
             process.send_signal(how)
         return await process.wait()
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         if self.process is not None:
             await self.kill()

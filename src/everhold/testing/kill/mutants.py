@@ -7,78 +7,84 @@ from typing import Final
 
 from msgspec import Struct, structs
 
-from everhold.flow.accept import Accept as Door
-from everhold.flow.runtime import Runtime
-from everhold.ports.platform import Accept, Incoming, Outgoing, Verdict
+from everhold.engine.agent_runtime import AgentRuntime
+from everhold.ingress.accept import MessageAcceptor as Door
+from everhold.ports.platform import AcceptMessage, AcceptResult, IncomingMessage, OutgoingMessage
 from everhold.ports.store import Step
-from everhold.ports.tool import Effect
-from everhold.testing.kill.adapters import WirePlatform
-from everhold.testing.kill.child import Parts
-from everhold.testing.kill.gates import Gate
+from everhold.ports.tool import ToolEffect
+from everhold.testing.kill.adapters import KillPlatformAdapter
+from everhold.testing.kill.child import ChildProcessParts
+from everhold.testing.kill.gates import KillGate
 
 
-class Mutant(Struct, frozen=True, kw_only=True):
+class KillMutant(Struct, frozen=True, kw_only=True):
     """A planted bug, what to say and where to die so that it shows, and what it must be found by."""
 
-    parts: Parts
-    gate: Gate
+    parts: ChildProcessParts
+    gate: KillGate
     found_by: str
     platform: str = "keyed"
     says: str = ""
 
 
-class AcknowledgesFirst(WirePlatform):
+class AcknowledgingFirstPlatform(KillPlatformAdapter):
     """Confirms what it was handed before it is committed."""
 
-    async def listen(self, accept: Accept) -> None:
+    async def listen(self, accept: AcceptMessage) -> None:
         offset = 0
         while True:
-            for number, incoming in await self.news(offset):
+            for number, incoming in await self.fetch_updates(offset):
                 offset = number + 1
-                await self.far.ask(f"platform/{self.name}", "poll", {"offset": offset})
+                await self.remote.call(f"platform/{self.name}", "poll", {"offset": offset})
                 await accept(incoming)
 
 
-class NewKeys(WirePlatform):
+class ChangingKeysPlatform(KillPlatformAdapter):
     """Gives every send a key of its own."""
 
-    async def send(self, out: Outgoing) -> str:
+    async def send(self, out: OutgoingMessage) -> str:
         now = asyncio.get_running_loop().time()
         return await super().send(structs.replace(out, key=f"{out.key}@{now}"))
 
 
-class Forgets(Door):
+class ForgettingAccept(Door):
     """Does not recognise what it has heard before."""
 
-    async def __call__(self, incoming: Incoming) -> Verdict:
+    async def __call__(self, incoming: IncomingMessage) -> AcceptResult:
         return await super().__call__(structs.replace(incoming, origin=structs.replace(incoming.origin, message="")))
 
 
-class RunsAgain(Runtime):
+class RerunningRuntime(AgentRuntime):
     """Takes every tool for one that can be repeated."""
 
     @property
-    def effects(self) -> dict[str, Effect]:
-        return dict.fromkeys(self.tools, Effect.KEYED)
+    def tool_effects(self) -> dict[str, ToolEffect]:
+        return dict.fromkeys(self.tools, ToolEffect.KEYED)
 
 
 MUTANTS: Final = {
-    "acknowledges before commit": Mutant(
-        parts=Parts(platform=AcknowledgesFirst), gate=Gate(Step.ACCEPT, "before"), found_by="lost"
+    "acknowledges before commit": KillMutant(
+        parts=ChildProcessParts(platform=AcknowledgingFirstPlatform),
+        gate=KillGate(Step.ACCEPT, "before"),
+        found_by="lost",
     ),
-    "has no dedup": Mutant(parts=Parts(accept=Forgets), gate=Gate(Step.ACCEPT, "after"), found_by="dedup key"),
-    "runs once-tools again": Mutant(
-        parts=Parts(runtime=RunsAgain),
-        gate=Gate(Step.RETURN, "before"),
+    "has no dedup": KillMutant(
+        parts=ChildProcessParts(accept=ForgettingAccept), gate=KillGate(Step.ACCEPT, "after"), found_by="dedup key"
+    ),
+    "runs once-tools again": KillMutant(
+        parts=ChildProcessParts(runtime=RerunningRuntime),
+        gate=KillGate(Step.RETURN, "before"),
         says="[pay]",
         found_by="pay (once) was done 2 times",
     ),
-    "changes its keys": Mutant(
-        parts=Parts(platform=NewKeys), gate=Gate(Step.DELIVERY_DONE, "before"), found_by="saw answers"
+    "changes its keys": KillMutant(
+        parts=ChildProcessParts(platform=ChangingKeysPlatform),
+        gate=KillGate(Step.DELIVERY_DONE, "before"),
+        found_by="saw answers",
     ),
-    "resends what must be held": Mutant(
-        parts=Parts(policy=lambda _: "resend"),
-        gate=Gate(Step.DELIVERY_DONE, "before"),
+    "resends what must be held": KillMutant(
+        parts=ChildProcessParts(policy=lambda _: "resend"),
+        gate=KillGate(Step.DELIVERY_DONE, "before"),
         platform="hold",
         found_by="had to be held",
     ),

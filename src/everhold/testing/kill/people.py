@@ -7,21 +7,21 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from everhold.core.entries import Place
-from everhold.ports.platform import Incoming
+from everhold.core.entries import ChatLocation
+from everhold.ports.platform import IncomingMessage
 from everhold.ports.store import Step
-from everhold.testing.kill.town import EDITED, TOKEN, Square, Town
+from everhold.testing.kill.world import EDITED_SUFFIX, TOKEN_PATTERN, KillPlatform, KillWorld
 
 PADDING: Final = "and so on and so forth " * 250
 
-TALK: Final = (
+MESSAGE_REQUESTS: Final = (
     "", "", "", "", "", "",
     "[look]", "[file]", "[book]", "[pay]", "[pay file]", "[file book | pay]", "[book]", "[note]", "[tell]", "[pay]",
     "long", "busy [look]", "faint", "later", f"fill {PADDING}", "[wait]",
 )  # fmt: skip
 """What a message may ask for besides an answer."""
 
-ORDERS: Final = (
+CHAT_COMMANDS: Final = (
     "/status",
     "/undo",
     "/retry",
@@ -52,163 +52,174 @@ PROVOCATIONS: Final = {
 """What is written in a new chat so that a process comes to a commit. Any message brings about the others."""
 
 
-class Chat:
+class KillChat:
     """One conversation. What was written in it, in order, is on its square."""
 
-    def __init__(self, square: Square, name: str, dice: random.Random, *, odd: bool = False) -> None:
-        self.square = square
+    def __init__(self, platform: KillPlatform, name: str, dice: random.Random, *, sends_commands: bool = False) -> None:
+        self.platform = platform
         self.name = name
         self.dice = dice
-        self.odd = odd
+        self.sends_commands = sends_commands
         """Its people give orders, and take back what was said."""
         self.tokens: list[str] = []
         self._messages = 0
 
-    def say(self, more: str = "", *, before: str = "") -> str:
+    def write_message(self, more: str = "", *, before: str = "") -> str:
         """Write a message; its name."""
         token = f"{self.name}.m{self._messages + 1}"
         self.tokens.append(token)
-        self._write(f"{before}{token} {more}".strip())
+        self._write_text(f"{before}{token} {more}".strip())
         return token
 
-    def order(self, text: str) -> None:
-        self._write(text)
+    def write_command(self, text: str) -> None:
+        self._write_text(text)
 
-    def edit(self) -> None:
+    def edit_last_message(self) -> None:
         """Change the last message: what it says now is something new."""
         token = f"{self.name}.m{self._messages}"
         if self.tokens and self.tokens[-1] == token:
-            changed = f"{token}{EDITED}"
+            changed = f"{token}{EDITED_SUFFIX}"
             self.tokens.append(changed)
-            self._write(changed, message=str(self._messages), revision="1")
+            self._write_text(changed, message=str(self._messages), revision="1")
 
-    def _write(self, text: str, *, message: str = "", revision: str = "") -> None:
+    def _write_text(self, text: str, *, message: str = "", revision: str = "") -> None:
         if not message:
             self._messages += 1
             message = str(self._messages)
-        origin = Place(platform=self.square.name, account="main", chat=self.name, message=message)
+        origin = ChatLocation(platform=self.platform.name, account="main", chat=self.name, message=message)
         event = "edit" if revision else "message"
-        self.square.write(Incoming(origin=origin, text=text, sender="ada", name="Ada", event=event, revision=revision))
+        self.platform.write_message(
+            IncomingMessage(origin=origin, text=text, sender="ada", name="Ada", event=event, revision=revision)
+        )
 
-    async def talk(self) -> None:
+    async def write_until_cancelled(self) -> None:
         """Write until cancelled, not much faster than one is answered."""
         while True:
             roll = self.dice.random()
-            if self.odd and roll < 0.25:
-                self.order(self.dice.choice(ORDERS))
+            if self.sends_commands and roll < 0.25:
+                self.write_command(self.dice.choice(CHAT_COMMANDS))
             elif roll < 0.05:
-                self.edit()
+                self.edit_last_message()
             else:
-                asked = self.dice.choice(TALK)
+                asked = self.dice.choice(MESSAGE_REQUESTS)
                 # an order to try again does everything again, and rightly so
-                self.say(asked if not self.odd or ("pay" not in asked and "book" not in asked) else "[look]")
+                self.write_message(
+                    asked if not self.sends_commands or ("pay" not in asked and "book" not in asked) else "[look]"
+                )
             await asyncio.sleep(self.dice.random() * 0.4)
             for _ in range(20):
-                if self._unanswered() < 5:
+                if self._count_unanswered() < 5:
                     break
                 await asyncio.sleep(0.05)
 
-    def _unanswered(self) -> int:
-        seen = [token for shown in self.square.shown if shown.chat == self.name for token in TOKEN.findall(shown.text)]
+    def _count_unanswered(self) -> int:
+        seen = [
+            token
+            for shown in self.platform.shown
+            if shown.chat == self.name
+            for token in TOKEN_PATTERN.findall(shown.text)
+        ]
         return len(self.tokens) - (self.tokens.index(seen[-1]) + 1 if seen and seen[-1] in self.tokens else 0)
 
 
-class People:
+class KillPeople:
     """All chats of a town."""
 
-    def __init__(self, town: Town, seed: int) -> None:
-        self.town = town
+    def __init__(self, world: KillWorld, seed: int) -> None:
+        self.world = world
         self.dice = random.Random(f"people/{seed}")
-        self.chats: dict[str, Chat] = {}
+        self.chats: dict[str, KillChat] = {}
         self.notes: list[str] = []
         """What somebody in charge wanted noted."""
         self.secrets: list[str] = []
         """What somebody in charge wanted forgotten."""
         self.linked: list[str] = []
-        self.purses: list[str] = []
+        self.budgets: list[str] = []
         """Out of which something was paid that left nothing else behind."""
         self.bookmarks: list[str] = []
         """What somebody in charge wanted marked as read so far, without anything to keep of it."""
-        for platform in town.squares:
+        for platform in world.platforms:
             for _ in range(2):
-                self.meet(platform)
-        self.meet("keyed", odd=True)
-        self.meet("blind", odd=True)
-        town.workshop.steer = self._steer
+                self.open_chat(platform)
+        self.open_chat("keyed", odd=True)
+        self.open_chat("blind", odd=True)
+        world.toolbox.steer = self._write_steering_message
         self._tasks: list[asyncio.Task[None]] = []
 
-    def meet(self, platform: str = "keyed", *, odd: bool = False) -> Chat:
+    def open_chat(self, platform: str = "keyed", *, odd: bool = False) -> KillChat:
         """A new chat."""
         name = f"{platform}-{len(self.chats)}"
-        chat = Chat(self.town.squares[platform], name, random.Random(self.dice.random()), odd=odd)
+        chat = KillChat(self.world.platforms[platform], name, random.Random(self.dice.random()), sends_commands=odd)
         self.chats[name] = chat
         return chat
 
     def start(self, *, odd: bool = True) -> None:
         """Let everybody talk; without the odd ones it is quieter."""
-        talking = [chat for number, chat in enumerate(self.chats.values()) if odd or (number % 2 and not chat.odd)]
-        self._tasks = [asyncio.create_task(chat.talk(), name=chat.name) for chat in talking]
+        talking = [
+            chat for number, chat in enumerate(self.chats.values()) if odd or (number % 2 and not chat.sends_commands)
+        ]
+        self._tasks = [asyncio.create_task(chat.write_until_cancelled(), name=chat.name) for chat in talking]
 
-    async def rest(self) -> None:
+    async def stop(self) -> None:
         """Nobody writes any more."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
-    def _steer(self, token: str) -> Callable[[], bool]:
+    def _write_steering_message(self, token: str) -> Callable[[], bool]:
         chat = self.chats[token.rpartition(".")[0]]
-        chat.say(before="/steer ")
-        number = len(chat.square.updates)
-        return lambda: chat.square.confirmed >= number
+        chat.write_message(before="/steer ")
+        number = len(chat.platform.incoming_messages)
+        return lambda: chat.platform.confirmed >= number
 
     # -- what somebody in charge wants -------------------------------------------------------------------------------
 
-    def want_noted(self) -> None:
-        token = self.meet().say()
+    def request_note(self) -> None:
+        token = self.open_chat().write_message()
         self.notes.append(f"remember {token}")
-        self.town.office.order("note", message=token, text=self.notes[-1])
+        self.world.operator_orders.request("note", message=token, text=self.notes[-1])
 
-    def want_forgotten(self) -> None:
+    def request_erasure(self) -> None:
         secret = f"hush{self.dice.randbytes(6).hex()}"
-        token = self.meet().say(secret)
+        token = self.open_chat().write_message(secret)
         self.secrets.append(secret)
-        self.town.office.order("erase", message=token)
+        self.world.operator_orders.request("erase", message=token)
 
-    def want_replayed(self) -> None:
-        self.meet().say("refuse")
-        self.town.office.order("replay")
+    def request_replay(self) -> None:
+        self.open_chat().write_message("refuse")
+        self.world.operator_orders.request("replay")
 
-    def want_linked(self) -> None:
+    def request_link(self) -> None:
         self.linked.append(f"keyed:{self.dice.randbytes(4).hex()}")
-        self.town.office.order("link", identity=self.linked[-1], person="ada")
+        self.world.operator_orders.request("link", identity=self.linked[-1], person="ada")
 
-    def want_paid(self) -> None:
-        self.purses.append(f"call:{self.dice.randbytes(4).hex()}")
-        self.town.office.order("pay", purse=self.purses[-1])
+    def request_spending(self) -> None:
+        self.budgets.append(f"call:{self.dice.randbytes(4).hex()}")
+        self.world.operator_orders.request("pay", purse=self.budgets[-1])
 
-    def want_marked(self) -> None:
+    def request_state_record(self) -> None:
         self.bookmarks.append(self.dice.randbytes(4).hex())
-        self.town.office.order("mark", name=self.bookmarks[-1])
+        self.world.operator_orders.request("mark", name=self.bookmarks[-1])
 
     # -- how to bring about a commit ---------------------------------------------------------------------------------
 
-    def provoke(self, step: Step) -> None:
+    def provoke_commit(self, step: Step) -> None:
         """Do something that makes a serving process come to this commit."""
         wanted = {
-            Step.NOTE: self.want_noted,
-            Step.ERASE: self.want_forgotten,
-            Step.REPLAY: self.want_replayed,
-            Step.PEOPLE: self.want_linked,
-            Step.SPEND: self.want_paid,
-            Step.STATE: self.want_marked,
+            Step.NOTE: self.request_note,
+            Step.ERASE: self.request_erasure,
+            Step.REPLAY: self.request_replay,
+            Step.PEOPLE: self.request_link,
+            Step.SPEND: self.request_spending,
+            Step.STATE: self.request_state_record,
         }
         if step in wanted:
             wanted[step]()
             return
-        chat = self.meet()
+        chat = self.open_chat()
         for text in PROVOCATIONS.get(step, ("",)):
             if text.startswith("/"):
-                chat.order(text)
+                chat.write_command(text)
             else:
-                chat.say(text)
+                chat.write_message(text)

@@ -20,31 +20,31 @@ import msgspec
 from msgspec import Struct
 
 from everhold.core.entries import Returned
-from everhold.flow.supervise import LEASE_SECONDS
+from everhold.engine.supervisor import LEASE_SECONDS
 from everhold.ports.store import Step
 from everhold.testing.kill import verdict
-from everhold.testing.kill.child import Terms
-from everhold.testing.kill.gates import Gate
-from everhold.testing.kill.people import People
-from everhold.testing.kill.town import Town
-from everhold.testing.kill.wire import Service
+from everhold.testing.kill.child import ChildProcessTerms
+from everhold.testing.kill.gates import KillGate
+from everhold.testing.kill.json_lines import KillServer
+from everhold.testing.kill.people import KillPeople
+from everhold.testing.kill.world import KillWorld
 
 READY_SECONDS: Final = 2.0
 """How long a process may compute from its start to its serving, however busy the machine is."""
 PATIENCE_SECONDS: Final = 100.0
 """How long anything in a trial may take before it counts as stuck."""
 QUIET_SECONDS: Final = 300.0
-SHORT_LEASE: Final = 1.2
+SHORT_LEASE_SECONDS: Final = 1.2
 """So that renewing it can be seen within a trial."""
 
 
-class Outcome(Struct, kw_only=True):
+class KillTrialResult(Struct, kw_only=True):
     """What a trial found, and how much there was to find it in."""
 
     seed: int
     failures: list[str]
     counts: Counter[str]
-    ready: list[float]
+    startup_seconds: list[float]
     """Seconds from start to serving, of every process that got that far."""
     computed: list[float]
     """Of each of them, how many seconds it had computed by then."""
@@ -52,29 +52,29 @@ class Outcome(Struct, kw_only=True):
     def __str__(self) -> str:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
         ready = "never ready"
-        if self.ready:
-            ready = f"ready in {median(self.ready):.2f} s, at most {max(self.ready):.2f} s"
+        if self.startup_seconds:
+            ready = f"ready in {median(self.startup_seconds):.2f} s, at most {max(self.startup_seconds):.2f} s"
             ready += f", of which {median(self.computed):.2f} s computing, at most {max(self.computed):.2f} s"
         return "\n".join([f"seed {self.seed}: {counts}; {ready}", *(f"  FAILED {text}" for text in self.failures)])
 
 
-class Trial:
+class KillTrial:
     """One home, one town around it, and as many lives as it takes."""
 
     def __init__(self, seed: int, *, mutant: str = "") -> None:
         self.seed = seed
         self.mutant = mutant
         self.dice = random.Random(f"trial/{seed}")
-        self.town = Town(seed)
-        self.people = People(self.town, seed)
+        self.world = KillWorld(seed)
+        self.people = KillPeople(self.world, seed)
         self.counts: Counter[str] = Counter()
-        self.ready: list[float] = []
+        self.startup_seconds: list[float] = []
         self.computed: list[float] = []
         self.failures: list[str] = []
         self._directory = Path(tempfile.mkdtemp(prefix="everhold-kill-"))
         self.home = self._directory / "home"
         self.home.mkdir(mode=0o700)
-        self._service = Service(self.town.answer)
+        self._service = KillServer(self.world.answer)
         self._errors = (self._directory / "stderr").open("wb")
 
     async def __aenter__(self) -> Self:
@@ -84,7 +84,7 @@ class Trial:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        await self.people.rest()
+        await self.people.stop()
         await self._service.close()
         self._errors.close()
         if self.mutant or not (self.failures or error):
@@ -92,9 +92,9 @@ class Trial:
 
     # -- lives -------------------------------------------------------------------------------------------------------
 
-    async def start(self, *, gate: Gate | None = None, lease: float = LEASE_SECONDS) -> Life:
+    async def start(self, *, gate: KillGate | None = None, lease: float = LEASE_SECONDS) -> KillTrialProcess:
         """A new process."""
-        terms = Terms(
+        terms = ChildProcessTerms(
             home=str(self.home), socket=str(self._directory / "town"), gate=gate, lease=lease, mutant=self.mutant
         )
         started = time.monotonic()
@@ -108,125 +108,133 @@ class Trial:
             stderr=self._errors,
         )
         self.counts["starts"] += 1
-        return Life(self, process, started)
+        return KillTrialProcess(self, process, started)
 
-    async def storm(self, kills: int) -> None:
+    async def kill_at_random(self, kills: int) -> None:
         """Kill at random moments, now and then before the process is even up."""
         self.people.start()
         for _ in range(kills):
             life = await self.start()
             if self.dice.random() < 0.1:
-                await life.last(self.dice.random() * 0.3)
+                await life.let_run(self.dice.random() * 0.3)
             else:
-                await life.serving()
-                await life.last(0.02 + self.dice.random() * self.dice.choice((0.1, 0.4, 0.8)))
+                await life.wait_until_ready()
+                await life.let_run(0.02 + self.dice.random() * self.dice.choice((0.1, 0.4, 0.8)))
             await life.kill()
-        await self.people.rest()
+        await self.people.stop()
 
-    async def tour(self, gates: Iterable[Gate]) -> None:
+    async def kill_at_gates(self, gates: Iterable[KillGate]) -> None:
         """Die at each of these gates, one life after the other, while people go on talking."""
         self.people.start(odd=False)
         for gate in gates:
             short = gate.step is Step.RENEW
-            life = await self.start(gate=gate, lease=SHORT_LEASE if short else LEASE_SECONDS)
+            life = await self.start(gate=gate, lease=SHORT_LEASE_SECONDS if short else LEASE_SECONDS)
             for _ in range(gate.nth):
-                self.people.provoke(gate.step)
-            if await life.dies():
+                self.people.provoke_commit(gate.step)
+            if await life.wait_until_killed():
                 self.counts["kills"] += 1
             else:
                 self.failures.append(f"nobody came to {gate} within {PATIENCE_SECONDS:.0f} s")
                 await life.kill()
-        await self.people.rest()
+        await self.people.stop()
 
-    async def finish(self) -> Outcome:
+    async def finish_and_compare(self) -> KillTrialResult:
         """Let a last process do what is left, end it, and compare."""
-        self.town.luck.calm = True
+        self.world.network.calm = True
         life = await self.start()
-        await life.serving()
-        await self._quiet()
+        await life.wait_until_ready()
+        await self._wait_until_idle()
         if self.dice.random() < 0.5:
             await life.kill()
         else:
-            await life.end()
-        books = await verdict.read(self.home, identities=self.people.linked, purses=self.people.purses)
-        self.failures += verdict.failures(self.town, self.people, books, self.home)
-        self.failures += self._complaints()
-        self._count(books)
+            await life.stop()
+        contents = await verdict.read_store(self.home, identities=self.people.linked, budgets=self.people.budgets)
+        self.failures += verdict.find_failures(self.world, self.people, contents, self.home)
+        self.failures += self._read_reported_errors()
+        self._count_entries(contents)
         if self.failures and not self.mutant:
             self.failures.append(f"what was left is in {self._directory}")
-        return Outcome(
-            seed=self.seed, failures=self.failures, counts=self.counts, ready=self.ready, computed=self.computed
+        return KillTrialResult(
+            seed=self.seed,
+            failures=self.failures,
+            counts=self.counts,
+            startup_seconds=self.startup_seconds,
+            computed=self.computed,
         )
 
-    async def _quiet(self) -> None:
+    async def _wait_until_idle(self) -> None:
         deadline = time.monotonic() + QUIET_SECONDS
         unrest = "nobody was asked"
         while time.monotonic() < deadline:
             try:
-                unrest = await asyncio.wait_for(self.town.office.order("quiet"), PATIENCE_SECONDS)
+                unrest = await asyncio.wait_for(self.world.operator_orders.request("quiet"), PATIENCE_SECONDS)
             except TimeoutError:
                 unrest = "the office got no answer"
                 break
-            unheard = sum(len(square.updates) - square.confirmed for square in self.town.squares.values())
+            unheard = sum(
+                len(platform.incoming_messages) - platform.confirmed for platform in self.world.platforms.values()
+            )
             if not unrest and not unheard:
                 return
             unrest = unrest or f"{unheard} messages were not confirmed"
             await asyncio.sleep(0.1)
         self.failures.append(f"never came to rest: {unrest}")
 
-    def _complaints(self) -> list[str]:
+    def _read_reported_errors(self) -> list[str]:
         """What the processes themselves called an error: a part of them fell."""
         self._errors.flush()
         lines = (self._directory / "stderr").read_text("utf-8", "replace").splitlines()
         return [f"a process complained: {line[:2000]}" for line in lines if '"level":"warning"' not in line][:10]
 
-    def _count(self, books: verdict.Books) -> None:
+    def _count_entries(self, contents: verdict.StoreContents) -> None:
         counts = self.counts
-        for log in books.logs:
+        for log in contents.logs:
             counts["entries"] += len(log.entries)
             counts["messages"] += sum(entry.kind == "heard" for entry in log.entries)
-            counts["turns"] += sum(what == "turn" for what in log.what.values())
+            counts["turns"] += sum(what == "turn" for what in log.operation_types.values())
             counts["folds"] += sum(entry.kind == "compressed" for entry in log.entries)
             counts["failed turns"] += sum(ended.outcome == "failed" for ended in log.ended.values())
             counts["resumed turns"] += sum(op.type == "turn" and op.attempts > 1 for op in log.operations)
             counts["calls of unknown outcome"] += sum(
                 isinstance(entry.body, Returned) and entry.body.unknown for entry in log.entries
             )
-        counts["sessions"] += len(books.logs)
-        counts["doubtful"] += sum(r.in_doubt for r in books.receipts.values()) + sum(p.in_doubt for p in books.parked)
-        counts["repeats absorbed"] += self.town.squares["keyed"].repeats
-        counts["drafts edited"] += self.town.squares["keyed"].edited
+        counts["sessions"] += len(contents.logs)
+        counts["doubtful"] += sum(r.in_doubt for r in contents.receipts.values()) + sum(
+            p.in_doubt for p in contents.dead_letters
+        )
+        counts["repeats absorbed"] += self.world.platforms["keyed"].repeats
+        counts["drafts edited"] += self.world.platforms["keyed"].edited
 
 
-class Life:
+class KillTrialProcess:
     """One process, from its start to its end."""
 
-    def __init__(self, trial: Trial, process: asyncio.subprocess.Process, started: float) -> None:
+    def __init__(self, trial: KillTrial, process: asyncio.subprocess.Process, started: float) -> None:
         self.trial = trial
         self.process = process
         self.started = started
 
-    async def serving(self) -> None:
+    async def wait_until_ready(self) -> None:
         """Wait until it says that it serves."""
-        town, pid = self.trial.town, self.process.pid
-        while pid not in town.ready:
+        world, pid = self.trial.world, self.process.pid
+        while pid not in world.ready:
             if self.process.returncode is not None:
                 self.trial.failures.append(f"a process ended by itself with {self.process.returncode}")
                 return
             if time.monotonic() - self.started > PATIENCE_SECONDS:
                 self.trial.failures.append("a process never became ready")
                 return
-            town.news.clear()
+            world.process_ready.clear()
             try:
                 async with asyncio.timeout(0.05):
-                    await town.news.wait()
+                    await world.process_ready.wait()
             except TimeoutError:
                 continue
-        at, computed = town.ready[pid]
-        self.trial.ready.append(at - self.started)
+        at, computed = world.ready[pid]
+        self.trial.startup_seconds.append(at - self.started)
         self.trial.computed.append(computed)
 
-    async def last(self, seconds: float) -> None:
+    async def let_run(self, seconds: float) -> None:
         """Let it live for a while; it has no reason to end by itself."""
         try:
             async with asyncio.timeout(seconds):
@@ -235,7 +243,7 @@ class Life:
             return
         self.trial.failures.append(f"a process ended by itself with {self.process.returncode}")
 
-    async def dies(self) -> bool:
+    async def wait_until_killed(self) -> bool:
         """Wait until it came to its gate."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -253,7 +261,7 @@ class Life:
             self.trial.counts["kills"] += 1
         await self.process.wait()
 
-    async def end(self) -> float:
+    async def stop(self) -> float:
         """Ask it to end; the seconds it took."""
         asked = time.monotonic()
         if self.process.returncode is None:

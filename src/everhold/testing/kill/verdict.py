@@ -12,7 +12,7 @@ import apsw
 import msgspec
 from msgspec import Struct
 
-from everhold.core.audit import audit
+from everhold.core.audit import audit_session
 from everhold.core.consumers import memory_consumer, platform_consumer
 from everhold.core.entries import (
     Began,
@@ -20,8 +20,8 @@ from everhold.core.entries import (
     Changed,
     Ended,
     Entry,
+    EntryKind,
     Heard,
-    Kind,
     Noted,
     Notified,
     OperationsUndone,
@@ -33,38 +33,46 @@ from everhold.core.entries import (
 )
 from everhold.errors import EverholdError
 from everhold.ports.memory import Exchange
-from everhold.ports.platform import Delivery
+from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.store import DeadLetter, Operation, Receipt, StateNamespace, make_state_scope
-from everhold.ports.tool import Effect
+from everhold.ports.tool import ToolEffect
 from everhold.stores.sqlite import SqliteStore
-from everhold.testing.kill.people import People
-from everhold.testing.kill.town import DAY, TOKEN, TOOLS, Archive, Square, Town, named
+from everhold.testing.kill.people import KillPeople
+from everhold.testing.kill.world import (
+    SPENDING_DAY,
+    TOKEN_PATTERN,
+    TOOL_EFFECTS,
+    KillMemory,
+    KillPlatform,
+    KillWorld,
+    parse_message_name,
+)
 
 
-class Log:
+class SessionHistory:
     """One session's log, walked once."""
 
     def __init__(self, session: str, entries: list[Entry], operations: list[Operation]) -> None:
         self.session = session
         self.entries = entries
         self.operations = operations
-        self.what: dict[int, str] = {}
+        self.operation_types: dict[int, str] = {}
         self.ended: dict[int, Ended] = {}
         self.taken: dict[int, list[int]] = {}
         """heard seq -> operations that took it and did not give it back."""
-        self.again: Counter[int] = Counter()
+        self.retried: Counter[int] = Counter()
         """heard seq -> how often somebody wanted it answered anew."""
         self.said: dict[int, list[str]] = {}
-        self.told: Counter[int] = Counter()
+        self.notified: Counter[int] = Counter()
         self.undone: set[int] = set()
         self.erased = {entry.seq for entry in entries if entry.body is None}
         for entry in entries:
-            self._step(entry, entry.op or 0)
+            self._read_entry(entry, entry.op or 0)
 
-    def _step(self, entry: Entry, op: int) -> None:
+    def _read_entry(self, entry: Entry, op: int) -> None:
         match entry.body:
             case Began(type=what, takes=takes):
-                self.what[entry.seq] = what
+                self.operation_types[entry.seq] = what
                 for seq in takes:
                     self.taken.setdefault(seq, []).append(entry.seq)
             case Took(takes=takes):
@@ -73,22 +81,22 @@ class Log:
             case Said(text=text):
                 self.said.setdefault(op, []).append(text)
             case Notified():
-                self.told[op] += 1
+                self.notified[op] += 1
             case Ended() as ended:
                 self.ended[op] = ended
                 if ended.outcome == "released":
-                    self._give_back({op})
+                    self._release_messages({op})
             case Changed(change=OperationsUndone(ops=ops, again=again)):
                 self.undone |= set(ops)
                 if again:
-                    self.again.update(seq for seq, taken in self.taken.items() if set(taken) & set(ops))
-                    self._give_back(set(ops))
+                    self.retried.update(seq for seq, taken in self.taken.items() if set(taken) & set(ops))
+                    self._release_messages(set(ops))
 
-    def _give_back(self, ops: set[int]) -> None:
+    def _release_messages(self, ops: set[int]) -> None:
         for taken in self.taken.values():
             taken[:] = [op for op in taken if op not in ops]
 
-    def parts(self, platform: str) -> list[tuple[str, str, bool]]:
+    def list_expected_parts(self, platform: str) -> list[tuple[str, str, bool]]:
         """(key, text, may be missing) of everything to be delivered there, in order."""
         found = []
         for entry in self.entries:
@@ -102,26 +110,28 @@ class Log:
                     found.append((f"{self.session}:{entry.seq}:{part}", text, cancelled))
         return found
 
-    def memories(self) -> list[str]:
+    def list_expected_memory_keys(self) -> list[str]:
         """The keys a provider must have got, in order."""
         keys = []
         for entry in self.entries:
             match entry.body:
-                case Ended(outcome=outcome) if self.what.get(entry.op or 0) == "turn":
+                case Ended(outcome=outcome) if self.operation_types.get(entry.op or 0) == "turn":
                     if outcome in ("done", "stopped", "interrupted"):
                         keys.append(f"{self.session}:{entry.op}")
                 case Noted():
                     keys.append(f"{self.session}:{entry.seq}:note")
-                case Changed(change=OperationsUndone(ops=ops)) if any(self.what.get(op) == "turn" for op in ops):
+                case Changed(change=OperationsUndone(ops=ops)) if any(
+                    self.operation_types.get(op) == "turn" for op in ops
+                ):
                     keys.append(f"{self.session}:{entry.seq}:retract")
         return keys
 
 
-class Books(Struct, kw_only=True):
+class StoreContents(Struct, kw_only=True):
     """Everything the store holds at the end."""
 
-    logs: list[Log]
-    parked: list[DeadLetter]
+    logs: list[SessionHistory]
+    dead_letters: list[DeadLetter]
     receipts: dict[str, Receipt]
     problems: list[str]
     people: dict[str, str | None]
@@ -131,28 +141,28 @@ class Books(Struct, kw_only=True):
     """What the office marked as read."""
 
 
-async def read(
-    home: Path, *, name: str = "log.db", identities: Sequence[str] = (), purses: Sequence[str] = ()
-) -> Books:
+async def read_store(
+    home: Path, *, name: str = "log.db", identities: Sequence[str] = (), budgets: Sequence[str] = ()
+) -> StoreContents:
     """Open what the last process left behind, and have it verified."""
     path = home / name
-    store = SqliteStore.open(path, chance=_NoChance())
+    store = SqliteStore.open(path, chance=_NoRandomSource())
     try:
         problems = [f"the store contradicts itself: {text}" for text in await store.verify()]
-        logs: list[Log] = []
+        logs: list[SessionHistory] = []
         receipts: dict[str, Receipt] = {}
         after = ""
         while page := await store.list_sessions(limit=500, after=after):
             for session in page:
                 entries = await store.list_entries(session.id)
-                logs.append(Log(session.id, entries, await store.list_operations(session.id)))
+                logs.append(SessionHistory(session.id, entries, await store.list_operations(session.id)))
                 receipts |= {f"{r.consumer} {r.key}": r for r in await store.list_receipts(session.id)}
-                findings, _ = audit(session.id, entries)
+                findings, _ = audit_session(session.id, entries)
                 problems += [f"audit, {f.promise}: {f.text} ({f.session})" for f in findings if f.level == "broken"]
             after = page[-1].id
-        parked = await store.list_dead_letters(state="")
+        dead_letters = await store.list_dead_letters(state="")
         people = {identity: await store.get_person(identity) for identity in identities}
-        paid = {purse for purse in purses if (await store.get_spend(purse, DAY)).tokens}
+        paid = {budget for budget in budgets if (await store.get_spend(budget, SPENDING_DAY)).tokens}
         office = make_state_scope("office", "main")
         marked = {it.key for it in await store.list_state_records(StateNamespace.PLATFORM_OFFSET, scope=office)}
     finally:
@@ -160,12 +170,18 @@ async def read(
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     problems += [f"integrity_check: {row[0]}" for row in db.execute("pragma integrity_check") if row[0] != "ok"]
     db.close()
-    return Books(
-        logs=logs, parked=parked, receipts=receipts, problems=problems, people=people, paid=paid, marked=marked
+    return StoreContents(
+        logs=logs,
+        dead_letters=dead_letters,
+        receipts=receipts,
+        problems=problems,
+        people=people,
+        paid=paid,
+        marked=marked,
     )
 
 
-class _NoChance:
+class _NoRandomSource:
     """Reading needs none."""
 
     def bytes(self, n: int, /) -> bytes:
@@ -175,30 +191,30 @@ class _NoChance:
         raise EverholdError("nothing is written here")
 
 
-def failures(town: Town, people: People, books: Books, home: Path) -> list[str]:
+def find_failures(world: KillWorld, people: KillPeople, contents: StoreContents, home: Path) -> list[str]:
     """Everything that is not as it was promised."""
-    found = list(books.problems)
-    found += _heard(town, books)
-    found += answered(books)
-    found += _worked(books)
-    for square in town.squares.values():
-        found += _shown(square, books)
-        found += _in_order(square, people, books)
-    found += _tools(town, books)
-    for archive in town.archives.values():
-        found += _remembered(archive, books)
-    found += _orders(people, books, home)
+    found = list(contents.problems)
+    found += _check_heard(world, contents)
+    found += check_answered(contents)
+    found += _check_tasks(contents)
+    for platform in world.platforms.values():
+        found += _check_shown(platform, contents)
+        found += _check_answer_order(platform, people, contents)
+    found += _check_tools(world, contents)
+    for archive in world.memories.values():
+        found += _check_memory(archive, contents)
+    found += _check_orders(people, contents, home)
     return found
 
 
 # -- what came in ------------------------------------------------------------------------------------------------------
 
 
-def _heard(town: Town, books: Books) -> Iterator[str]:
+def _check_heard(world: KillWorld, contents: StoreContents) -> Iterator[str]:
     """Every message is in the log once, in the order it was written. What was erased still has its place."""
     log: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    for entry in (entry for log_ in books.logs for entry in log_.entries if entry.kind is Kind.HEARD):
-        if entry.dedup is not None and not named(entry.dedup):
+    for entry in (entry for log_ in contents.logs for entry in log_.entries if entry.kind is EntryKind.HEARD):
+        if entry.dedup is not None and not parse_message_name(entry.dedup):
             continue  # the result of a job
         if entry.dedup is None:
             yield f"{entry.session} {entry.seq}: a message without a dedup key"
@@ -208,12 +224,12 @@ def _heard(town: Town, books: Books) -> Iterator[str]:
             platform, _, chat, message, _, revision = msgspec.json.decode(entry.dedup)
             message = f"{message}/{revision}"
         log.setdefault((platform, chat), []).append((entry.pos, message))
-    for square in town.squares.values():
+    for kill_platform in world.platforms.values():
         written: dict[str, list[str]] = {}
-        for update in square.updates:
+        for update in kill_platform.incoming_messages:
             written.setdefault(update.origin.chat, []).append(f"{update.origin.message}/{update.revision}")
         for chat, messages in written.items():
-            kept = [message for _, message in sorted(log.get((square.name, chat), []))]
+            kept = [message for _, message in sorted(log.get((kill_platform.name, chat), []))]
             if lost := [message for message in messages if message not in kept]:
                 yield f"{chat}: lost {lost}"
             if twice := [message for message, count in Counter(kept).items() if count > 1]:
@@ -222,18 +238,18 @@ def _heard(town: Town, books: Books) -> Iterator[str]:
                 yield f"{chat}: reordered, written {messages}, kept {kept}"
 
 
-def _worked(books: Books) -> Iterator[str]:
+def _check_tasks(contents: StoreContents) -> Iterator[str]:
     """Every background task came to one result."""
-    for log in books.logs:
+    for log in contents.logs:
         tasks = [e.seq for e in log.entries if isinstance(e.body, Changed) and isinstance(e.body.change, TaskRequested)]
-        results = [e.dedup for e in log.entries if e.kind is Kind.HEARD and (e.dedup or "").startswith("job:")]
+        results = [e.dedup for e in log.entries if e.kind is EntryKind.HEARD and (e.dedup or "").startswith("job:")]
         if results != [f"job:{log.session}:{seq}" for seq in tasks]:
             yield f"{log.session}: the tasks {tasks} came to {results}"
 
 
-def answered(books: Books) -> Iterator[str]:
+def check_answered(contents: StoreContents) -> Iterator[str]:
     """Every message that asks was answered by one turn, or its turn ended otherwise, visibly."""
-    for log in books.logs:
+    for log in contents.logs:
         for entry in log.entries:
             if not isinstance(entry.body, Heard) or not entry.body.asks:
                 continue
@@ -245,118 +261,122 @@ def answered(books: Books) -> Iterator[str]:
             ended = log.ended.get(ops[0])
             if ended is None:
                 yield f"{where} was taken by operation {ops[0]}, which never ended"
-            elif entry.body.command is None and log.what[ops[0]] == "turn":
+            elif entry.body.command is None and log.operation_types[ops[0]] == "turn":
                 said = " ".join(log.said.get(ops[0], []))
-                if ended.outcome == "done" and not set(TOKEN.findall(entry.body.text)) <= set(TOKEN.findall(said)):
+                if ended.outcome == "done" and not set(TOKEN_PATTERN.findall(entry.body.text)) <= set(
+                    TOKEN_PATTERN.findall(said)
+                ):
                     yield f"{where} is not in the answer {said[:60]!r}"
-                if ended.outcome == "failed" and not log.told[ops[0]]:
+                if ended.outcome == "failed" and not log.notified[ops[0]]:
                     yield f"{where} failed silently"
 
 
 # -- what went out -----------------------------------------------------------------------------------------------------
 
 
-def _shown(square: Square, books: Books) -> Iterator[str]:
+def _check_shown(platform: KillPlatform, contents: StoreContents) -> Iterator[str]:
     """Every part of every reply arrived once and in order; where nobody can tell, what is doubtful is recorded."""
-    reader = platform_consumer(square.name, "main")
-    parked = {item.key: item for item in books.parked if item.consumer == reader}
+    consumer = platform_consumer(platform.name, "main")
+    dead_letters = {item.key: item for item in contents.dead_letters if item.consumer == consumer}
     arrived: dict[str, list[tuple[str, str]]] = {}
-    for shown in square.shown:
+    for shown in platform.shown:
         arrived.setdefault(shown.key.partition(":")[0], []).append((shown.key, shown.text))
-    for log in books.logs:
-        expected = log.parts(square.name)
+    for log in contents.logs:
+        expected = log.list_expected_parts(platform.name)
         erased = {f"{log.session}:{seq}" for seq in log.erased}
         got = [(key, text) for key, text in arrived.get(log.session, []) if key.rpartition(":")[0] not in erased]
         texts = {key: text for key, text, _ in expected}
         for key, text in got:
             if texts.get(key) != text:
-                yield f"{square.name}: {key} shows {text[:40]!r}, the log says {(texts.get(key) or 'nothing')[:40]!r}"
+                yield f"{platform.name}: {key} shows {text[:40]!r}, the log says {(texts.get(key) or 'nothing')[:40]!r}"
         keys = [key for key, _ in got]
         # a part that was taken back or given up, and put back into its lane later, may come later too
-        free = {key for key, _, cancelled in expected if cancelled} | set(parked)
+        free = {key for key, _, cancelled in expected if cancelled} | set(dead_letters)
         for key in [key for key in texts if key not in keys and key not in free]:
-            yield f"{square.name}: {key} {texts[key][:40]!r} was never shown"
-        yield from _repeats(square, keys, books, reader, parked)
+            yield f"{platform.name}: {key} {texts[key][:40]!r} was never shown"
+        yield from _check_repeats(platform, keys, contents, consumer, dead_letters)
         once = [key for key, _ in groupby(key for key in keys if key not in free)]
         order = [key for key, _, _ in expected if key in set(once)]
         if once != order:
-            yield f"{square.name}: shown out of order in {log.session}: {once}, the log says {order}"
+            yield f"{platform.name}: shown out of order in {log.session}: {once}, the log says {order}"
 
 
-def _repeats(
-    square: Square, keys: list[str], books: Books, reader: str, parked: dict[str, DeadLetter]
+def _check_repeats(
+    platform: KillPlatform, keys: list[str], contents: StoreContents, consumer: str, dead_letters: dict[str, DeadLetter]
 ) -> Iterator[str]:
     for key, count in Counter(keys).items():
         if count == 1:
             continue
-        receipt = books.receipts.get(f"{reader} {key}")
-        known = (receipt is not None and receipt.in_doubt) or (key in parked and parked[key].in_doubt)
-        if square.delivery is not Delivery.BLIND or not known:
-            yield f"{square.name}: {key} was shown {count} times"
-        elif square.name == "hold" and parked.get(key) is None:
-            yield f"{square.name}: {key} was sent again where it had to be held"
+        receipt = contents.receipts.get(f"{consumer} {key}")
+        known = (receipt is not None and receipt.in_doubt) or (key in dead_letters and dead_letters[key].in_doubt)
+        if platform.delivery is not DeliveryGuarantee.BLIND or not known:
+            yield f"{platform.name}: {key} was shown {count} times"
+        elif platform.name == "hold" and dead_letters.get(key) is None:
+            yield f"{platform.name}: {key} was sent again where it had to be held"
 
 
-def _in_order(square: Square, people: People, books: Books) -> Iterator[str]:
+def _check_answer_order(platform: KillPlatform, people: KillPeople, contents: StoreContents) -> Iterator[str]:
     """As people see it, whatever the log says: what they wrote is answered in that order, each once."""
-    excused = _excused(books, platform_consumer(square.name, "main"))
+    excused = _find_excused_messages(contents, platform_consumer(platform.name, "main"))
     for chat in people.chats.values():
-        if chat.square is not square or chat.odd:
+        if chat.platform is not platform or chat.sends_commands:
             continue
-        texts = [shown.text for shown in square.shown if shown.chat == chat.name]
-        if square.delivery is Delivery.BLIND:
+        texts = [shown.text for shown in platform.shown if shown.chat == chat.name]
+        if platform.delivery is DeliveryGuarantee.BLIND:
             texts = [text for text, _ in groupby(texts)]  # whether a repeat was recorded is looked at elsewhere
-        seen = [token for text in texts for token in TOKEN.findall(text)]
+        seen = [token for text in texts for token in TOKEN_PATTERN.findall(text)]
         wanted = [token for token in chat.tokens if token not in excused]
         if [token for token in seen if token not in excused] != wanted:
             yield f"{chat.name}: people wrote {wanted} and saw answers to {seen}"
 
 
-def _excused(books: Books, reader: str) -> set[str]:
+def _find_excused_messages(contents: StoreContents, consumer: str) -> set[str]:
     """Messages whose answer need not be seen: their turn did not come to one, or it was given up, or taken back."""
-    given_up = {item.key.rpartition(":")[0] for item in books.parked if item.consumer == reader}
+    given_up = {item.key.rpartition(":")[0] for item in contents.dead_letters if item.consumer == consumer}
     excused: set[str] = set()
-    for log in books.logs:
+    for log in contents.logs:
         for entry in log.entries:
             match entry.body:
                 case Said(text=text) if f"{log.session}:{entry.seq}" in given_up or entry.op in log.undone:
-                    excused |= set(TOKEN.findall(text))
-                case Heard(text=text) if _unanswered(log, entry.seq):
-                    excused |= set(TOKEN.findall(text))
+                    excused |= set(TOKEN_PATTERN.findall(text))
+                case Heard(text=text) if _is_unanswered(log, entry.seq):
+                    excused |= set(TOKEN_PATTERN.findall(text))
                 case None if entry.dedup is not None:
-                    excused.add(named(entry.dedup))
+                    excused.add(parse_message_name(entry.dedup))
     return excused
 
 
-def _unanswered(log: Log, seq: int) -> bool:
+def _is_unanswered(log: SessionHistory, seq: int) -> bool:
     ops = log.taken.get(seq, [])
-    return not ops or any(log.ended.get(op, Ended()).outcome != "done" or log.what[op] != "turn" for op in ops)
+    return not ops or any(
+        log.ended.get(op, Ended()).outcome != "done" or log.operation_types[op] != "turn" for op in ops
+    )
 
 
 # -- what was done and remembered --------------------------------------------------------------------------------------
 
 
-_COUNTED: Final = (Effect.KEYED, Effect.PROBE, Effect.ONCE)
+_CHANGING_EFFECTS: Final = (ToolEffect.KEYED, ToolEffect.PROBE, ToolEffect.ONCE)
 
 
-def _asked(books: Books) -> Counter[str]:
+def _count_requested_answers(contents: StoreContents) -> Counter[str]:
     """How often people wanted a message answered: once, and once more for every turn they took back and tried again."""
     asked: Counter[str] = Counter()
-    for log in books.logs:
+    for log in contents.logs:
         for entry in log.entries:
             if isinstance(entry.body, Heard):
-                for token in TOKEN.findall(entry.body.text):
-                    asked[token] += 1 + log.again[entry.seq]
+                for token in TOKEN_PATTERN.findall(entry.body.text):
+                    asked[token] += 1 + log.retried[entry.seq]
     return asked
 
 
-def _tools(town: Town, books: Books) -> Iterator[str]:
+def _check_tools(world: KillWorld, contents: StoreContents) -> Iterator[str]:
     """Nothing that changes something was done twice, and what is recorded as done was done."""
-    asked = _asked(books)
-    for (tool, message), count in town.workshop.done.items():
-        if count > max(1, asked[message]) and TOOLS[tool] in _COUNTED:
-            yield f"{tool} ({TOOLS[tool]}) was done {count} times for {message}"
-    for log in books.logs:
+    asked = _count_requested_answers(contents)
+    for (tool, message), count in world.toolbox.done.items():
+        if count > max(1, asked[message]) and TOOL_EFFECTS[tool] in _CHANGING_EFFECTS:
+            yield f"{tool} ({TOOL_EFFECTS[tool]}) was done {count} times for {message}"
+    for log in contents.logs:
         started: dict[str, str] = {}
         wants: dict[str, str] = {}
         for entry in log.entries:
@@ -366,29 +386,33 @@ def _tools(town: Town, books: Books) -> Iterator[str]:
                     wants = {call.id: str(call.arguments.get("for")) for call in calls}
                 case Called(call=call, tool=tool):
                     started[call] = tool
-                case Returned(call=call, error=False) if TOOLS.get(started.get(call, "")) in _COUNTED:
-                    if not town.workshop.done[started[call], wants[call]]:
+                case Returned(call=call, error=False) if TOOL_EFFECTS.get(started.get(call, "")) in _CHANGING_EFFECTS:
+                    if not world.toolbox.done[started[call], wants[call]]:
                         yield f"{log.session} {entry.seq}: {started[call]} for {wants[call]} was never done"
 
 
-def _remembered(archive: Archive, books: Books) -> Iterator[str]:
+def _check_memory(archive: KillMemory, contents: StoreContents) -> Iterator[str]:
     """The provider has every exchange and note once, in order, with the words of the log."""
-    parked = {item.key for item in books.parked if item.consumer == memory_consumer(archive.name)}
-    for log in books.logs:
+    dead_letters = {item.key for item in contents.dead_letters if item.consumer == memory_consumer(archive.name)}
+    for log in contents.logs:
         kept = archive.kept.get(log.session, [])
         keys = [item.key for item in kept]
-        wanted = log.memories()
+        wanted = log.list_expected_memory_keys()
         if log.erased:
             # an exchange that lost all its words is not handed over; what is, is in order
             wanted = [key for key in wanted if key in keys]
-        if [key for key in keys if key not in parked] != [key for key in wanted if key not in parked]:
+        if [key for key in keys if key not in dead_letters] != [key for key in wanted if key not in dead_letters]:
             yield f"memory {archive.name}: has {keys} of {log.session}, the log says {wanted}"
         for item in kept:
-            if isinstance(item, Exchange) and not log.erased and list(_words(log, item.op)) != _told(item):
+            if (
+                isinstance(item, Exchange)
+                and not log.erased
+                and list(_iter_operation_texts(log, item.op)) != _list_exchange_texts(item)
+            ):
                 yield f"memory {archive.name}: {item.key} has other words than the log"
 
 
-def _words(log: Log, op: int) -> Iterator[str]:
+def _iter_operation_texts(log: SessionHistory, op: int) -> Iterator[str]:
     taken = [seq for e in log.entries if e.seq == op or e.op == op for seq in getattr(e.body, "takes", ())]
     by_seq = {entry.seq: entry.body for entry in log.entries}
     for seq in taken:
@@ -398,23 +422,23 @@ def _words(log: Log, op: int) -> Iterator[str]:
     yield from log.said.get(op, [])
 
 
-def _told(exchange: Exchange) -> list[str]:
+def _list_exchange_texts(exchange: Exchange) -> list[str]:
     return [utterance.text for utterance in (*exchange.heard, *exchange.said)]
 
 
 # -- what was ordered --------------------------------------------------------------------------------------------------
 
 
-def _orders(people: People, books: Books, home: Path) -> Iterator[str]:
-    noted = {e.body.text for log in books.logs for e in log.entries if isinstance(e.body, Noted)}
+def _check_orders(people: KillPeople, contents: StoreContents, home: Path) -> Iterator[str]:
+    noted = {e.body.text for log in contents.logs for e in log.entries if isinstance(e.body, Noted)}
     for text in people.notes:
         if text not in noted:
             yield f"the note {text!r} is lost"
     for identity in people.linked:
-        if books.people.get(identity) != "ada":
+        if contents.people.get(identity) != "ada":
             yield f"nobody knows any more who {identity} is"
-    yield from (f"what was paid out of {purse} is lost" for purse in people.purses if purse not in books.paid)
-    yield from (f"the bookmark {name} is lost" for name in people.bookmarks if name not in books.marked)
+    yield from (f"what was paid out of {budget} is lost" for budget in people.budgets if budget not in contents.paid)
+    yield from (f"the bookmark {name} is lost" for name in people.bookmarks if name not in contents.marked)
     for path in sorted(home.iterdir()):
         if path.is_file():
             content = path.read_bytes()

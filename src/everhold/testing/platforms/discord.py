@@ -20,54 +20,54 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from everhold.testing.platforms.loopback import Answer, Request
-from everhold.testing.platforms.websocket import Socket, SocketLoopback
+from everhold.testing.platforms.loopback import LoopbackRequest, LoopbackResponse
+from everhold.testing.platforms.websocket import LoopbackSocket, LoopbackSocketServer
 
-MOST_CHARACTERS: Final = 2_000
-MOST_BYTES: Final = 10_000_000
+MAX_MESSAGE_CHARS: Final = 2_000
+MAX_FILE_BYTES: Final = 10_000_000
 EPOCH_MS: Final = 1_420_070_400_000
-API: Final = "/api/v10"
+API_PATH: Final = "/api/v10"
 _PERMISSIONS: Final = "2248473465835073"
 
 
-class Failed(Exception):
+class DiscordServerError(Exception):
     """What the API answers instead of a result."""
 
     def __init__(self, status: int, code: int, message: str, **more: Any) -> None:
         super().__init__(message)
         self.status = status
-        self.told = {"message": message, "code": code, **more}
+        self.response_body = {"message": message, "code": code, **more}
         self.headers: dict[str, str] = {}
 
-    def answer(self) -> Answer:
-        return Answer.json(self.told, status=self.status, **self.headers)
+    def make_response(self) -> LoopbackResponse:
+        return LoopbackResponse.json(self.response_body, status=self.status, **self.headers)
 
 
 @dataclass
-class Session:
+class DiscordServerSession:
     """What one connection, and those that continue it, were told."""
 
     id: str
-    bot: Bot
-    told: list[dict[str, Any]] = field(default_factory=list)
-    socket: Socket | None = None
+    bot: DiscordServerBot
+    sent_events: list[dict[str, Any]] = field(default_factory=list)
+    socket: LoopbackSocket | None = None
 
 
 @dataclass
-class Bot:
+class DiscordServerBot:
     token: str
     id: str
     username: str
-    sessions: dict[str, Session] = field(default_factory=dict)
+    sessions: dict[str, DiscordServerSession] = field(default_factory=dict)
     commands: list[dict[str, Any]] = field(default_factory=list)
-    reads: bool = True
+    reads_messages: bool = True
     """Whether it may read what is said to others; if not, the gateway does not let it in with that wish."""
 
-    def user(self) -> dict[str, Any]:
-        return _user(self.id, self.username, bot=True)
+    def make_user(self) -> dict[str, Any]:
+        return _make_user(self.id, self.username, bot=True)
 
 
-class DiscordServer(SocketLoopback):
+class DiscordServer(LoopbackSocketServer):
     """`async with DiscordServer() as server:`, then `server.bot(token)` and point a client at `server.api`."""
 
     def __init__(
@@ -77,23 +77,23 @@ class DiscordServer(SocketLoopback):
         self.bucket = bucket
         """How many messages a channel takes within `window` seconds."""
         self.window = window
-        self.limited = 0
-        self._poured: dict[str, deque[float]] = {}
+        self.rate_limited_count = 0
+        self._recent_posts: dict[str, deque[float]] = {}
         self.nonce_seconds = nonce_seconds
         self.tells_nonces = tells_nonces
         """Whether a history tells the nonces of messages."""
-        self.bots: dict[str, Bot] = {}
+        self.bots: dict[str, DiscordServerBot] = {}
         self.guilds: dict[str, list[str]] = {}
         """guild -> its channels and threads."""
         self.channels: dict[str, dict[str, Any]] = {}
         self.messages: dict[str, dict[str, dict[str, Any]]] = {}
-        self.gone: dict[str, Failed] = {}
-        self.most_bytes = MOST_BYTES
+        self.channel_errors: dict[str, DiscordServerError] = {}
+        self.max_file_bytes = MAX_FILE_BYTES
         """The largest file that is taken."""
-        self.busy: dict[str, float] = {}
+        self.retry_after_seconds: dict[str, float] = {}
         """Channels that answer 429 to the next call, with the seconds to wait."""
         self.typing: list[str] = []
-        self.answers: list[tuple[str, dict[str, Any]]] = []
+        self.interaction_responses: list[tuple[str, dict[str, Any]]] = []
         """How interactions were confirmed."""
         self.contents: dict[str, bytes] = {}
         self.identified = 0
@@ -104,34 +104,36 @@ class DiscordServer(SocketLoopback):
 
     @property
     def api(self) -> str:
-        return self.url + API
+        return self.url + API_PATH
 
-    def bot(self, token: str, *, username: str = "everhold") -> Bot:
-        self.bots[token] = Bot(token, str(900 + len(self.bots)), username)
+    def add_bot(self, token: str, *, username: str = "everhold") -> DiscordServerBot:
+        self.bots[token] = DiscordServerBot(token, str(900 + len(self.bots)), username)
         return self.bots[token]
 
-    def guild(self, id: str = "100") -> str:
+    def add_guild(self, id: str = "100") -> str:
         self.guilds.setdefault(id, [])
         return id
 
-    def channel(self, id: str, *, guild: str = "100", parent: str = "") -> str:
+    def add_channel(self, id: str, *, guild: str = "100", parent: str = "") -> str:
         """A channel of a server, or a thread of one."""
-        self.guilds[self.guild(guild)].append(id)
+        self.guilds[self.add_guild(guild)].append(id)
         kind = (
-            {"type": 11, "parent_id": parent, "thread_metadata": _THREAD} if parent else {"type": 0, "parent_id": None}
+            {"type": 11, "parent_id": parent, "thread_metadata": _THREAD_METADATA}
+            if parent
+            else {"type": 0, "parent_id": None}
         )
         self.channels[id] = {"id": id, "guild_id": guild, "name": f"c{id}", "last_message_id": None, **kind}
         self.channels[id] |= {"position": 0, "permission_overwrites": [], "nsfw": False, "topic": None}
         self.channels[id] |= {"rate_limit_per_user": 0, "owner_id": "1001", "member_count": 1, "message_count": 0}
         return id
 
-    def direct(self, id: str, user: str = "1001") -> str:
-        self.channels[id] = {"id": id, "type": 1, "recipients": [_user(user, "ada")], "last_message_id": None}
+    def add_direct_channel(self, id: str, user: str = "1001") -> str:
+        self.channels[id] = {"id": id, "type": 1, "recipients": [_make_user(user, "ada")], "last_message_id": None}
         return id
 
     # -- people ------------------------------------------------------------------------------------------------------
 
-    async def write(
+    async def write_message(
         self,
         text: str,
         *,
@@ -143,20 +145,20 @@ class DiscordServer(SocketLoopback):
         **more: Any,
     ) -> str:
         """Somebody writes where a bot can read it; the message's id."""
-        message = self._message(channel, _user(user, name), text, reply_to=reply_to)
-        message["attachments"] = [self._filed(name, data) for name, data in files]
+        message = self._make_message(channel, _make_user(user, name), text, reply_to=reply_to)
+        message["attachments"] = [self._store_file(name, data) for name, data in files]
         message |= more
-        await self._post(channel, message)
+        await self._add_message(channel, message)
         return str(message["id"])
 
-    async def edit(self, id: str, text: str, *, channel: str) -> None:
+    async def edit_message(self, id: str, text: str, *, channel: str) -> None:
         """Somebody changes what they wrote."""
-        self.messages[channel][id] |= {"content": text, "edited_timestamp": _now()}
-        await self._tell("MESSAGE_UPDATE", channel, self.messages[channel][id])
+        self.messages[channel][id] |= {"content": text, "edited_timestamp": _format_now()}
+        await self._dispatch_message("MESSAGE_UPDATE", channel, self.messages[channel][id])
 
-    async def command(self, name: str, text: str = "", *, channel: str, user: str = "1001") -> str:
+    async def use_command(self, name: str, text: str = "", *, channel: str, user: str = "1001") -> str:
         """Somebody uses a command that the bot has registered."""
-        id = self._id()
+        id = self._next_id()
         told = {
             "id": id,
             "application_id": "900",
@@ -169,7 +171,7 @@ class DiscordServer(SocketLoopback):
             "entitlements": [],
             "app_permissions": "0",
             "data": {
-                "id": self._id(),
+                "id": self._next_id(),
                 "name": name,
                 "type": 1,
                 "options": [{"name": "text", "type": 3, "value": text}] if text else [],
@@ -177,52 +179,52 @@ class DiscordServer(SocketLoopback):
         }
         guild = self.channels[channel].get("guild_id")
         told |= (
-            {"guild_id": guild, "member": {"user": _user(user, "ada"), **_MEMBER}}
+            {"guild_id": guild, "member": {"user": _make_user(user, "ada"), **_MEMBER_FIELDS}}
             if guild
-            else {"user": _user(user, "ada")}
+            else {"user": _make_user(user, "ada")}
         )
-        for session in self._sessions():
+        for session in self._list_sessions():
             await self._dispatch(session, "INTERACTION_CREATE", told)
         return id
 
-    async def happen(self, event: str, data: Any) -> None:
+    async def dispatch_event(self, event: str, data: Any) -> None:
         """Something else happens, told in exactly these words."""
-        for session in self._sessions():
+        for session in self._list_sessions():
             await self._dispatch(session, event, data)
 
     async def redeliver(self, *, times: int = 1, chance: random.Random | None = None) -> None:
         """Every message that ever was told is told again, in any order."""
-        for session in self._sessions():
-            again = [it for it in session.told if str(it["t"]).startswith("MESSAGE_")] * times
+        for session in self._list_sessions():
+            again = [it for it in session.sent_events if str(it["t"]).startswith("MESSAGE_")] * times
             if chance is not None:
                 chance.shuffle(again)
             for it in again:
                 await self._dispatch(session, it["t"], it["d"])
 
-    async def ask_to_reconnect(self) -> None:
-        for session in self._sessions():
+    async def request_reconnect(self) -> None:
+        for session in self._list_sessions():
             if session.socket is not None:
-                await session.socket.say({"op": 7, "d": None, "s": None, "t": None})
+                await session.socket.send_json({"op": 7, "d": None, "s": None, "t": None})
 
     def forget_sessions(self) -> None:
         """Nobody can continue where they were: it took them too long."""
         for bot in self.bots.values():
             bot.sessions.clear()
 
-    def shown(self, channel: str) -> list[dict[str, Any]]:
+    def list_shown_messages(self, channel: str) -> list[dict[str, Any]]:
         """What bots said in a channel, as it stands now."""
         bots = {bot.id for bot in self.bots.values()}
         return [it for it in self.messages.get(channel, {}).values() if (it.get("author") or {}).get("id") in bots]
 
     # -- the gateway -------------------------------------------------------------------------------------------------
 
-    async def attend(self, request: Request, socket: Socket) -> None:
-        await socket.say({"op": 10, "d": {"heartbeat_interval": 41_250}, "s": None, "t": None})
-        session: Session | None = None
-        while (told := await socket.hear()) is not None:
+    async def serve_socket(self, request: LoopbackRequest, socket: LoopbackSocket) -> None:
+        await socket.send_json({"op": 10, "d": {"heartbeat_interval": 41_250}, "s": None, "t": None})
+        session: DiscordServerSession | None = None
+        while (told := await socket.receive_json()) is not None:
             match told["op"]:
                 case 1:
-                    await socket.say({"op": 11, "d": None, "s": None, "t": None})
+                    await socket.send_json({"op": 11, "d": None, "s": None, "t": None})
                 case 2:
                     session = await self._identify(told["d"], socket)
                     if session is None:
@@ -234,20 +236,20 @@ class DiscordServer(SocketLoopback):
         if session is not None and session.socket is socket:
             session.socket = None
 
-    async def _identify(self, told: dict[str, Any], socket: Socket) -> Session | None:
+    async def _identify(self, told: dict[str, Any], socket: LoopbackSocket) -> DiscordServerSession | None:
         bot = self.bots.get(told["token"])
         if bot is None:
             await socket.close(4004)
             return None
-        if told.get("intents", 0) & (1 << 15) and not bot.reads:
+        if told.get("intents", 0) & (1 << 15) and not bot.reads_messages:
             await socket.close(4014)
             return None
         self.identified += 1
-        session = Session(f"session-{next(self._count)}", bot, socket=socket)
+        session = DiscordServerSession(f"session-{next(self._count)}", bot, socket=socket)
         bot.sessions[session.id] = session
         ready = {
             "v": 10,
-            "user": bot.user(),
+            "user": bot.make_user(),
             "guilds": [{"id": id, "unavailable": True} for id in self.guilds],
             "session_id": session.id,
             "resume_gateway_url": f"ws://127.0.0.1:{self.port}/gateway",
@@ -257,57 +259,57 @@ class DiscordServer(SocketLoopback):
         }
         await self._dispatch(session, "READY", ready)
         for id in self.guilds:
-            await self._dispatch(session, "GUILD_CREATE", self._guild(id, bot))
+            await self._dispatch(session, "GUILD_CREATE", self._describe_guild(id, bot))
         return session
 
-    async def _resume(self, told: dict[str, Any], socket: Socket) -> Session | None:
+    async def _resume(self, told: dict[str, Any], socket: LoopbackSocket) -> DiscordServerSession | None:
         bot = self.bots.get(told["token"])
         session = bot.sessions.get(told["session_id"]) if bot is not None else None
         if session is None:
-            await socket.say({"op": 9, "d": False, "s": None, "t": None})
+            await socket.send_json({"op": 9, "d": False, "s": None, "t": None})
             return None
         self.resumed += 1
-        for it in [it for it in session.told if it["s"] > told["seq"]]:
-            await socket.say(it)
+        for it in [it for it in session.sent_events if it["s"] > told["seq"]]:
+            await socket.send_json(it)
         session.socket = socket
         await self._dispatch(session, "RESUMED", {"_trace": []})
         return session
 
-    async def _dispatch(self, session: Session, event: str, data: Any) -> None:
-        told = {"op": 0, "t": event, "s": len(session.told) + 1, "d": json.loads(json.dumps(data))}
-        session.told.append(told)
+    async def _dispatch(self, session: DiscordServerSession, event: str, data: Any) -> None:
+        told = {"op": 0, "t": event, "s": len(session.sent_events) + 1, "d": json.loads(json.dumps(data))}
+        session.sent_events.append(told)
         if session.socket is not None:
-            await session.socket.say(told)
+            await session.socket.send_json(told)
 
-    def _sessions(self) -> list[Session]:
+    def _list_sessions(self) -> list[DiscordServerSession]:
         return [session for bot in self.bots.values() for session in bot.sessions.values()]
 
     # -- the API -----------------------------------------------------------------------------------------------------
 
-    def name(self, request: Request) -> str:
+    def name_call(self, request: LoopbackRequest) -> str:
         """`POST message`, `GET messages`, …"""
-        return f"{request.method} {_what(request.path)}"
+        return f"{request.method} {_name_endpoint(request.path)}"
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer_call(self, request: LoopbackRequest) -> LoopbackResponse:
         try:
             if request.path.startswith("/files/"):
-                return Answer(body=self.contents[request.path.split("/")[2]], media="text/plain")
-            path = request.path.removeprefix(API).strip("/").split("/")
+                return LoopbackResponse(body=self.contents[request.path.split("/")[2]], media="text/plain")
+            path = request.path.removeprefix(API_PATH).strip("/").split("/")
             if path[0] == "interactions":
-                self.answers.append((path[1], request.fields))
-                return Answer(status=204, media="text/plain")
+                self.interaction_responses.append((path[1], request.fields))
+                return LoopbackResponse(status=204, media="text/plain")
             bot = self.bots.get(request.headers.get("authorization", "").removeprefix("Bot "))
             if bot is None:
-                raise Failed(401, 0, "401: Unauthorized")
-            return await self._answer(bot, request, path)
-        except Failed as failed:
-            return failed.answer()
+                raise DiscordServerError(401, 0, "401: Unauthorized")
+            return await self._route_call(bot, request, path)
+        except DiscordServerError as failed:
+            return failed.make_response()
 
-    async def _answer(self, bot: Bot, request: Request, path: list[str]) -> Answer:
+    async def _route_call(self, bot: DiscordServerBot, request: LoopbackRequest, path: list[str]) -> LoopbackResponse:
         match request.method, *path:
             case "GET", "users", "@me":
-                return Answer.json(
-                    {**bot.user(), "verified": True, "mfa_enabled": False, "locale": "en-US", "flags": 0}
+                return LoopbackResponse.json(
+                    {**bot.make_user(), "verified": True, "mfa_enabled": False, "locale": "en-US", "flags": 0}
                 )
             case ("GET", "oauth2", "applications", "@me") | ("GET", "applications", "@me"):
                 about: dict[str, Any] = {
@@ -318,90 +320,96 @@ class DiscordServer(SocketLoopback):
                     "bot_public": True,
                 }
                 about |= {"bot_require_code_grant": False, "verify_key": "", "team": None, "summary": ""}
-                flags = (1 << 19) if bot.reads else 0
-                return Answer.json({**about, "owner": _user("1001", "ada"), "flags": flags})
+                flags = (1 << 19) if bot.reads_messages else 0
+                return LoopbackResponse.json({**about, "owner": _make_user("1001", "ada"), "flags": flags})
             case "GET", "gateway", "bot":
                 limit = {"total": 1000, "remaining": 999, "reset_after": 0, "max_concurrency": 1}
                 url = f"ws://127.0.0.1:{self.port}/gateway"
-                return Answer.json({"url": url, "shards": 1, "session_start_limit": limit})
+                return LoopbackResponse.json({"url": url, "shards": 1, "session_start_limit": limit})
             case "GET", "users", "@me", "guilds":
                 after = int(request.query.get("after") or 0)
-                return Answer.json([{"id": id, "name": "a server"} for id in self.guilds if int(id) > after])
+                return LoopbackResponse.json([{"id": id, "name": "a server"} for id in self.guilds if int(id) > after])
             case "POST", "users", "@me", "channels":
-                return Answer.json(self._direct_with(str(request.fields["recipient_id"])))
+                return LoopbackResponse.json(self._open_direct_channel(str(request.fields["recipient_id"])))
             case "GET", "guilds", guild, "channels":
-                return Answer.json([self.channels[id] for id in self.guilds[guild] if self.channels[id]["type"] == 0])
+                return LoopbackResponse.json(
+                    [self.channels[id] for id in self.guilds[guild] if self.channels[id]["type"] == 0]
+                )
             case "GET", "guilds", guild, "threads", "active":
                 threads = [self.channels[id] for id in self.guilds[guild] if self.channels[id]["type"] == 11]
-                return Answer.json({"threads": threads, "members": [], "has_more": False})
+                return LoopbackResponse.json({"threads": threads, "members": [], "has_more": False})
             case "PUT", "applications", _, "commands":
-                bot.commands = _commands(json.loads(request.body))
-                return Answer.json(bot.commands)
+                bot.commands = _check_commands(json.loads(request.body))
+                return LoopbackResponse.json(bot.commands)
             case method, "channels", channel, *rest:
-                self._open(channel, reading=method == "GET")
-                return await self._channel(bot, request, channel, rest)
+                self._check_writable(channel, reading=method == "GET")
+                return await self._route_channel_call(bot, request, channel, rest)
             case _:
-                raise Failed(404, 0, "404: Not Found")
+                raise DiscordServerError(404, 0, "404: Not Found")
 
-    def _direct_with(self, user: str) -> dict[str, Any]:
+    def _open_direct_channel(self, user: str) -> dict[str, Any]:
         direct = (it for it in self.channels.values() if it["type"] == 1)
         found = next((it for it in direct if it["recipients"][0]["id"] == user), None)
-        return found or self.channels[self.direct(self._id(), user)]
+        return found or self.channels[self.add_direct_channel(self._next_id(), user)]
 
-    async def _channel(self, bot: Bot, request: Request, channel: str, rest: list[str]) -> Answer:
+    async def _route_channel_call(
+        self, bot: DiscordServerBot, request: LoopbackRequest, channel: str, rest: list[str]
+    ) -> LoopbackResponse:
         match request.method, *rest:
             case ("GET",):
-                return Answer.json(self.channels[channel])
+                return LoopbackResponse.json(self.channels[channel])
             case "POST", "typing":
                 self.typing.append(channel)
-                return Answer(status=204, media="text/plain")
+                return LoopbackResponse(status=204, media="text/plain")
             case "GET", "messages":
-                return Answer.json(self._history(channel, request.query))
+                return LoopbackResponse.json(self._read_history(channel, request.query))
             case "POST", "messages":
-                headers = self._pour(channel)
-                return _metered(await self._said(bot, channel, request), headers)
+                headers = self._take_from_bucket(channel)
+                return _make_metered_response(await self._post_from_bot(bot, channel, request), headers)
             case "PATCH", "messages", id:
-                headers = self._pour(channel)
-                return _metered(await self._edited(bot, channel, id, request), headers)
+                headers = self._take_from_bucket(channel)
+                return _make_metered_response(await self._edit_from_bot(bot, channel, id, request), headers)
             case _:
-                raise Failed(404, 0, "404: Not Found")
+                raise DiscordServerError(404, 0, "404: Not Found")
 
-    async def _said(self, bot: Bot, channel: str, request: Request) -> dict[str, Any]:
-        given = _given(request)
-        text = _text(given)
+    async def _post_from_bot(self, bot: DiscordServerBot, channel: str, request: LoopbackRequest) -> dict[str, Any]:
+        given = _read_fields(request)
+        text = _check_text(given)
         if not text and not request.files:
-            raise Failed(400, 50006, "Cannot send an empty message")
+            raise DiscordServerError(400, 50006, "Cannot send an empty message")
         nonce = str(given.get("nonce") or "")
         since, former = self.nonces.get((bot.id, nonce), (0.0, ""))
         if given.get("enforce_nonce") and former and time.monotonic() - since < self.nonce_seconds:
             return self.messages[channel][former]
-        message = self._message(
-            channel, bot.user(), text, reply_to=str((given.get("message_reference") or {}).get("message_id") or "")
+        message = self._make_message(
+            channel, bot.make_user(), text, reply_to=str((given.get("message_reference") or {}).get("message_id") or "")
         )
-        message["attachments"] = self._uploads(request)
+        message["attachments"] = self._store_uploads(request)
         if nonce:
             message["nonce"] = nonce
             self.nonces[bot.id, nonce] = (time.monotonic(), message["id"])
-        await self._post(channel, message)
+        await self._add_message(channel, message)
         return message
 
-    async def _edited(self, bot: Bot, channel: str, id: str, request: Request) -> dict[str, Any]:
-        given = _given(request)
+    async def _edit_from_bot(
+        self, bot: DiscordServerBot, channel: str, id: str, request: LoopbackRequest
+    ) -> dict[str, Any]:
+        given = _read_fields(request)
         message = self.messages.get(channel, {}).get(id)
         if message is None:
-            raise Failed(404, 10008, "Unknown Message")
+            raise DiscordServerError(404, 10008, "Unknown Message")
         if message["author"]["id"] != bot.id:
-            raise Failed(403, 50005, "Cannot edit a message authored by another user")
-        message |= {"content": _text(given), "edited_timestamp": _now()}
+            raise DiscordServerError(403, 50005, "Cannot edit a message authored by another user")
+        message |= {"content": _check_text(given), "edited_timestamp": _format_now()}
         # what is not named is taken away, what is brought is added
-        message["attachments"] = self._uploads(request)
-        await self._tell("MESSAGE_UPDATE", channel, message)
+        message["attachments"] = self._store_uploads(request)
+        await self._dispatch_message("MESSAGE_UPDATE", channel, message)
         return message
 
-    def _history(self, channel: str, query: dict[str, str]) -> list[dict[str, Any]]:
+    def _read_history(self, channel: str, query: dict[str, str]) -> list[dict[str, Any]]:
         limit, after = int(query.get("limit") or 50), query.get("after")
         if not 1 <= limit <= 100:
-            raise Failed(400, 50035, "Invalid Form Body")
+            raise DiscordServerError(400, 50035, "Invalid Form Body")
         found = sorted(self.messages.get(channel, {}).values(), key=lambda it: int(it["id"]))
         # `after` gives the first ones after it, otherwise it is the last ones; the newest stands first in any case
         page = [it for it in found if int(it["id"]) > int(after)][:limit] if after is not None else found[-limit:]
@@ -410,47 +418,47 @@ class DiscordServer(SocketLoopback):
 
     # -- within ------------------------------------------------------------------------------------------------------
 
-    def _open(self, channel: str, *, reading: bool) -> None:
-        if channel in self.gone:
-            raise self.gone[channel]
+    def _check_writable(self, channel: str, *, reading: bool) -> None:
+        if channel in self.channel_errors:
+            raise self.channel_errors[channel]
         if channel not in self.channels:
-            raise Failed(404, 10003, "Unknown Channel")
-        if not reading and (wait := self.busy.pop(channel, 0)):
-            raise self._limited(wait, {"X-RateLimit-Scope": "shared"})
+            raise DiscordServerError(404, 10003, "Unknown Channel")
+        if not reading and (wait := self.retry_after_seconds.pop(channel, 0)):
+            raise self._make_rate_limit_error(wait, {"X-RateLimit-Scope": "shared"})
 
-    def _limited(self, wait: float, headers: dict[str, str]) -> Failed:
-        self.limited += 1
-        failed = Failed(429, 0, "You are being rate limited.", retry_after=wait, **{"global": False})
+    def _make_rate_limit_error(self, wait: float, headers: dict[str, str]) -> DiscordServerError:
+        self.rate_limited_count += 1
+        failed = DiscordServerError(429, 0, "You are being rate limited.", retry_after=wait, **{"global": False})
         failed.headers = {"Retry-After": f"{wait:g}", "Via": "1.1 google", **headers}
         return failed
 
-    def _pour(self, channel: str) -> dict[str, str]:
+    def _take_from_bucket(self, channel: str) -> dict[str, str]:
         """Take one from the channel's bucket; the headers that tell how much is left."""
         now = time.monotonic()
-        poured = self._poured.setdefault(channel, deque())
+        poured = self._recent_posts.setdefault(channel, deque())
         while poured and poured[0] <= now - self.window:
             poured.popleft()
         headers = {"X-RateLimit-Bucket": "messages", "X-RateLimit-Limit": str(self.bucket)}
         if len(poured) >= self.bucket:
-            raise self._limited(poured[0] + self.window - now, {**headers, "X-RateLimit-Remaining": "0"})
+            raise self._make_rate_limit_error(poured[0] + self.window - now, {**headers, "X-RateLimit-Remaining": "0"})
         poured.append(now)
         left, reset = self.bucket - len(poured), poured[0] + self.window - now
         return {**headers, "X-RateLimit-Remaining": str(left), "X-RateLimit-Reset-After": f"{reset:.3f}"}
 
-    def _id(self) -> str:
+    def _next_id(self) -> str:
         self._last = max(((int(time.time() * 1000) - EPOCH_MS) << 22), self._last + 1)
         return str(self._last)
 
-    def _message(self, channel: str, author: dict[str, Any], text: str, *, reply_to: str = "") -> dict[str, Any]:
+    def _make_message(self, channel: str, author: dict[str, Any], text: str, *, reply_to: str = "") -> dict[str, Any]:
         mentioned = set(re.findall(r"<@!?(\d+)>", text))
-        bots = [bot.user() for bot in self.bots.values() if bot.id in mentioned]
+        bots = [bot.make_user() for bot in self.bots.values() if bot.id in mentioned]
         message: dict[str, Any] = {
-            "id": self._id(),
+            "id": self._next_id(),
             "type": 19 if reply_to else 0,
             "channel_id": channel,
             "author": author,
             "content": text,
-            "timestamp": _now(),
+            "timestamp": _format_now(),
             "edited_timestamp": None,
             "tts": False,
             "mention_everyone": False,
@@ -467,19 +475,19 @@ class DiscordServer(SocketLoopback):
             message["referenced_message"] = self.messages.get(channel, {}).get(reply_to)
         return message
 
-    async def _post(self, channel: str, message: dict[str, Any]) -> None:
+    async def _add_message(self, channel: str, message: dict[str, Any]) -> None:
         self.messages.setdefault(channel, {})[message["id"]] = message
         self.channels[channel]["last_message_id"] = message["id"]
-        await self._tell("MESSAGE_CREATE", channel, message)
+        await self._dispatch_message("MESSAGE_CREATE", channel, message)
 
-    async def _tell(self, event: str, channel: str, message: dict[str, Any]) -> None:
+    async def _dispatch_message(self, event: str, channel: str, message: dict[str, Any]) -> None:
         guild = self.channels[channel].get("guild_id")
-        told = {**message, "guild_id": guild, "member": _MEMBER} if guild else message
-        for session in self._sessions():
+        told = {**message, "guild_id": guild, "member": _MEMBER_FIELDS} if guild else message
+        for session in self._list_sessions():
             await self._dispatch(session, event, told)
 
-    def _filed(self, name: str, data: bytes) -> dict[str, Any]:
-        id = self._id()
+    def _store_file(self, name: str, data: bytes) -> dict[str, Any]:
+        id = self._next_id()
         self.contents[id] = data
         url = f"{self.url}/files/{id}/x"
         return {
@@ -491,12 +499,12 @@ class DiscordServer(SocketLoopback):
             "content_type": "text/plain",
         }
 
-    def _uploads(self, request: Request) -> list[dict[str, Any]]:
-        if sum(len(data) for _, data in request.files.values()) > self.most_bytes:
-            raise Failed(413, 40005, "Request entity too large")
-        return [self._filed(name, data) for name, data in request.files.values()]
+    def _store_uploads(self, request: LoopbackRequest) -> list[dict[str, Any]]:
+        if sum(len(data) for _, data in request.files.values()) > self.max_file_bytes:
+            raise DiscordServerError(413, 40005, "Request entity too large")
+        return [self._store_file(name, data) for name, data in request.files.values()]
 
-    def _guild(self, id: str, bot: Bot) -> dict[str, Any]:
+    def _describe_guild(self, id: str, bot: DiscordServerBot) -> dict[str, Any]:
         colors = {"primary_color": 0, "secondary_color": None, "tertiary_color": None}
         role = {"color": 0, "colors": colors, "hoist": False, "position": 0, "permissions": _PERMISSIONS}
         role |= {"managed": False, "mentionable": False, "flags": 0}
@@ -531,11 +539,11 @@ class DiscordServer(SocketLoopback):
             "stickers": [],
             "premium_progress_bar_enabled": False,
             "safety_alerts_channel_id": None,
-            "joined_at": _now(),
+            "joined_at": _format_now(),
             "large": False,
             "unavailable": False,
             "member_count": 2,
-            "members": [{"user": bot.user(), **_MEMBER}],
+            "members": [{"user": bot.make_user(), **_MEMBER_FIELDS}],
             "channels": [self.channels[it] for it in self.guilds[id] if self.channels[it]["type"] == 0],
             "threads": [self.channels[it] for it in self.guilds[id] if self.channels[it]["type"] == 11],
             "voice_states": [],
@@ -546,8 +554,14 @@ class DiscordServer(SocketLoopback):
         }
 
 
-_MEMBER: Final = {"roles": [], "joined_at": "2024-01-01T00:00:00+00:00", "deaf": False, "mute": False, "flags": 0}
-_THREAD: Final = {
+_MEMBER_FIELDS: Final = {
+    "roles": [],
+    "joined_at": "2024-01-01T00:00:00+00:00",
+    "deaf": False,
+    "mute": False,
+    "flags": 0,
+}
+_THREAD_METADATA: Final = {
     "archived": False,
     "auto_archive_duration": 1440,
     "archive_timestamp": "2024-01-01T00:00:00+00:00",
@@ -555,40 +569,40 @@ _THREAD: Final = {
 }
 
 
-def _user(id: str, name: str, *, bot: bool = False) -> dict[str, Any]:
+def _make_user(id: str, name: str, *, bot: bool = False) -> dict[str, Any]:
     return {"id": id, "username": name, "discriminator": "0", "global_name": None, "avatar": None, "bot": bot}
 
 
-def _metered(told: dict[str, Any], headers: dict[str, str]) -> Answer:
-    return Answer(body=json.dumps(told).encode(), headers=headers)
+def _make_metered_response(told: dict[str, Any], headers: dict[str, str]) -> LoopbackResponse:
+    return LoopbackResponse(body=json.dumps(told).encode(), headers=headers)
 
 
-def _now() -> str:
+def _format_now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat()
 
 
-def _what(path: str) -> str:
-    parts = path.removeprefix(API).strip("/").split("/")
+def _name_endpoint(path: str) -> str:
+    parts = path.removeprefix(API_PATH).strip("/").split("/")
     if parts[0] == "channels":
         return "channel" if len(parts) == 2 else "message" if len(parts) == 4 else parts[2]
     return parts[0]
 
 
-def _given(request: Request) -> dict[str, Any]:
+def _read_fields(request: LoopbackRequest) -> dict[str, Any]:
     given: dict[str, Any] = json.loads(request.fields["payload_json"]) if request.files else request.fields
     return given
 
 
-def _text(given: dict[str, Any]) -> str:
+def _check_text(given: dict[str, Any]) -> str:
     text = str(given.get("content") or "").strip()
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_MESSAGE_CHARS:
         problem = {"code": "BASE_TYPE_MAX_LENGTH", "message": "Must be 2000 or fewer in length."}
-        raise Failed(400, 50035, "Invalid Form Body", errors={"content": {"_errors": [problem]}})
+        raise DiscordServerError(400, 50035, "Invalid Form Body", errors={"content": {"_errors": [problem]}})
     return text
 
 
-def _commands(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _check_commands(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for it in given:
         if not re.fullmatch(r"[-_a-z0-9]{1,32}", it["name"]) or not 1 <= len(it["description"]) <= 100:
-            raise Failed(400, 50035, "Invalid Form Body")
+            raise DiscordServerError(400, 50035, "Invalid Form Body")
     return given

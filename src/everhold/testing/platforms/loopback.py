@@ -24,7 +24,7 @@ _PHRASES: Final = {
 
 
 @dataclass(frozen=True)
-class Request:
+class LoopbackRequest:
     """One request, taken apart. `files` are what came as multipart: name -> (file name, content)."""
 
     method: str
@@ -37,41 +37,41 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class LoopbackResponse:
     status: int = 200
     body: bytes = b""
     media: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def json(cls, value: Any, *, status: int = 200, **headers: str) -> Answer:
+    def json(cls, value: Any, *, status: int = 200, **headers: str) -> LoopbackResponse:
         return cls(status=status, body=json.dumps(value).encode(), headers=headers)
 
 
-Kind = Literal["drop before", "drop after", "hang", "answer"]
+LoopbackFaultKind = Literal["drop before", "drop after", "hang", "answer"]
 
 
 @dataclass(frozen=True)
-class Fault:
+class LoopbackFault:
     """What goes wrong with the next call of a kind. `drop after` loses the answer to something that was done."""
 
-    on: str
-    kind: Kind
-    answer: Answer | None = None
+    call: str
+    kind: LoopbackFaultKind
+    answer: LoopbackResponse | None = None
 
 
-class Loopback:
+class LoopbackServer:
     """Serves on 127.0.0.1. Subclasses say what a call is named, and answer it."""
 
     def __init__(self) -> None:
         self.port = 0
         self.calls: list[tuple[str, dict[str, Any]]] = []
         """(name, fields) of every call there was, failed ones too."""
-        self.down = False
+        self.is_down = False
         """Nobody can connect, and whoever is connected is cut off at the next call."""
         self.held = asyncio.Event()
         """Set while a call hangs: something to wait for."""
-        self._faults: deque[Fault] = deque()
+        self._faults: deque[LoopbackFault] = deque()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -80,23 +80,25 @@ class Loopback:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def fault(self, on: str, kind: Kind, *, answer: Answer | None = None, times: int = 1) -> None:
+    def plan_fault(
+        self, on: str, kind: LoopbackFaultKind, *, answer: LoopbackResponse | None = None, times: int = 1
+    ) -> None:
         """Let the next `times` calls of `on` go wrong."""
-        self._faults.extend([Fault(on, kind, answer)] * times)
+        self._faults.extend([LoopbackFault(on, kind, answer)] * times)
 
-    async def struck(self, on: str) -> None:
+    async def wait_for_faults(self, on: str) -> None:
         """Until every fault that was meant for `on` has happened."""
-        while any(fault.on == on for fault in self._faults):  # noqa: ASYNC110  # whoever waits here is a test
+        while any(fault.call == on for fault in self._faults):  # noqa: ASYNC110  # whoever waits here is a test
             await asyncio.sleep(0.01)
 
     def disconnect(self) -> None:
         """Nobody gets through until `reconnect`."""
-        self.down = True
+        self.is_down = True
         for writer in list(self._writers):
-            _abort(writer)
+            _abort_connection(writer)
 
     def reconnect(self) -> None:
-        self.down = False
+        self.is_down = False
 
     async def __aenter__(self) -> Any:
         await self.start()
@@ -106,7 +108,7 @@ class Loopback:
         await self.stop()
 
     async def start(self, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", port, limit=2**20)
+        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", port, limit=2**20)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -119,19 +121,19 @@ class Loopback:
 
     # -- for subclasses
 
-    def name(self, request: Request) -> str:
+    def name_call(self, request: LoopbackRequest) -> str:
         """What a call is called, for faults and for the list of calls."""
         raise NotImplementedError
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer_call(self, request: LoopbackRequest) -> LoopbackResponse:
         """Carry a call out."""
         raise NotImplementedError
 
     # -- a connection
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.down:
-            _abort(writer)
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.is_down:
+            _abort_connection(writer)
             return
         self._writers.add(writer)
         task = asyncio.ensure_future(self._serve(reader, writer))
@@ -140,8 +142,8 @@ class Loopback:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while (request := await _read(reader)) is not None and not self.down:
-                if not await self._handle(request, writer):
+            while (request := await _read_request(reader)) is not None and not self.is_down:
+                if not await self._handle_request(request, writer):
                     break
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the caller left
@@ -149,33 +151,33 @@ class Loopback:
             self._writers.discard(writer)
             writer.close()
 
-    async def _handle(self, request: Request, writer: asyncio.StreamWriter) -> bool:
-        name = self.name(request)
+    async def _handle_request(self, request: LoopbackRequest, writer: asyncio.StreamWriter) -> bool:
+        name = self.name_call(request)
         self.calls.append((name, {**request.query, **request.fields}))
-        fault = next((fault for fault in self._faults if fault.on == name), None)
+        fault = next((fault for fault in self._faults if fault.call == name), None)
         if fault is not None:
             self._faults.remove(fault)
         match fault:
-            case Fault(kind="drop before"):
-                _abort(writer)
+            case LoopbackFault(kind="drop before"):
+                _abort_connection(writer)
                 return False
-            case Fault(kind="hang"):
+            case LoopbackFault(kind="hang"):
                 self.held.set()
                 await asyncio.Event().wait()
-            case Fault(kind="answer", answer=Answer() as answer):
-                await _write(writer, answer)
+            case LoopbackFault(kind="answer", answer=LoopbackResponse() as answer):
+                await _write_response(writer, answer)
                 return True
             case _:
                 pass
-        answer = await self.answer(request)
+        answer = await self.answer_call(request)
         if fault is not None and fault.kind == "drop after":
-            _abort(writer)
+            _abort_connection(writer)
             return False
-        await _write(writer, answer)
+        await _write_response(writer, answer)
         return True
 
 
-async def _read(reader: asyncio.StreamReader) -> Request | None:
+async def _read_request(reader: asyncio.StreamReader) -> LoopbackRequest | None:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
@@ -183,10 +185,10 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
     first, *lines = head.decode("latin-1").split("\r\n")[:-2]
     method, target, _ = first.split(" ", 2)
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    body = await _body(reader, headers)
+    body = await _read_body(reader, headers)
     parts = urlsplit(target)
-    fields, files = _form(headers.get("content-type", ""), body)
-    return Request(
+    fields, files = _parse_form(headers.get("content-type", ""), body)
+    return LoopbackRequest(
         method=method,
         path=unquote(parts.path),
         headers=headers,
@@ -197,7 +199,7 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
     )
 
 
-async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
     if headers.get("transfer-encoding") != "chunked":
         return await reader.readexactly(int(headers.get("content-length", "0")))
     data = b""
@@ -208,7 +210,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
     return data
 
 
-def _form(media: str, body: bytes) -> tuple[dict[str, Any], dict[str, tuple[str, bytes]]]:
+def _parse_form(media: str, body: bytes) -> tuple[dict[str, Any], dict[str, tuple[str, bytes]]]:
     if media.startswith("application/json"):
         value = json.loads(body or b"{}")
         return (value if isinstance(value, dict) else {}), {}
@@ -232,7 +234,7 @@ def _form(media: str, body: bytes) -> tuple[dict[str, Any], dict[str, tuple[str,
     return fields, files
 
 
-async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
+async def _write_response(writer: asyncio.StreamWriter, answer: LoopbackResponse) -> None:
     headers = {"content-type": answer.media, "content-length": str(len(answer.body)), **answer.headers}
     lines = [
         f"HTTP/1.1 {answer.status} {_PHRASES.get(answer.status, 'Status')}",
@@ -242,7 +244,7 @@ async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
     await writer.drain()
 
 
-def _abort(writer: asyncio.StreamWriter) -> None:
+def _abort_connection(writer: asyncio.StreamWriter) -> None:
     handle: socket.socket | None = writer.get_extra_info("socket")
     if handle is not None and handle.fileno() >= 0:
         handle.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

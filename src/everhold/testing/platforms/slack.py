@@ -23,15 +23,15 @@ from urllib.parse import urlencode
 
 import httpx2
 
-from everhold.testing.platforms.loopback import Answer, Request
-from everhold.testing.platforms.websocket import Socket, SocketLoopback
+from everhold.testing.platforms.loopback import LoopbackRequest, LoopbackResponse
+from everhold.testing.platforms.websocket import LoopbackSocket, LoopbackSocketServer
 
-MOST_CHARACTERS: Final = 40_000
-MOST_EDITED: Final = 4_000
+MAX_MESSAGE_CHARS: Final = 40_000
+MAX_EDITED_CHARS: Final = 4_000
 ACK_SECONDS: Final = 3.0
 
 
-class Failed(Exception):
+class SlackServerError(Exception):
     """What the API answers instead of a result."""
 
     def __init__(self, error: str, *, status: int = 200, **headers: str) -> None:
@@ -40,12 +40,12 @@ class Failed(Exception):
         self.status = status
         self.headers = headers
 
-    def answer(self) -> Answer:
-        return Answer.json({"ok": False, "error": self.error}, status=self.status, **self.headers)
+    def make_response(self) -> LoopbackResponse:
+        return LoopbackResponse.json({"ok": False, "error": self.error}, status=self.status, **self.headers)
 
 
 @dataclass
-class App:
+class SlackServerApp:
     """One app in the workspace, and the connections it listens through."""
 
     bot_token: str
@@ -54,11 +54,11 @@ class App:
     bot: str
     name: str
     scopes: str = "chat:write,im:history,im:read,channels:history,files:read,files:write"
-    lines: list[Socket] = field(default_factory=list)
+    sockets: list[LoopbackSocket] = field(default_factory=list)
     channels: list[str] = field(default_factory=list)
-    told: list[dict[str, Any]] = field(default_factory=list)
+    sent_payloads: list[dict[str, Any]] = field(default_factory=list)
     """Every event there was for it."""
-    waiting: dict[str, asyncio.Event] = field(default_factory=dict)
+    pending_acks: dict[str, asyncio.Event] = field(default_factory=dict)
     confirmed: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     """Events that were tried often enough."""
@@ -67,25 +67,25 @@ class App:
     request_url: Callable[[], str] = str
 
 
-class SlackServer(SocketLoopback):
+class SlackServer(LoopbackSocketServer):
     """`async with SlackServer() as server:`, then `server.app(…)` and point a client at `server.url + "/api/"`."""
 
-    def __init__(self, *, minute: float = 1.0, ack_seconds: float = ACK_SECONDS) -> None:
+    def __init__(self, *, minute_seconds: float = 1.0, ack_seconds: float = ACK_SECONDS) -> None:
         super().__init__()
-        self.minute = minute
+        self.minute_seconds = minute_seconds
         self.ack_seconds = ack_seconds
-        self.apps: list[App] = []
+        self.apps: list[SlackServerApp] = []
         self.messages: dict[str, dict[str, dict[str, Any]]] = {}
         """channel -> ts -> message, as the history has it."""
-        self.gone: dict[str, str] = {}
+        self.channel_errors: dict[str, str] = {}
         """Channels that cannot be written to, and what is said about it."""
         self.now: Callable[[], float] = time.time
         """When calls are signed."""
         self.names: dict[str, str] = {}
         """What people call themselves, if not as their ids do."""
-        self.most_bytes = 1_000_000_000
+        self.max_file_bytes = 1_000_000_000
         """The largest file that is taken."""
-        self.busy: dict[str, int] = {}
+        self.retry_after_seconds: dict[str, int] = {}
         """Channels that answer 429 to the next call, with the seconds to wait."""
         self.files: dict[str, dict[str, Any]] = {}
         self.contents: dict[str, bytes] = {}
@@ -95,12 +95,12 @@ class SlackServer(SocketLoopback):
         self._last = 0.0
         self._deliveries: set[asyncio.Task[None]] = set()
 
-    def app(self, bot_token: str, app_token: str, *, name: str = "everhold") -> App:
+    def add_app(self, bot_token: str, app_token: str, *, name: str = "everhold") -> SlackServerApp:
         number = len(self.apps) + 1
-        self.apps.append(App(bot_token, app_token, f"UBOT{number}", f"BBOT{number}", name))
+        self.apps.append(SlackServerApp(bot_token, app_token, f"UBOT{number}", f"BBOT{number}", name))
         return self.apps[-1]
 
-    def invite(self, app: App, channel: str) -> None:
+    def invite_app(self, app: SlackServerApp, channel: str) -> None:
         if channel not in app.channels:
             app.channels.append(channel)
 
@@ -112,7 +112,7 @@ class SlackServer(SocketLoopback):
 
     # -- people ------------------------------------------------------------------------------------------------------
 
-    async def write(
+    async def write_message(
         self,
         text: str,
         *,
@@ -124,25 +124,27 @@ class SlackServer(SocketLoopback):
     ) -> str:
         """Somebody writes where an app is; the message's ts."""
         if channel.startswith("D"):
-            self.invite(self.apps[0], channel)  # a direct chat opens by itself
-        ts = str(more.pop("ts", "")) or self._ts()
+            self.invite_app(self.apps[0], channel)  # a direct chat opens by itself
+        ts = str(more.pop("ts", "")) or self._next_ts()
         message: dict[str, Any] = {"type": "message", "user": user, "text": text, "ts": ts}
         if thread:
             message |= {"thread_ts": thread, "parent_user_id": self.messages[channel][thread].get("user")}
         if files:
-            message |= {"subtype": "file_share", "files": [self._filed(name, data) for name, data in files]}
+            message |= {"subtype": "file_share", "files": [self._store_file(name, data) for name, data in files]}
         message |= more
-        self._post(channel, message)
-        await self._tell(channel, {**message, "channel": channel, "event_ts": ts, **_kind(channel)})
+        self._add_message(channel, message)
+        await self._send_channel_event(
+            channel, {**message, "channel": channel, "event_ts": ts, **_make_channel_type_fields(channel)}
+        )
         return ts
 
-    async def edit(self, ts: str, text: str, *, channel: str) -> None:
+    async def edit_message(self, ts: str, text: str, *, channel: str) -> None:
         """Somebody changes what they wrote."""
         before = dict(self.messages[channel][ts])
-        self.messages[channel][ts] |= {"text": text, "edited": {"user": before["user"], "ts": self._ts()}}
-        await self._changed(channel, self.messages[channel][ts], before)
+        self.messages[channel][ts] |= {"text": text, "edited": {"user": before["user"], "ts": self._next_ts()}}
+        await self._send_message_change(channel, self.messages[channel][ts], before)
 
-    async def command(self, command: str, text: str, *, channel: str, user: str = "UADA") -> None:
+    async def use_command(self, command: str, text: str, *, channel: str, user: str = "UADA") -> None:
         """Somebody types a slash command that the app has registered. Slack does not try those twice."""
         payload = {
             "token": "t",
@@ -158,47 +160,47 @@ class SlackServer(SocketLoopback):
             "api_app_id": "A1",
         }
         for app in self.apps:
-            await self._envelope(app, "slash_commands", payload, attempt=0)
+            await self._send_envelope(app, "slash_commands", payload, attempt=0)
 
-    async def happen(self, event: Any, *, type: str = "events_api") -> None:
+    async def send_event(self, event: Any, *, type: str = "events_api") -> None:
         """Something else happens, told in exactly these words."""
         for app in self.apps:
-            self._deliver(app, event, type=type)
+            self._deliver_event(app, event, type=type)
 
     async def redeliver(self, *, times: int = 1, chance: random.Random | None = None) -> None:
         """Everything that ever was told is told again, in any order; returns when all of it was confirmed."""
         for app in self.apps:
-            again = [payload for _ in range(times) for payload in app.told]
+            again = [payload for _ in range(times) for payload in app.sent_payloads]
             if chance is not None:
                 chance.shuffle(again)
             for payload in again:
-                await self._attempts(app, payload, type="events_api")
+                await self._deliver_with_retries(app, payload, type="events_api")
 
-    async def refresh(self, reason: str = "refresh_requested") -> None:
+    async def disconnect_sockets(self, reason: str = "refresh_requested") -> None:
         """Slack renews its connections, or wants no new ones: it says so, and ends those there are."""
         for app in self.apps:
-            for line in list(app.lines):
-                await line.say({"type": "disconnect", "reason": reason, "debug_info": {}})
+            for line in list(app.sockets):
+                await line.send_json({"type": "disconnect", "reason": reason, "debug_info": {}})
                 await line.close()
 
-    def shown(self, channel: str) -> list[dict[str, Any]]:
+    def list_shown_messages(self, channel: str) -> list[dict[str, Any]]:
         """What apps said in a channel, threads and all, as it stands now."""
         bots = {app.user for app in self.apps}
         return [it for it in self.messages.get(channel, {}).values() if it.get("user") in bots]
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    async def _tell(self, channel: str, event: dict[str, Any]) -> None:
+    async def _send_channel_event(self, channel: str, event: dict[str, Any]) -> None:
         for app in self.apps:
             if channel in app.channels:
-                self._deliver(app, event)
+                self._deliver_event(app, event)
                 if f"<@{app.user}>" in (event.get("text") or "") and not channel.startswith("D"):
                     # an app that asked for both hears of a mention twice, as two events
                     mention = {key: value for key, value in event.items() if key not in ("channel_type", "subtype")}
-                    self._deliver(app, {**mention, "type": "app_mention"})
+                    self._deliver_event(app, {**mention, "type": "app_mention"})
         await asyncio.sleep(0)
 
-    async def _changed(self, channel: str, message: dict[str, Any], before: dict[str, Any]) -> None:
+    async def _send_message_change(self, channel: str, message: dict[str, Any], before: dict[str, Any]) -> None:
         event = {
             "type": "message",
             "subtype": "message_changed",
@@ -206,13 +208,13 @@ class SlackServer(SocketLoopback):
             "channel": channel,
             "message": message,
             "previous_message": before,
-            "ts": self._ts(),
-            "event_ts": self._ts(),
-            **_kind(channel),
+            "ts": self._next_ts(),
+            "event_ts": self._next_ts(),
+            **_make_channel_type_fields(channel),
         }
-        await self._tell(channel, json.loads(json.dumps(event)))
+        await self._send_channel_event(channel, json.loads(json.dumps(event)))
 
-    def _deliver(self, app: App, event: Any, *, type: str = "events_api") -> None:
+    def _deliver_event(self, app: SlackServerApp, event: Any, *, type: str = "events_api") -> None:
         id = f"Ev{next(self._count):08d}"
         payload = {
             "token": "t",
@@ -224,27 +226,27 @@ class SlackServer(SocketLoopback):
             "event_time": int(time.time()),
             "authorizations": [{"team_id": "T1", "user_id": app.user, "is_bot": True}],
         }
-        app.told.append(payload)
-        task = asyncio.get_running_loop().create_task(self._attempts(app, payload, type=type))
+        app.sent_payloads.append(payload)
+        task = asyncio.get_running_loop().create_task(self._deliver_with_retries(app, payload, type=type))
         self._deliveries.add(task)
         task.add_done_callback(self._deliveries.discard)
 
-    async def _attempts(self, app: App, payload: dict[str, Any], *, type: str) -> None:
+    async def _deliver_with_retries(self, app: SlackServerApp, payload: dict[str, Any], *, type: str) -> None:
         for attempt, pause in enumerate((0.0, 0.15, 1.0, 5.0)):  # at once, nearly at once, a minute, five minutes
-            await asyncio.sleep(pause * self.minute)
-            if await self._envelope(app, type, payload, attempt=attempt):
+            await asyncio.sleep(pause * self.minute_seconds)
+            if await self._send_envelope(app, type, payload, attempt=attempt):
                 app.confirmed.append(payload["event_id"])
                 return
         app.forgotten.append(payload["event_id"])
 
-    async def call(self, app: App, body: bytes, *, attempt: int = 0) -> int:
+    async def post_event(self, app: SlackServerApp, body: bytes, *, attempt: int = 0) -> int:
         """Call an app that is called, signed as Slack signs; what it answered, 0 if it did not."""
         stamp = str(int(self.now()))
         signature = hmac.new(app.signing_secret.encode(), f"v0:{stamp}:".encode() + body, hashlib.sha256).hexdigest()
         headers = {"x-slack-request-timestamp": stamp, "x-slack-signature": f"v0={signature}"}
         headers |= {"content-type": "application/json"} if body.startswith(b"{") else {}
         headers |= {"x-slack-retry-num": str(attempt), "x-slack-retry-reason": "http_error"} if attempt else {}
-        if self.down:
+        if self.is_down:
             return 0
         try:
             async with httpx2.AsyncClient(trust_env=False, timeout=self.ack_seconds) as client:
@@ -252,208 +254,214 @@ class SlackServer(SocketLoopback):
         except (httpx2.HTTPError, OSError):
             return 0
 
-    async def _envelope(self, app: App, type: str, payload: dict[str, Any], *, attempt: int) -> bool:
+    async def _send_envelope(self, app: SlackServerApp, type: str, payload: dict[str, Any], *, attempt: int) -> bool:
         if app.signing_secret:
             body = json.dumps(payload).encode() if type != "slash_commands" else urlencode(payload).encode()
-            return await self.call(app, body, attempt=attempt) == 200
-        lines = [line for line in app.lines if not line.closed]
+            return await self.post_event(app, body, attempt=attempt) == 200
+        lines = [line for line in app.sockets if not line.closed]
         if not lines:
             return False
         line = lines[next(self._turn) % len(lines)]
         id = f"envelope-{next(self._count)}"
-        app.waiting[id] = asyncio.Event()
+        app.pending_acks[id] = asyncio.Event()
         told = {"envelope_id": id, "type": type, "payload": payload, "accepts_response_payload": False}
-        await line.say({**told, "retry_attempt": attempt, "retry_reason": "timeout" if attempt else ""})
+        await line.send_json({**told, "retry_attempt": attempt, "retry_reason": "timeout" if attempt else ""})
         try:
             async with asyncio.timeout(self.ack_seconds):
-                await app.waiting[id].wait()
+                await app.pending_acks[id].wait()
         except TimeoutError:
             return False
         finally:
-            del app.waiting[id]
+            del app.pending_acks[id]
         return not line.closed
 
-    async def attend(self, request: Request, socket: Socket) -> None:
+    async def serve_socket(self, request: LoopbackRequest, socket: LoopbackSocket) -> None:
         app = next(it for it in self.apps if it.name == request.query["app"])
-        app.lines.append(socket)
+        app.sockets.append(socket)
         try:
             info = {"host": "applink", "approximate_connection_time": 18060}
-            count = sum(not line.closed for line in app.lines)
-            await socket.say({"type": "hello", "num_connections": count, "debug_info": info, "connection_info": {}})
-            while (told := await socket.hear()) is not None:
-                if (waiting := app.waiting.get(told.get("envelope_id"))) is not None:
+            count = sum(not line.closed for line in app.sockets)
+            await socket.send_json(
+                {"type": "hello", "num_connections": count, "debug_info": info, "connection_info": {}}
+            )
+            while (told := await socket.receive_json()) is not None:
+                if (waiting := app.pending_acks.get(told.get("envelope_id"))) is not None:
                     waiting.set()
         finally:
-            app.lines.remove(socket)
-            for waiting in app.waiting.values():
-                waiting.set() if not app.lines else None
+            app.sockets.remove(socket)
+            for waiting in app.pending_acks.values():
+                waiting.set() if not app.sockets else None
 
     # -- the Web API -------------------------------------------------------------------------------------------------
 
-    def name(self, request: Request) -> str:
+    def name_call(self, request: LoopbackRequest) -> str:
         return request.path.removeprefix("/api/") if request.path.startswith("/api/") else request.path.split("/")[1]
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer_call(self, request: LoopbackRequest) -> LoopbackResponse:
         try:
             token = request.headers.get("authorization", "").removeprefix("Bearer ")
             if request.path.startswith("/upload/"):
                 self.contents[request.path.rpartition("/")[2]] = request.body
-                return Answer(body=b"OK", media="text/plain")
+                return LoopbackResponse(body=b"OK", media="text/plain")
             if request.path.startswith("/files/"):
                 return self._download(request, token)
             given = {**request.query, **request.fields}
-            if self.name(request) == "apps.connections.open":
-                return self._connect(given.get("token") or token)
+            if self.name_call(request) == "apps.connections.open":
+                return self._open_connection(given.get("token") or token)
             app = next((app for app in self.apps if app.bot_token == token), None)
             if app is None:
-                raise Failed("invalid_auth")
-            method = getattr(self, "_" + self.name(request).replace(".", "_"), None)
+                raise SlackServerError("invalid_auth")
+            method = getattr(self, "_" + self.name_call(request).replace(".", "_"), None)
             if method is None:
-                raise Failed("unknown_method")
+                raise SlackServerError("unknown_method")
             told = {"ok": True, **await method(app, given)}
-            return Answer(body=json.dumps(told).encode(), headers={"x-oauth-scopes": app.scopes})
-        except Failed as failed:
-            return failed.answer()
+            return LoopbackResponse(body=json.dumps(told).encode(), headers={"x-oauth-scopes": app.scopes})
+        except SlackServerError as failed:
+            return failed.make_response()
 
-    def _connect(self, token: str) -> Answer:
+    def _open_connection(self, token: str) -> LoopbackResponse:
         app = next((app for app in self.apps if app.app_token == token), None)
         if app is None:
-            raise Failed("invalid_auth")
-        return Answer.json({"ok": True, "url": f"ws://127.0.0.1:{self.port}/link?app={app.name}"})
+            raise SlackServerError("invalid_auth")
+        return LoopbackResponse.json({"ok": True, "url": f"ws://127.0.0.1:{self.port}/link?app={app.name}"})
 
-    async def _auth_test(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+    async def _auth_test(self, app: SlackServerApp, given: dict[str, Any]) -> dict[str, Any]:
         return {"url": self.url, "team": "T", "user": app.name, "team_id": "T1", "user_id": app.user, "bot_id": app.bot}
 
-    async def _users_info(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+    async def _users_info(self, app: SlackServerApp, given: dict[str, Any]) -> dict[str, Any]:
         name = self.names.get(given["user"]) or str(given["user"]).removeprefix("U").lower()
         return {
             "user": {"id": given["user"], "name": name, "real_name": name.title(), "profile": {"display_name": name}}
         }
 
-    async def _users_conversations(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+    async def _users_conversations(self, app: SlackServerApp, given: dict[str, Any]) -> dict[str, Any]:
         if not given.get("types"):
-            raise Failed("invalid_types")
-        return self._page([{"id": channel} for channel in app.channels], "channels", given)
+            raise SlackServerError("invalid_types")
+        return self._make_page([{"id": channel} for channel in app.channels], "channels", given)
 
-    async def _chat_postMessage(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
-        channel = self._open(app, given)
+    async def _chat_postMessage(self, app: SlackServerApp, given: dict[str, Any]) -> dict[str, Any]:
+        channel = self._check_writable(app, given)
         if not given.get("text"):
-            raise Failed("no_text")
+            raise SlackServerError("no_text")
         message: dict[str, Any] = {
             "type": "message",
             "user": app.user,
             "bot_id": app.bot,
             "bot_profile": {"name": app.name},
-            "text": given["text"][:MOST_CHARACTERS],
-            "ts": self._ts(),
+            "text": given["text"][:MAX_MESSAGE_CHARS],
+            "ts": self._next_ts(),
         }
         if given.get("thread_ts"):
             message["thread_ts"] = given["thread_ts"]
         if given.get("metadata"):
             message["metadata"] = json.loads(given["metadata"])
-        self._post(channel, message)
+        self._add_message(channel, message)
         told = {key: value for key, value in message.items() if key != "metadata"}
-        await self._tell(channel, {**told, "channel": channel, "event_ts": message["ts"], **_kind(channel)})
+        await self._send_channel_event(
+            channel, {**told, "channel": channel, "event_ts": message["ts"], **_make_channel_type_fields(channel)}
+        )
         return {"channel": channel, "ts": message["ts"], "message": message}
 
-    async def _chat_update(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
-        channel = self._open(app, given)
+    async def _chat_update(self, app: SlackServerApp, given: dict[str, Any]) -> dict[str, Any]:
+        channel = self._check_writable(app, given)
         message = self.messages.get(channel, {}).get(given["ts"])
         if message is None:
-            raise Failed("message_not_found")
+            raise SlackServerError("message_not_found")
         if message.get("user") != app.user:
-            raise Failed("cant_update_message")
+            raise SlackServerError("cant_update_message")
         if not given.get("text"):
-            raise Failed("no_text")
-        if len(given["text"]) > MOST_EDITED:
-            raise Failed("msg_too_long")
+            raise SlackServerError("no_text")
+        if len(given["text"]) > MAX_EDITED_CHARS:
+            raise SlackServerError("msg_too_long")
         before = dict(message)
         message["text"] = given["text"]
         if given.get("metadata"):
             message["metadata"] = json.loads(given["metadata"])
         self.edits[(channel, given["ts"])] = self.edits.get((channel, given["ts"]), 0) + 1
-        await self._changed(channel, {**message, "edited": {"user": app.user, "ts": self._ts()}}, before)
+        await self._send_message_change(
+            channel, {**message, "edited": {"user": app.user, "ts": self._next_ts()}}, before
+        )
         return {"channel": channel, "ts": given["ts"], "text": given["text"]}
 
-    async def _chat_delete(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+    async def _chat_delete(self, app: SlackServerApp, given: dict[str, Any]) -> dict[str, Any]:
         if self.messages.get(given["channel"], {}).pop(given["ts"], None) is None:
-            raise Failed("message_not_found")
+            raise SlackServerError("message_not_found")
         return {"channel": given["channel"], "ts": given["ts"]}
 
-    async def _conversations_history(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
-        channel = self._member(app, given)
+    async def _conversations_history(self, app: SlackServerApp, given: dict[str, Any]) -> dict[str, Any]:
+        channel = self._check_member(app, given)
         found = [
-            self._historic(channel, it, given)
+            self._make_history_message(channel, it, given)
             for it in self.messages.get(channel, {}).values()
             if it.get("thread_ts", it["ts"]) == it["ts"] or it.get("subtype") == "thread_broadcast"
         ]
-        return self._page([it for it in reversed(found) if _within(it, given)], "messages", given)
+        return self._make_page([it for it in reversed(found) if _is_within_range(it, given)], "messages", given)
 
-    async def _conversations_replies(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
-        channel, thread = self._member(app, given), given["ts"]
+    async def _conversations_replies(self, app: SlackServerApp, given: dict[str, Any]) -> dict[str, Any]:
+        channel, thread = self._check_member(app, given), given["ts"]
         if thread not in self.messages.get(channel, {}):
-            raise Failed("thread_not_found")
+            raise SlackServerError("thread_not_found")
         found = [
-            self._historic(channel, it, given)
+            self._make_history_message(channel, it, given)
             for it in self.messages[channel].values()
-            if it["ts"] == thread or (it.get("thread_ts") == thread and _within(it, given))
+            if it["ts"] == thread or (it.get("thread_ts") == thread and _is_within_range(it, given))
         ]
-        return self._page(found, "messages", given)
+        return self._make_page(found, "messages", given)
 
-    async def _files_getUploadURLExternal(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
-        if int(given["length"]) > self.most_bytes:
-            raise Failed("file_upload_size_restricted")
+    async def _files_getUploadURLExternal(self, app: SlackServerApp, given: dict[str, Any]) -> dict[str, Any]:
+        if int(given["length"]) > self.max_file_bytes:
+            raise SlackServerError("file_upload_size_restricted")
         id = f"F{next(self._count)}"
         self.files[id] = {"id": id, "name": given["filename"], "size": int(given["length"]), "mode": "hosted"}
         return {"upload_url": f"{self.url}/upload/{id}", "file_id": id}
 
-    async def _files_completeUploadExternal(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
-        channel = self._open(app, {"channel": given["channel_id"]})
+    async def _files_completeUploadExternal(self, app: SlackServerApp, given: dict[str, Any]) -> dict[str, Any]:
+        channel = self._check_writable(app, {"channel": given["channel_id"]})
         ids = [it["id"] for it in json.loads(given["files"])]
         if any(len(self.contents.get(id, b"")) != self.files[id]["size"] for id in ids):
-            raise Failed("file_not_found")
+            raise SlackServerError("file_not_found")
         message = {"type": "message", "user": app.user, "bot_id": app.bot, "text": given.get("initial_comment") or ""}
-        message |= {"ts": self._ts(), "files": [self.files[id] for id in ids]}
+        message |= {"ts": self._next_ts(), "files": [self.files[id] for id in ids]}
         if given.get("thread_ts"):
             message["thread_ts"] = given["thread_ts"]
-        self._post(channel, message)
+        self._add_message(channel, message)
         return {"files": [self.files[id] for id in ids]}
 
-    async def _files_info(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+    async def _files_info(self, app: SlackServerApp, given: dict[str, Any]) -> dict[str, Any]:
         if given["file"] not in self.files:
-            raise Failed("file_not_found")
+            raise SlackServerError("file_not_found")
         return {"file": self.files[given["file"]]}
 
-    def _download(self, request: Request, token: str) -> Answer:
+    def _download(self, request: LoopbackRequest, token: str) -> LoopbackResponse:
         if token not in {app.bot_token for app in self.apps}:
-            return Answer(body=b"<html>Sign in</html>", media="text/html")  # as it really does
-        return Answer(body=self.contents[request.path.split("/")[2]], media="application/octet-stream")
+            return LoopbackResponse(body=b"<html>Sign in</html>", media="text/html")  # as it really does
+        return LoopbackResponse(body=self.contents[request.path.split("/")[2]], media="application/octet-stream")
 
     # -- within ------------------------------------------------------------------------------------------------------
 
-    def _ts(self) -> str:
+    def _next_ts(self) -> str:
         self._last = max(time.time(), self._last + 0.000_002)
         return f"{self._last:.6f}"
 
-    def _post(self, channel: str, message: dict[str, Any]) -> None:
+    def _add_message(self, channel: str, message: dict[str, Any]) -> None:
         self.messages.setdefault(channel, {})[message["ts"]] = message
 
-    def _member(self, app: App, given: dict[str, Any]) -> str:
+    def _check_member(self, app: SlackServerApp, given: dict[str, Any]) -> str:
         channel = str(given.get("channel") or "")
         if channel not in app.channels:
-            raise Failed("not_in_channel" if channel in self.messages else "channel_not_found")
-        if channel in self.gone:
-            raise Failed(self.gone[channel])
+            raise SlackServerError("not_in_channel" if channel in self.messages else "channel_not_found")
+        if channel in self.channel_errors:
+            raise SlackServerError(self.channel_errors[channel])
         return channel
 
-    def _open(self, app: App, given: dict[str, Any]) -> str:
+    def _check_writable(self, app: SlackServerApp, given: dict[str, Any]) -> str:
         """The channel of a call that says something, unless it cannot be written to."""
-        channel = self._member(app, given)
-        if wait := self.busy.pop(channel, 0):
-            raise Failed("ratelimited", status=429, **{"Retry-After": str(wait)})
+        channel = self._check_member(app, given)
+        if wait := self.retry_after_seconds.pop(channel, 0):
+            raise SlackServerError("ratelimited", status=429, **{"Retry-After": str(wait)})
         return channel
 
-    def _historic(self, channel: str, message: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def _make_history_message(self, channel: str, message: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         """A message as a history tells it: other than an event."""
         told = dict(message)
         if given.get("include_all_metadata") not in ("true", "1"):
@@ -465,7 +473,7 @@ class SlackServer(SocketLoopback):
             told |= {"thread_ts": message["ts"], "reply_count": len(replies), "latest_reply": replies[-1]}
         return told
 
-    def _page(self, found: list[dict[str, Any]], what: str, given: dict[str, Any]) -> dict[str, Any]:
+    def _make_page(self, found: list[dict[str, Any]], what: str, given: dict[str, Any]) -> dict[str, Any]:
         start, limit = int(given.get("cursor") or 0), int(given.get("limit") or 100)
         following = str(start + limit) if len(found) > start + limit else ""
         return {
@@ -474,7 +482,7 @@ class SlackServer(SocketLoopback):
             "response_metadata": {"next_cursor": following},
         }
 
-    def _filed(self, name: str, data: bytes) -> dict[str, Any]:
+    def _store_file(self, name: str, data: bytes) -> dict[str, Any]:
         id = f"F{next(self._count)}"
         self.contents[id] = data
         self.files[id] = {
@@ -490,9 +498,9 @@ class SlackServer(SocketLoopback):
         return self.files[id]
 
 
-def _within(message: dict[str, Any], given: dict[str, Any]) -> bool:
+def _is_within_range(message: dict[str, Any], given: dict[str, Any]) -> bool:
     return float(given.get("oldest") or 0) < float(message["ts"])
 
 
-def _kind(channel: str) -> dict[str, str]:
+def _make_channel_type_fields(channel: str) -> dict[str, str]:
     return {"channel_type": "im" if channel.startswith("D") else "channel"}

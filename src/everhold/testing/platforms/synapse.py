@@ -28,18 +28,18 @@ import httpx2
 SERVER_NAME: Final = "localhost"
 START_SECONDS: Final = 90.0
 """How long it may take to start on a busy machine: about six seconds of work."""
-PASSES: Final = {"per_second": 100_000, "burst_count": 100_000}
-V3: Final = "/_matrix/client/v3"
+UNLIMITED_RATE: Final = {"per_second": 100_000, "burst_count": 100_000}
+CLIENT_API_PATH: Final = "/_matrix/client/v3"
 
 
-def port() -> int:
+def find_free_port() -> int:
     """A port that nobody uses now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-class Synapse:
+class SynapseServer:
     """One homeserver in a directory of its own, for one process or several that share it.
 
     It ends with the last of them, also if they are killed.
@@ -49,7 +49,7 @@ class Synapse:
         self.directory = directory
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._residents: dict[str, Member] = {}
+        self._residents: dict[str, MatrixTestMember] = {}
         self._secret = directory / "registration"
         self._state = directory / "state.json"
 
@@ -60,16 +60,16 @@ class Synapse:
     def start(self) -> None:
         """Start it, or join those who use it already, and wait until it answers."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        with self._locked():
-            known = self._read()
-            if _alive(known.users):
+        with self._hold_lock():
+            known = self._read_state()
+            if _filter_running(known.users):
                 self.port, pid = known.port, known.pid
             else:
-                self.port = known.port or port()
-                pid = self._launch()
-            self._write(State(self.port, pid, [*_alive(known.users), os.getpid()]))
+                self.port = known.port or find_free_port()
+                pid = self._start_process()
+            self._write_state(SynapseServerState(self.port, pid, [*_filter_running(known.users), os.getpid()]))
             ends = time.monotonic() + START_SECONDS
-            while not self._answers():
+            while not self._is_answering():
                 ended = self._process is not None and self._process.poll() is not None
                 if ended or time.monotonic() > ends:
                     raise RuntimeError(f"Synapse did not start:\n{(self.directory / 'stderr').read_text()[-3000:]}")
@@ -77,21 +77,21 @@ class Synapse:
 
     def stop(self) -> None:
         """Leave it; whoever is the last ends it."""
-        with self._locked():
-            known = self._read()
-            users = [pid for pid in _alive(known.users) if pid != os.getpid()]
-            self._write(State(known.port, known.pid, users))
+        with self._hold_lock():
+            known = self._read_state()
+            users = [pid for pid in _filter_running(known.users) if pid != os.getpid()]
+            self._write_state(SynapseServerState(known.port, known.pid, users))
             if not users and known.pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(known.pid, signal.SIGKILL)  # what it holds is thrown away
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(known.pid, 0)  # unless somebody else began it
 
-    def _launch(self) -> int:
+    def _start_process(self) -> int:
         config = self.directory / "homeserver.json"
-        config.write_text(json.dumps(self._config()))  # what is JSON is YAML
+        config.write_text(json.dumps(self._make_config()))  # what is JSON is YAML
         # whoever watches it must not take it for abandoned before we are written down
-        self._write(State(self.port, 0, [os.getpid()]))
+        self._write_state(SynapseServerState(self.port, 0, [os.getpid()]))
         with (self.directory / "stderr").open("ab") as said:
             command = [sys.executable, "-m", __spec__.name, str(self.directory)]
             self._process = subprocess.Popen(
@@ -99,27 +99,29 @@ class Synapse:
             )
         return self._process.pid
 
-    def _read(self) -> State:
-        return State(**json.loads(self._state.read_text())) if self._state.exists() else State()
+    def _read_state(self) -> SynapseServerState:
+        return (
+            SynapseServerState(**json.loads(self._state.read_text())) if self._state.exists() else SynapseServerState()
+        )
 
-    def _write(self, state: State) -> None:
+    def _write_state(self, state: SynapseServerState) -> None:
         new = self._state.with_suffix(".new")
         new.write_text(json.dumps(dataclasses.asdict(state)))
         new.replace(self._state)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         with (self.directory / "lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _answers(self) -> bool:
+    def _is_answering(self) -> bool:
         try:
             return httpx2.get(f"{self.url}/_matrix/client/versions", timeout=5.0).status_code == 200
         except httpx2.HTTPError:
             return False
 
-    def _config(self) -> dict[str, Any]:
+    def _make_config(self) -> dict[str, Any]:
         if not self._secret.exists():
             self._secret.write_text(os.urandom(16).hex())
             seed = base64.b64encode(os.urandom(32)).decode().rstrip("=")
@@ -148,26 +150,26 @@ class Synapse:
             "presence": {"enabled": False},
             "url_preview_enabled": False,
             "bcrypt_rounds": 4,
-            "rc_message": PASSES,
-            "rc_registration": PASSES,
-            "rc_login": {"address": PASSES, "account": PASSES, "failed_attempts": PASSES},
-            "rc_joins": {"local": PASSES, "remote": PASSES},
-            "rc_joins_per_room": PASSES,
-            "rc_room_creation": PASSES,
-            "rc_invites": {"per_room": PASSES, "per_user": PASSES, "per_issuer": PASSES},
-            "rc_media_create": PASSES,
+            "rc_message": UNLIMITED_RATE,
+            "rc_registration": UNLIMITED_RATE,
+            "rc_login": {"address": UNLIMITED_RATE, "account": UNLIMITED_RATE, "failed_attempts": UNLIMITED_RATE},
+            "rc_joins": {"local": UNLIMITED_RATE, "remote": UNLIMITED_RATE},
+            "rc_joins_per_room": UNLIMITED_RATE,
+            "rc_room_creation": UNLIMITED_RATE,
+            "rc_invites": {"per_room": UNLIMITED_RATE, "per_user": UNLIMITED_RATE, "per_issuer": UNLIMITED_RATE},
+            "rc_media_create": UNLIMITED_RATE,
         }
 
     # -- people ------------------------------------------------------------------------------------------------------
 
-    async def resident(self, name: str) -> Member:
+    async def find_or_register(self, name: str) -> MatrixTestMember:
         """Somebody who lives here: the same account whenever it is asked for."""
         if name not in self._residents:
-            self._residents[name] = await self.register(name)
+            self._residents[name] = await self.register_member(name)
         known = self._residents[name]
-        return Member(known.url, known.id, known.token)  # a connection belongs to one event loop
+        return MatrixTestMember(known.url, known.id, known.token)  # a connection belongs to one event loop
 
-    async def register(self, name: str) -> Member:
+    async def register_member(self, name: str) -> MatrixTestMember:
         """A new account with a name nobody has yet: what is left of one test must not meet another."""
         name = f"{name}-{os.urandom(4).hex()}"
         async with httpx2.AsyncClient(base_url=self.url, timeout=60.0) as http:
@@ -179,11 +181,11 @@ class Synapse:
             answer = await http.post("/_synapse/admin/v1/register", json=given)
             assert answer.status_code == 200, answer.text
             told = answer.json()
-        return Member(self.url, told["user_id"], told["access_token"])
+        return MatrixTestMember(self.url, told["user_id"], told["access_token"])
 
 
 @dataclass
-class State:
+class SynapseServerState:
     """Who uses a server, and where it is."""
 
     port: int = 0
@@ -192,7 +194,7 @@ class State:
 
 
 @dataclass
-class Seen:
+class MatrixTimelineMessage:
     """A message as it stands in a room's timeline, edits applied."""
 
     id: str
@@ -206,7 +208,7 @@ class Seen:
 
 
 @dataclass
-class Member:
+class MatrixTestMember:
     """Somebody with an account, at a client of their own. Knows nothing of everhold."""
 
     url: str
@@ -234,60 +236,60 @@ class Member:
         found: dict[str, Any] = answer.json()
         return found
 
-    async def create(self, *invited: str, name: str = "", direct: bool = False) -> str:
+    async def create_room(self, *invited: str, name: str = "", direct: bool = False) -> str:
         """A new room; its id."""
         given = {"preset": "private_chat", "invite": list(invited), "is_direct": direct}
-        room: str = (await self.call("POST", f"{V3}/createRoom", {**given, **({"name": name} if name else {})}))[
-            "room_id"
-        ]
+        room: str = (
+            await self.call("POST", f"{CLIENT_API_PATH}/createRoom", {**given, **({"name": name} if name else {})})
+        )["room_id"]
         return room
 
-    async def join(self, room: str) -> None:
-        await self.call("POST", f"{V3}/join/{quote(room)}")
+    async def join_room(self, room: str) -> None:
+        await self.call("POST", f"{CLIENT_API_PATH}/join/{quote(room)}")
 
-    async def put(self, room: str, content: dict[str, Any], *, kind: str = "m.room.message") -> str:
+    async def send_event(self, room: str, content: dict[str, Any], *, kind: str = "m.room.message") -> str:
         self._count += 1
-        path = f"{V3}/rooms/{quote(room)}/send/{kind}/t{self._count}-{os.urandom(4).hex()}"
+        path = f"{CLIENT_API_PATH}/rooms/{quote(room)}/send/{kind}/t{self._count}-{os.urandom(4).hex()}"
         id: str = (await self.call("PUT", path, content))["event_id"]
         return id
 
-    async def say(self, room: str, text: str, **more: Any) -> str:
-        return await self.put(room, {"msgtype": "m.text", "body": text, **more})
+    async def send_text(self, room: str, text: str, **more: Any) -> str:
+        return await self.send_event(room, {"msgtype": "m.text", "body": text, **more})
 
     async def upload(self, data: bytes) -> str:
         answer = await self.http.post("/_matrix/media/v3/upload", content=data)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["content_uri"])
 
-    async def events(self, room: str) -> list[dict[str, Any]]:
+    async def read_events(self, room: str) -> list[dict[str, Any]]:
         """Everything that was ever put into a room, in its order."""
         found: list[dict[str, Any]] = []
         start = ""
         while True:
-            path = f"{V3}/rooms/{quote(room)}/messages?dir=f&limit=500{f'&from={start}' if start else ''}"
+            path = f"{CLIENT_API_PATH}/rooms/{quote(room)}/messages?dir=f&limit=500{f'&from={start}' if start else ''}"
             page = await self.call("GET", path)
             found += page["chunk"]
             if not page.get("end") or not page["chunk"]:
                 return found
             start = page["end"]
 
-    async def timeline(self, room: str) -> list[Seen]:
+    async def read_timeline(self, room: str) -> list[MatrixTimelineMessage]:
         """The messages of a room as its people see them."""
-        return shown(await self.events(room))
+        return render_timeline(await self.read_events(room))
 
-    async def until(self, room: str, text: str, *, seconds: float = 60.0) -> Seen:
+    async def wait_for_message(self, room: str, text: str, *, seconds: float = 60.0) -> MatrixTimelineMessage:
         """Wait for a message that holds a text."""
         async with asyncio.timeout(seconds):
             while True:
-                found = next((seen for seen in await self.timeline(room) if text in seen.text), None)
+                found = next((seen for seen in await self.read_timeline(room) if text in seen.text), None)
                 if found is not None:
                     return found
                 await asyncio.sleep(0.1)
 
 
-def shown(events: list[dict[str, Any]]) -> list[Seen]:
+def render_timeline(events: list[dict[str, Any]]) -> list[MatrixTimelineMessage]:
     """Events as a client shows them: an edit takes its original's place."""
-    found: dict[str, Seen] = {}
+    found: dict[str, MatrixTimelineMessage] = {}
     for event in events:
         content = event["content"]
         if event["type"] != "m.room.message" or "body" not in content:
@@ -300,11 +302,13 @@ def shown(events: list[dict[str, Any]]) -> list[Seen]:
                 original.last = content
         else:
             body, url = content["body"], content.get("url", "")
-            found[event["event_id"]] = Seen(event["event_id"], event["sender"], body, content, url=url, last=content)
+            found[event["event_id"]] = MatrixTimelineMessage(
+                event["event_id"], event["sender"], body, content, url=url, last=content
+            )
     return list(found.values())
 
 
-def _alive(pids: list[int]) -> list[int]:
+def _filter_running(pids: list[int]) -> list[int]:
     found = []
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -313,15 +317,15 @@ def _alive(pids: list[int]) -> list[int]:
     return found
 
 
-def _watch(directory: Path) -> None:
+def _run_while_used(directory: Path) -> None:
     """Run a server for as long as somebody uses it."""
     command = [sys.executable, "-m", "synapse.app.homeserver", "--config-path", str(directory / "homeserver.json")]
     server = subprocess.Popen(command, cwd=directory)
     while server.poll() is None:
-        if not _alive(json.loads((directory / "state.json").read_text())["users"]):
+        if not _filter_running(json.loads((directory / "state.json").read_text())["users"]):
             server.kill()
         time.sleep(1.0)
 
 
 if __name__ == "__main__":
-    _watch(Path(sys.argv[1]))
+    _run_while_used(Path(sys.argv[1]))

@@ -16,19 +16,19 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from everhold.testing.platforms.loopback import Answer, Loopback, Request
+from everhold.testing.platforms.loopback import LoopbackRequest, LoopbackResponse, LoopbackServer
 
-MOST_UNITS: Final = 4096
-MOST_CAPTION: Final = 1024
-MOST_FILE: Final = 20_000_000
-MOST_PICTURE: Final = 10_000_000
+MAX_MESSAGE_UNITS: Final = 4096
+MAX_CAPTION_UNITS: Final = 1024
+MAX_FILE_BYTES: Final = 20_000_000
+MAX_PHOTO_BYTES: Final = 10_000_000
 _NOT_MODIFIED: Final = (
     "Bad Request: message is not modified: specified new message content and reply markup are exactly the same as a "
     "current content and reply markup of the message"
 )
 
 
-class Failed(Exception):
+class TelegramServerError(Exception):
     """What the API answers instead of a result."""
 
     def __init__(self, code: int, description: str, **parameters: int) -> None:
@@ -37,15 +37,15 @@ class Failed(Exception):
         self.description = description
         self.parameters = parameters
 
-    def answer(self) -> Answer:
+    def make_response(self) -> LoopbackResponse:
         told: dict[str, Any] = {"ok": False, "error_code": self.code, "description": self.description}
         if self.parameters:
             told["parameters"] = self.parameters
-        return Answer.json(told, status=self.code)
+        return LoopbackResponse.json(told, status=self.code)
 
 
 @dataclass
-class Bot:
+class TelegramServerBot:
     """One bot, and what it has not confirmed yet."""
 
     token: str
@@ -54,30 +54,30 @@ class Bot:
     reads_all: bool = False
     """Without it a bot in a group sees commands, mentions and replies to it, and nothing else."""
     updates: deque[dict[str, Any]] = field(default_factory=deque)
-    past: list[dict[str, Any]] = field(default_factory=list)
-    again: list[dict[str, Any]] = field(default_factory=list)
+    all_updates: list[dict[str, Any]] = field(default_factory=list)
+    redeliveries: list[dict[str, Any]] = field(default_factory=list)
     """What is told once more whatever was confirmed: the real one does that, too, when it has had a bad day."""
     confirmed: int = 0
-    news: asyncio.Condition = field(default_factory=asyncio.Condition)
+    update_condition: asyncio.Condition = field(default_factory=asyncio.Condition)
     poll: int = 0
     commands: list[dict[str, str]] = field(default_factory=list)
     webhook: str = ""
 
-    def fresh(self, offset: int) -> list[dict[str, Any]]:
+    def take_updates(self, offset: int) -> list[dict[str, Any]]:
         """What a poll with this offset is told: never anything before it."""
         return [update for update in self.updates if update["update_id"] >= offset]
 
-    def user(self) -> dict[str, Any]:
+    def make_user(self) -> dict[str, Any]:
         return {"id": self.id, "is_bot": True, "first_name": self.username, "username": self.username}
 
 
 @dataclass
-class Shown:
+class TelegramServerMessage:
     """A message as people in a chat see it."""
 
     id: int
     text: str
-    by: int
+    sender_id: int
     thread: int | None = None
     reply_to: int | None = None
     edits: int = 0
@@ -85,18 +85,18 @@ class Shown:
     entities: list[dict[str, Any]] = field(default_factory=list)
 
 
-class TelegramServer(Loopback):
+class TelegramServer(LoopbackServer):
     """`async with TelegramServer() as server:`, then `server.bot(token)` and point a client at `server.url`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.bots: dict[str, Bot] = {}
-        self.chats: dict[int, list[Shown]] = {}
-        self.gone: dict[int, Failed] = {}
+        self.bots: dict[str, TelegramServerBot] = {}
+        self.chats: dict[int, list[TelegramServerMessage]] = {}
+        self.chat_errors: dict[int, TelegramServerError] = {}
         """Chats that cannot be written to, and what is said about it."""
-        self.busy: dict[int, int] = {}
+        self.retry_after_seconds: dict[int, int] = {}
         """Chats that answer 429 to the next call, with the seconds to wait."""
-        self.most_bytes = 50_000_000
+        self.max_file_bytes = 50_000_000
         """The largest file that bots may send."""
         self.typing: list[int] = []
         self.files: dict[str, tuple[str, bytes]] = {}
@@ -104,13 +104,13 @@ class TelegramServer(Loopback):
         self._updates = itertools.count(1000)
         self._ids = itertools.count(900_001)
 
-    def bot(self, token: str, *, username: str = "everhold_bot", reads_all: bool = False) -> Bot:
-        self.bots[token] = Bot(token, next(self._ids), username, reads_all)
+    def add_bot(self, token: str, *, username: str = "everhold_bot", reads_all: bool = False) -> TelegramServerBot:
+        self.bots[token] = TelegramServerBot(token, next(self._ids), username, reads_all)
         return self.bots[token]
 
     # -- people ------------------------------------------------------------------------------------------------------
 
-    async def write(
+    async def write_message(
         self,
         text: str,
         *,
@@ -127,93 +127,99 @@ class TelegramServer(Loopback):
         """Somebody writes to a bot, or into a group (a negative chat); the message's id."""
         chat = chat or user
         id = next(self._messages)
-        message = self._message(id, chat, text, {"id": user, "is_bot": is_bot, "first_name": name}, thread, reply_to)
+        message = self._make_message(
+            id, chat, text, {"id": user, "is_bot": is_bot, "first_name": name}, thread, reply_to
+        )
         if file is not None:
             message["caption"] = message.pop("text", "")
-            message |= self._attached(file, kind)
+            message |= self._make_attachment(file, kind)
         message |= more
-        self.chats.setdefault(chat, []).append(Shown(id, text, user, thread, reply_to))
-        await self._tell("message", chat, message)
+        self.chats.setdefault(chat, []).append(TelegramServerMessage(id, text, user, thread, reply_to))
+        await self._push_to_bots("message", chat, message)
         return id
 
-    async def edit(self, id: int, text: str, *, user: int = 1001, chat: int = 0) -> None:
+    async def edit_message(self, id: int, text: str, *, user: int = 1001, chat: int = 0) -> None:
         """Somebody changes what they wrote."""
         chat = chat or user
-        shown = self._find(chat, id)
+        shown = self._find_message(chat, id)
         shown.text = text
-        message = self._message(id, chat, text, {"id": user, "is_bot": False, "first_name": "Ada"}, shown.thread, None)
-        await self._tell("edited_message", chat, {**message, "edit_date": int(time.time())})
+        message = self._make_message(
+            id, chat, text, {"id": user, "is_bot": False, "first_name": "Ada"}, shown.thread, None
+        )
+        await self._push_to_bots("edited_message", chat, {**message, "edit_date": int(time.time())})
 
-    async def press(self, update: dict[str, Any]) -> int:
+    async def push_update(self, update: dict[str, Any]) -> int:
         """Something else happens, told in exactly these words; the update's id."""
         id = next(self._updates)
         for bot in self.bots.values():
-            await self._put(bot, {"update_id": id, **update})
+            await self._queue_update(bot, {"update_id": id, **update})
         return id
 
-    async def upgrade(self, old: int, new: int) -> None:
+    async def upgrade_group(self, old: int, new: int) -> None:
         """A group becomes a supergroup, with another id. Both say so, and the old one takes nothing any more."""
         told = "Bad Request: group chat was upgraded to a supergroup chat"
-        self.gone[old] = Failed(400, told, migrate_to_chat_id=new)
+        self.chat_errors[old] = TelegramServerError(400, told, migrate_to_chat_id=new)
         nobody = {"id": 1087968824, "is_bot": True, "first_name": "Group", "username": "GroupAnonymousBot"}
         for chat, about in ((old, {"migrate_to_chat_id": new}), (new, {"migrate_from_chat_id": old})):
-            message = self._message(next(self._messages), chat, "", nobody, None, None)
-            await self.press({"message": {**message, **about}})
+            message = self._make_message(next(self._messages), chat, "", nobody, None, None)
+            await self.push_update({"message": {**message, **about}})
 
     async def redeliver(self, *, times: int = 1, chance: random.Random | None = None) -> None:
         """Everything that ever was told is told again, in any order."""
         for bot in self.bots.values():
-            again = [update for _ in range(times) for update in bot.past]
+            again = [update for _ in range(times) for update in bot.all_updates]
             if chance is not None:
                 chance.shuffle(again)
-            async with bot.news:
-                bot.again.extend(again)
-                bot.news.notify_all()
+            async with bot.update_condition:
+                bot.redeliveries.extend(again)
+                bot.update_condition.notify_all()
 
-    def shown(self, chat: int) -> list[Shown]:
+    def list_shown_messages(self, chat: int) -> list[TelegramServerMessage]:
         return self.chats.get(chat, [])
 
-    def said(self, chat: int) -> list[str]:
+    def list_bot_texts(self, chat: int) -> list[str]:
         """What bots said in a chat, as it stands now."""
         bots = {bot.id for bot in self.bots.values()}
-        return [shown.text for shown in self.shown(chat) if shown.by in bots]
+        return [shown.text for shown in self.list_shown_messages(chat) if shown.sender_id in bots]
 
-    def renumber(self, first: int) -> None:
+    def renumber_updates(self, first: int) -> None:
         """Number what comes from here on anew, as the real one does after a week without news."""
         self._updates = itertools.count(first)
 
-    async def quiet(self, token: str) -> None:
+    async def wait_until_confirmed(self, token: str) -> None:
         """Wait until a bot has confirmed everything it was told."""
         bot = self.bots[token]
-        async with bot.news:
-            await bot.news.wait_for(lambda: not bot.updates)
+        async with bot.update_condition:
+            await bot.update_condition.wait_for(lambda: not bot.updates)
 
     # -- the Bot API -------------------------------------------------------------------------------------------------
 
-    def name(self, request: Request) -> str:
+    def name_call(self, request: LoopbackRequest) -> str:
         return request.path.rpartition("/")[2] if request.path.startswith("/bot") else "file"
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer_call(self, request: LoopbackRequest) -> LoopbackResponse:
         place, _, name = request.path.rpartition("/")
         try:
             if place.startswith("/file/bot"):
                 return self._download(request)
             bot = self.bots.get(place.removeprefix("/bot"))
             if bot is None:
-                raise Failed(401, "Unauthorized")
+                raise TelegramServerError(401, "Unauthorized")
             method = getattr(self, f"_{name}", None)
             if method is None:
-                raise Failed(404, "Not Found")
-            return Answer.json({"ok": True, "result": await method(bot, {**request.query, **request.fields}, request)})
-        except Failed as failed:
-            return failed.answer()
+                raise TelegramServerError(404, "Not Found")
+            return LoopbackResponse.json(
+                {"ok": True, "result": await method(bot, {**request.query, **request.fields}, request)}
+            )
+        except TelegramServerError as failed:
+            return failed.make_response()
 
-    async def _getMe(self, bot: Bot, given: dict[str, Any], request: Request) -> Any:
-        return {**bot.user(), "can_join_groups": True, "can_read_all_group_messages": bot.reads_all}
+    async def _getMe(self, bot: TelegramServerBot, given: dict[str, Any], request: LoopbackRequest) -> Any:
+        return {**bot.make_user(), "can_join_groups": True, "can_read_all_group_messages": bot.reads_all}
 
-    async def _getUpdates(self, bot: Bot, given: dict[str, Any], request: Request) -> Any:
+    async def _getUpdates(self, bot: TelegramServerBot, given: dict[str, Any], request: LoopbackRequest) -> Any:
         if bot.webhook:
-            raise Failed(
+            raise TelegramServerError(
                 409,
                 "Conflict: can't use getUpdates method while webhook is active; use deleteWebhook to delete it first",
             )
@@ -221,136 +227,146 @@ class TelegramServer(Loopback):
         until = time.monotonic() + float(given.get("timeout") or 0)
         bot.poll += 1
         mine = bot.poll
-        async with bot.news:
+        async with bot.update_condition:
             # what stands before the offset is confirmed, whatever it was; the newer poller ends the older
             bot.confirmed += len(bot.updates)
             bot.updates = deque(it for it in bot.updates if it["update_id"] >= offset)
             bot.confirmed -= len(bot.updates)
-            bot.news.notify_all()
-            while not bot.fresh(offset) and not bot.again and (left := until - time.monotonic()) > 0:
+            bot.update_condition.notify_all()
+            while not bot.take_updates(offset) and not bot.redeliveries and (left := until - time.monotonic()) > 0:
                 try:
-                    await asyncio.wait_for(bot.news.wait(), left)
+                    await asyncio.wait_for(bot.update_condition.wait(), left)
                 except TimeoutError:
                     break
                 if mine != bot.poll:
-                    raise Failed(
+                    raise TelegramServerError(
                         409,
                         "Conflict: terminated by other getUpdates request; "
                         "make sure that only one bot instance is running",
                     )
-            if bot.again:
-                told, bot.again = bot.again[:limit], bot.again[limit:]
+            if bot.redeliveries:
+                told, bot.redeliveries = bot.redeliveries[:limit], bot.redeliveries[limit:]
                 return told
-            return bot.fresh(offset)[:limit]
+            return bot.take_updates(offset)[:limit]
 
-    async def _sendMessage(self, bot: Bot, given: dict[str, Any], request: Request) -> Any:
-        text = _text(given.get("text"))
-        chat = self._open(given)
-        return self._say(bot, chat, text, given)
+    async def _sendMessage(self, bot: TelegramServerBot, given: dict[str, Any], request: LoopbackRequest) -> Any:
+        text = _check_text(given.get("text"))
+        chat = self._check_writable(given)
+        return self._post_from_bot(bot, chat, text, given)
 
-    async def _sendDocument(self, bot: Bot, given: dict[str, Any], request: Request) -> Any:
-        if _units(str(given.get("caption") or "")) > MOST_CAPTION:
-            raise Failed(400, "Bad Request: message caption is too long")
-        chat = self._open(given)
-        return self._say(bot, chat, str(given.get("caption") or ""), given, file=self._sent(request, "document"))
+    async def _sendDocument(self, bot: TelegramServerBot, given: dict[str, Any], request: LoopbackRequest) -> Any:
+        if _count_utf16_units(str(given.get("caption") or "")) > MAX_CAPTION_UNITS:
+            raise TelegramServerError(400, "Bad Request: message caption is too long")
+        chat = self._check_writable(given)
+        return self._post_from_bot(
+            bot, chat, str(given.get("caption") or ""), given, file=self._read_upload(request, "document")
+        )
 
-    async def _sendPhoto(self, bot: Bot, given: dict[str, Any], request: Request) -> Any:
-        chat = self._open(given)
-        name, data = self._sent(request, "photo")
+    async def _sendPhoto(self, bot: TelegramServerBot, given: dict[str, Any], request: LoopbackRequest) -> Any:
+        chat = self._check_writable(given)
+        name, data = self._read_upload(request, "photo")
         if not data.startswith((b"\x89PNG", b"\xff\xd8\xff")):
-            raise Failed(400, "Bad Request: IMAGE_PROCESS_FAILED")
-        if len(data) > MOST_PICTURE:
-            raise Failed(400, "Bad Request: file is too big")
-        return self._say(bot, chat, str(given.get("caption") or ""), given, file=(name, data))
+            raise TelegramServerError(400, "Bad Request: IMAGE_PROCESS_FAILED")
+        if len(data) > MAX_PHOTO_BYTES:
+            raise TelegramServerError(400, "Bad Request: file is too big")
+        return self._post_from_bot(bot, chat, str(given.get("caption") or ""), given, file=(name, data))
 
-    async def _editMessageText(self, bot: Bot, given: dict[str, Any], request: Request) -> Any:
-        text = _text(given.get("text"))
-        chat = self._open(given)
-        found = next((it for it in self.shown(chat) if it.id == int(given["message_id"])), None)
+    async def _editMessageText(self, bot: TelegramServerBot, given: dict[str, Any], request: LoopbackRequest) -> Any:
+        text = _check_text(given.get("text"))
+        chat = self._check_writable(given)
+        found = next((it for it in self.list_shown_messages(chat) if it.id == int(given["message_id"])), None)
         if found is None:
-            raise Failed(400, "Bad Request: message to edit not found")
-        if found.by != bot.id:
-            raise Failed(400, "Bad Request: message can't be edited")
+            raise TelegramServerError(400, "Bad Request: message to edit not found")
+        if found.sender_id != bot.id:
+            raise TelegramServerError(400, "Bad Request: message can't be edited")
         if found.text == text:
-            raise Failed(400, _NOT_MODIFIED)
+            raise TelegramServerError(400, _NOT_MODIFIED)
         found.text = text
-        found.entities = _checked(given.get("entities"), text)
+        found.entities = _check_entities(given.get("entities"), text)
         found.edits += 1
-        return self._message(found.id, chat, text, bot.user(), found.thread, None)
+        return self._make_message(found.id, chat, text, bot.make_user(), found.thread, None)
 
-    async def _sendChatAction(self, bot: Bot, given: dict[str, Any], request: Request) -> Any:
-        self.typing.append(self._open(given))
+    async def _sendChatAction(self, bot: TelegramServerBot, given: dict[str, Any], request: LoopbackRequest) -> Any:
+        self.typing.append(self._check_writable(given))
         return True
 
-    async def _setMyCommands(self, bot: Bot, given: dict[str, Any], request: Request) -> Any:
+    async def _setMyCommands(self, bot: TelegramServerBot, given: dict[str, Any], request: LoopbackRequest) -> Any:
         commands = json.loads(given["commands"])
         for command in commands:
             if not 1 <= len(command["command"]) <= 32 or not 1 <= len(command["description"]) <= 256:
-                raise Failed(400, "Bad Request: BOT_COMMAND_DESCRIPTION_INVALID")
+                raise TelegramServerError(400, "Bad Request: BOT_COMMAND_DESCRIPTION_INVALID")
         bot.commands = commands
         return True
 
-    async def _setWebhook(self, bot: Bot, given: dict[str, Any], request: Request) -> Any:
+    async def _setWebhook(self, bot: TelegramServerBot, given: dict[str, Any], request: LoopbackRequest) -> Any:
         bot.webhook = given.get("url", "")
         return True
 
-    async def _deleteWebhook(self, bot: Bot, given: dict[str, Any], request: Request) -> Any:
+    async def _deleteWebhook(self, bot: TelegramServerBot, given: dict[str, Any], request: LoopbackRequest) -> Any:
         bot.webhook = ""
         if str(given.get("drop_pending_updates")).lower() == "true":
             bot.updates.clear()
         return True
 
-    async def _getFile(self, bot: Bot, given: dict[str, Any], request: Request) -> Any:
+    async def _getFile(self, bot: TelegramServerBot, given: dict[str, Any], request: LoopbackRequest) -> Any:
         id = str(given["file_id"])
         if id not in self.files:
-            raise Failed(400, "Bad Request: wrong file_id or the file is temporarily unavailable")
-        if len(self.files[id][1]) > MOST_FILE:
-            raise Failed(400, "Bad Request: file is too big")
+            raise TelegramServerError(400, "Bad Request: wrong file_id or the file is temporarily unavailable")
+        if len(self.files[id][1]) > MAX_FILE_BYTES:
+            raise TelegramServerError(400, "Bad Request: file is too big")
         size = len(self.files[id][1])
         return {"file_id": id, "file_unique_id": id, "file_size": size, "file_path": f"documents/{id}"}
 
-    def _download(self, request: Request) -> Answer:
+    def _download(self, request: LoopbackRequest) -> LoopbackResponse:
         id = request.path.rpartition("/")[2]
         if id not in self.files:
-            raise Failed(404, "Not Found")
-        return Answer(body=self.files[id][1], media="application/octet-stream")
+            raise TelegramServerError(404, "Not Found")
+        return LoopbackResponse(body=self.files[id][1], media="application/octet-stream")
 
-    def _sent(self, request: Request, what: str) -> tuple[str, bytes]:
+    def _read_upload(self, request: LoopbackRequest, what: str) -> tuple[str, bytes]:
         if not request.files:
-            raise Failed(400, f"Bad Request: there is no {what} in the request")
+            raise TelegramServerError(400, f"Bad Request: there is no {what} in the request")
         name, data = next(iter(request.files.values()))
-        if len(data) > self.most_bytes:
-            raise Failed(413, "Request Entity Too Large")
+        if len(data) > self.max_file_bytes:
+            raise TelegramServerError(413, "Request Entity Too Large")
         return name, data
 
     # -- within ------------------------------------------------------------------------------------------------------
 
-    def _open(self, given: dict[str, Any]) -> int:
+    def _check_writable(self, given: dict[str, Any]) -> int:
         """The chat of a call, unless it cannot be written to."""
         try:
             chat = int(given["chat_id"])
         except (KeyError, ValueError):
-            raise Failed(400, "Bad Request: chat not found") from None
-        if chat in self.gone:
-            raise self.gone[chat]
-        if wait := self.busy.pop(chat, 0):
-            raise Failed(429, f"Too Many Requests: retry after {wait}", retry_after=wait)
+            raise TelegramServerError(400, "Bad Request: chat not found") from None
+        if chat in self.chat_errors:
+            raise self.chat_errors[chat]
+        if wait := self.retry_after_seconds.pop(chat, 0):
+            raise TelegramServerError(429, f"Too Many Requests: retry after {wait}", retry_after=wait)
         return chat
 
-    def _say(
-        self, bot: Bot, chat: int, text: str, given: dict[str, Any], *, file: tuple[str, bytes] | None = None
+    def _post_from_bot(
+        self,
+        bot: TelegramServerBot,
+        chat: int,
+        text: str,
+        given: dict[str, Any],
+        *,
+        file: tuple[str, bytes] | None = None,
     ) -> dict[str, Any]:
         thread = int(given["message_thread_id"]) if given.get("message_thread_id") else None
         reply = json.loads(given["reply_parameters"])["message_id"] if given.get("reply_parameters") else None
-        entities = _checked(given.get("entities") or given.get("caption_entities"), text)
+        entities = _check_entities(given.get("entities") or given.get("caption_entities"), text)
         id = next(self._messages)
-        self.chats.setdefault(chat, []).append(Shown(id, text, bot.id, thread, reply, file=file, entities=entities))
-        message = self._message(id, chat, text, bot.user(), thread, None)
+        self.chats.setdefault(chat, []).append(
+            TelegramServerMessage(id, text, bot.id, thread, reply, file=file, entities=entities)
+        )
+        message = self._make_message(id, chat, text, bot.make_user(), thread, None)
         if file is not None:
             message["document"] = {"file_id": f"out-{id}", "file_unique_id": f"out-{id}", "file_name": file[0]}
         return message
 
-    def _message(
+    def _make_message(
         self, id: int, chat: int, text: str, user: dict[str, Any], thread: int | None, reply_to: int | None
     ) -> dict[str, Any]:
         kind: dict[str, Any] = {"type": "private", "first_name": "Ada"}
@@ -362,18 +378,18 @@ class TelegramServer(Loopback):
             "chat": {"id": chat, **kind},
             "from": user,
             "text": text,
-            "entities": _entities(text),
+            "entities": _find_entities(text),
         }
         if thread is not None:
             message |= {"message_thread_id": thread, "is_topic_message": True}
         if reply_to is not None:
-            shown = self._find(chat, reply_to)
-            bot = next((bot for bot in self.bots.values() if bot.id == shown.by), None)
-            by = bot.user() if bot else {"id": shown.by, "is_bot": False, "first_name": "somebody"}
-            message["reply_to_message"] = self._message(shown.id, chat, shown.text, by, thread, None)
+            shown = self._find_message(chat, reply_to)
+            bot = next((bot for bot in self.bots.values() if bot.id == shown.sender_id), None)
+            by = bot.make_user() if bot else {"id": shown.sender_id, "is_bot": False, "first_name": "somebody"}
+            message["reply_to_message"] = self._make_message(shown.id, chat, shown.text, by, thread, None)
         return message
 
-    def _attached(self, file: tuple[str, bytes], kind: str) -> dict[str, Any]:
+    def _make_attachment(self, file: tuple[str, bytes], kind: str) -> dict[str, Any]:
         id = f"file-{len(self.files)}"
         self.files[id] = file
         about: dict[str, Any] = {"file_id": id, "file_unique_id": id, "file_size": len(file[1])}
@@ -385,50 +401,50 @@ class TelegramServer(Loopback):
             case _:
                 return {kind: {**about, "file_name": file[0], "mime_type": "text/plain"}}
 
-    def _find(self, chat: int, id: int) -> Shown:
-        return next(shown for shown in self.shown(chat) if shown.id == id)
+    def _find_message(self, chat: int, id: int) -> TelegramServerMessage:
+        return next(shown for shown in self.list_shown_messages(chat) if shown.id == id)
 
-    async def _tell(self, what: str, chat: int, message: dict[str, Any]) -> None:
+    async def _push_to_bots(self, what: str, chat: int, message: dict[str, Any]) -> None:
         for bot in self.bots.values():
-            if bot.id != message["from"]["id"] and self._sees(bot, chat, message):
-                await self._put(bot, {"update_id": next(self._updates), what: message})
+            if bot.id != message["from"]["id"] and self._can_see(bot, chat, message):
+                await self._queue_update(bot, {"update_id": next(self._updates), what: message})
 
-    def _sees(self, bot: Bot, chat: int, message: dict[str, Any]) -> bool:
+    def _can_see(self, bot: TelegramServerBot, chat: int, message: dict[str, Any]) -> bool:
         if message["from"]["is_bot"] and not bot.reads_all:
             return False
         text = message.get("text") or message.get("caption") or ""
         replied = message.get("reply_to_message", {}).get("from", {}).get("id") == bot.id
         return chat > 0 or bot.reads_all or text.startswith("/") or f"@{bot.username}" in text or replied
 
-    async def _put(self, bot: Bot, update: dict[str, Any]) -> None:
-        async with bot.news:
+    async def _queue_update(self, bot: TelegramServerBot, update: dict[str, Any]) -> None:
+        async with bot.update_condition:
             bot.updates.append(update)
-            bot.past.append(update)
-            bot.news.notify_all()
+            bot.all_updates.append(update)
+            bot.update_condition.notify_all()
 
 
-def _units(text: str) -> int:
+def _count_utf16_units(text: str) -> int:
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
-def _text(text: str | None) -> str:
+def _check_text(text: str | None) -> str:
     if not text or not text.strip():
-        raise Failed(400, "Bad Request: message text is empty")
-    if _units(text) > MOST_UNITS:
-        raise Failed(400, "Bad Request: message is too long")
+        raise TelegramServerError(400, "Bad Request: message text is empty")
+    if _count_utf16_units(text) > MAX_MESSAGE_UNITS:
+        raise TelegramServerError(400, "Bad Request: message is too long")
     return text
 
 
-def _checked(entities: str | None, text: str) -> list[dict[str, Any]]:
+def _check_entities(entities: str | None, text: str) -> list[dict[str, Any]]:
     """What is marked in a text, if it lies within it."""
     found: list[dict[str, Any]] = json.loads(entities or "[]")
     for it in found:
-        if it["offset"] < 0 or it["length"] < 1 or it["offset"] + it["length"] > _units(text):
-            raise Failed(400, "Bad Request: ENTITY_BOUNDS_INVALID")
+        if it["offset"] < 0 or it["length"] < 1 or it["offset"] + it["length"] > _count_utf16_units(text):
+            raise TelegramServerError(400, "Bad Request: ENTITY_BOUNDS_INVALID")
     return found
 
 
-def _entities(text: str) -> list[dict[str, Any]]:
+def _find_entities(text: str) -> list[dict[str, Any]]:
     """What the server marks in a text: commands and mentions, counted in UTF-16 units."""
     found = []
     offset = 0
@@ -441,6 +457,6 @@ def _entities(text: str) -> list[dict[str, Any]]:
             else ""
         )
         if kind:
-            found.append({"type": kind, "offset": offset, "length": _units(word)})
-        offset += _units(word) + 1
+            found.append({"type": kind, "offset": offset, "length": _count_utf16_units(word)})
+        offset += _count_utf16_units(word) + 1
     return found

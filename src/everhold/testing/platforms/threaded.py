@@ -8,13 +8,13 @@ import threading
 from collections.abc import Coroutine, Iterator
 from typing import Any, Generic, TypeVar
 
-from everhold.testing.platforms.loopback import Loopback
+from everhold.testing.platforms.loopback import LoopbackServer
 
-L = TypeVar("L", bound=Loopback)
+L = TypeVar("L", bound=LoopbackServer)
 T = TypeVar("T")
 
 
-class Threaded(Generic[L]):
+class ThreadedServer(Generic[L]):
     """`run` does something in the server's own loop, and waits for it."""
 
     def __init__(self, server: L, loop: asyncio.AbstractEventLoop) -> None:
@@ -26,7 +26,7 @@ class Threaded(Generic[L]):
 
 
 @contextlib.contextmanager
-def threaded(make: type[L]) -> Iterator[Threaded[L]]:
+def serve_in_thread(make: type[L]) -> Iterator[ThreadedServer[L]]:
     """Serve until the block ends."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name=make.__name__, daemon=True)
@@ -37,7 +37,7 @@ def threaded(make: type[L]) -> Iterator[Threaded[L]]:
         await server.start()
         return server
 
-    running = Threaded(asyncio.run_coroutine_threadsafe(begin(), loop).result(), loop)
+    running = ThreadedServer(asyncio.run_coroutine_threadsafe(begin(), loop).result(), loop)
     try:
         yield running
     finally:

@@ -9,7 +9,7 @@ import json
 import struct
 from typing import Any, Final
 
-from everhold.testing.platforms.loopback import Loopback, Request, _abort, _read
+from everhold.testing.platforms.loopback import LoopbackRequest, LoopbackServer, _abort_connection, _read_request
 
 _MAGIC: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 TEXT: Final = 1
@@ -19,7 +19,7 @@ PING: Final = 9
 PONG: Final = 10
 
 
-class Socket:
+class LoopbackSocket:
     """One WebSocket, seen from the server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -27,15 +27,15 @@ class Socket:
         self._writer = writer
         self.closed = False
 
-    async def say(self, value: Any) -> bool:
+    async def send_json(self, value: Any) -> bool:
         """Send a JSON value; whether the other side was still there. That does not mean that it was read."""
-        return await self._frame(TEXT, json.dumps(value).encode())
+        return await self._send_frame(TEXT, json.dumps(value).encode())
 
-    async def stutter(self, data: bytes) -> bool:
+    async def send_raw_text(self, data: bytes) -> bool:
         """Send bytes as a text, whether they are one or not."""
-        return await self._frame(TEXT, data)
+        return await self._send_frame(TEXT, data)
 
-    async def hear(self) -> Any | None:
+    async def receive_json(self) -> Any | None:
         """The next JSON value from the other side, or None when it is gone."""
         while True:
             try:
@@ -57,22 +57,22 @@ class Socket:
                     await self.close()
                     return None
                 case 9:
-                    await self._frame(PONG, data)
+                    await self._send_frame(PONG, data)
                 case _:
                     pass
 
     async def close(self, code: int = 1000) -> None:
         if not self.closed:
-            await self._frame(CLOSE, struct.pack("!H", code))
+            await self._send_frame(CLOSE, struct.pack("!H", code))
             self.closed = True
             self._writer.close()
 
     def abort(self) -> None:
         """Gone without a word."""
         self.closed = True
-        _abort(self._writer)
+        _abort_connection(self._writer)
 
-    async def _frame(self, kind: int, data: bytes) -> bool:
+    async def _send_frame(self, kind: int, data: bytes) -> bool:
         if self.closed:
             return False
         size = len(data)
@@ -91,34 +91,34 @@ class Socket:
         return not self.closed
 
 
-class SocketLoopback(Loopback):
+class LoopbackSocketServer(LoopbackServer):
     """A `Loopback` whose subclasses also `attend` to sockets."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sockets: list[Socket] = []
+        self.sockets: list[LoopbackSocket] = []
 
-    async def attend(self, request: Request, socket: Socket) -> None:
+    async def serve_socket(self, request: LoopbackRequest, socket: LoopbackSocket) -> None:
         """Talk through one socket until it is closed."""
         raise NotImplementedError
 
-    async def stutter(self, data: bytes) -> None:
+    async def broadcast_raw_text(self, data: bytes) -> None:
         """Say these bytes through every socket."""
         for socket in list(self.sockets):
-            await socket.stutter(data)
+            await socket.send_raw_text(data)
 
-    def cut(self) -> None:
+    def abort_sockets(self) -> None:
         """Break every socket. Who calls may connect again at once."""
         for socket in list(self.sockets):
             socket.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while (request := await _read(reader)) is not None and not self.down:
+            while (request := await _read_request(reader)) is not None and not self.is_down:
                 if request.headers.get("upgrade", "").lower() == "websocket":
                     await self._upgrade(request, reader, writer)
                     break
-                if not await self._handle(request, writer):
+                if not await self._handle_request(request, writer):
                     break
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the caller left
@@ -126,7 +126,9 @@ class SocketLoopback(Loopback):
             self._writers.discard(writer)
             writer.close()
 
-    async def _upgrade(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _upgrade(
+        self, request: LoopbackRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         proof = base64.b64encode(
             hashlib.sha1(request.headers["sec-websocket-key"].encode() + _MAGIC, usedforsecurity=False).digest()
         )
@@ -134,10 +136,10 @@ class SocketLoopback(Loopback):
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Accept: " + proof + b"\r\n\r\n"
         )
-        socket = Socket(reader, writer)
+        socket = LoopbackSocket(reader, writer)
         self.sockets.append(socket)
         try:
-            await self.attend(request, socket)
+            await self.serve_socket(request, socket)
         finally:
             socket.closed = True
             self.sockets.remove(socket)

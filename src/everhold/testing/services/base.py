@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-How: TypeAlias = Literal[
+ServiceFaultKind: TypeAlias = Literal[
     "refuse",  # answers `status`, having done nothing
     "after",  # does it, then answers `status`
     "lose",  # does it, then hangs up
@@ -45,7 +45,7 @@ _PHRASES: Final = {
 
 
 @dataclass(frozen=True)
-class Received:
+class ServiceRequest:
     """One request as it came."""
 
     method: str
@@ -58,7 +58,7 @@ class Received:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ServiceReply:
     """What is answered."""
 
     body: Any = None
@@ -66,19 +66,19 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class Refusal(Exception):
+class ServiceRefusal(Exception):
     """How a service says no."""
 
     def __init__(self, status: int, body: Any) -> None:
         super().__init__(f"{status}: {body}")
-        self.reply = Reply(body, status)
+        self.reply = ServiceReply(body, status)
 
 
 @dataclass
-class Fault:
+class ServiceFault:
     """What happens to the next `times` requests that fit; without a number, to all until it is lifted."""
 
-    how: How
+    kind: ServiceFaultKind
     method: str = ""
     path: str = ""
     """A regular expression that is searched for in the path."""
@@ -94,7 +94,7 @@ class Fault:
     waiting: int = 0
     """Requests that wait for the release."""
 
-    def takes(self, call: Received) -> bool:
+    def applies_to(self, call: ServiceRequest) -> bool:
         if (self.method and call.method != self.method) or not re.search(self.path, call.path):
             return False
         if self.says and self.says not in json.dumps(call.json, ensure_ascii=False):
@@ -107,7 +107,7 @@ class Fault:
         return True
 
 
-class Service:
+class LoopbackService:
     """`async with TheService() as service:`, then point a client at `service.url`."""
 
     routes: ClassVar[tuple[tuple[str, str, str], ...]]
@@ -117,10 +117,10 @@ class Service:
 
     def __init__(self, *, key: str | None = None) -> None:
         self.key = key
-        self.requests: list[Received] = []
+        self.requests: list[ServiceRequest] = []
         self.connections = 0
         self.port = 0
-        self._faults: list[Fault] = []
+        self._faults: list[ServiceFault] = []
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -135,27 +135,29 @@ class Service:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def fault(self, how: How, path: str = "", *, method: str = "", times: int | None = 1, **more: Any) -> Fault:
+    def plan_fault(
+        self, how: ServiceFaultKind, path: str = "", *, method: str = "", times: int | None = 1, **more: Any
+    ) -> ServiceFault:
         """Arm a fault. The first that fits is used up first."""
-        armed = Fault(how=how, path=path, method=method, times=times, **more)
+        armed = ServiceFault(kind=how, path=path, method=method, times=times, **more)
         self._faults.append(armed)
         return armed
 
     @property
-    def armed(self) -> int:
+    def pending_faults(self) -> int:
         """Faults that nobody has met yet."""
         return len(self._faults)
 
-    def well(self) -> None:
+    def clear_faults(self) -> None:
         """No faults any more."""
         self._faults.clear()
 
-    def seen(self, path: str, method: str = "") -> list[Received]:
+    def find_requests(self, path: str, method: str = "") -> list[ServiceRequest]:
         """Requests that reached it, carried out or not."""
         return [call for call in self.requests if (not method or call.method == method) and re.search(path, call.path)]
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, limit=2**24)
+        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", self.port, limit=2**24)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -167,7 +169,7 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for writer in list(self._writers):
-            _abort(writer)
+            _abort_connection(writer)
         await self._server.wait_closed()
         self._server = None
 
@@ -196,21 +198,21 @@ class Service:
 
     # -- a connection ------------------------------------------------------------------------------------------------
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._writers.add(writer)
-        self._spawn(self._serve(reader, writer))
+        self._start_task(self._serve(reader, writer))
 
-    def _spawn(self, work: Any) -> None:
+    def _start_task(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while (call := await _read(reader)) is not None:
+            while (call := await _read_request(reader)) is not None:
                 self.requests.append(call)
-                if not await self._answer(call, writer):
+                if not await self._answer_request(call, writer):
                     break
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the caller left
@@ -218,67 +220,67 @@ class Service:
             self._writers.discard(writer)
             writer.close()
 
-    async def _answer(self, call: Received, writer: asyncio.StreamWriter) -> bool:
+    async def _answer_request(self, call: ServiceRequest, writer: asyncio.StreamWriter) -> bool:
         """Whether the connection may be used again."""
-        fault = next((it for it in self._faults if it.takes(call)), None)
+        fault = next((it for it in self._faults if it.applies_to(call)), None)
         self._faults = [it for it in self._faults if it.times is None or it.times > 0]
         if fault is None:
-            await _send(writer, self.execute(call))
+            await _write_reply(writer, self.execute_request(call))
             return True
-        match fault.how:
+        match fault.kind:
             case "refuse":
-                await _send(writer, _failure(fault))
+                await _write_reply(writer, _make_failure_reply(fault))
             case "after":
-                self.execute(call)
-                await _send(writer, _failure(fault))
+                self.execute_request(call)
+                await _write_reply(writer, _make_failure_reply(fault))
             case "slow":
                 await asyncio.sleep(fault.seconds)
-                await _send(writer, self.execute(call))
+                await _write_reply(writer, self.execute_request(call))
             case "hollow":
                 kept = copy.deepcopy(self.state)
-                reply = self.execute(call)
+                reply = self.execute_request(call)
                 self.state = kept
-                await _send(writer, reply)
+                await _write_reply(writer, reply)
             case "garbage":
-                self.execute(call)
-                await _send(writer, Reply(b"<html>upstream said something else</html>", 200))
+                self.execute_request(call)
+                await _write_reply(writer, ServiceReply(b"<html>upstream said something else</html>", 200))
             case "empty":
-                await _send(writer, Reply(b"", 200))
+                await _write_reply(writer, ServiceReply(b"", 200))
             case "twice":
-                self.execute(call)
-                await _send(writer, self.execute(call))
+                self.execute_request(call)
+                await _write_reply(writer, self.execute_request(call))
             case "idle":
-                await _send(writer, self.execute(call))
-                asyncio.get_running_loop().call_later(0.01, _abort, writer)
+                await _write_reply(writer, self.execute_request(call))
+                asyncio.get_running_loop().call_later(0.01, _abort_connection, writer)
             case "hang":
                 await asyncio.Event().wait()
             case "wait":
                 fault.waiting += 1
                 try:
                     await fault.released.wait()
-                    await _send(writer, self.execute(call))
+                    await _write_reply(writer, self.execute_request(call))
                 finally:
                     fault.waiting -= 1
             case "mute":
-                self.execute(call)
+                self.execute_request(call)
                 await asyncio.Event().wait()
             case "lose" | "drop" | "late":
                 self._cut_off(call, fault, writer)
                 return False
         return True
 
-    def _cut_off(self, call: Received, fault: Fault, writer: asyncio.StreamWriter) -> None:
+    def _cut_off(self, call: ServiceRequest, fault: ServiceFault, writer: asyncio.StreamWriter) -> None:
         """Break the connection: after the request was carried out, long before, or without ever doing so."""
-        if fault.how == "lose":
-            self.execute(call)
-        elif fault.how == "late":
-            asyncio.get_running_loop().call_later(fault.seconds, self.execute, call)
-        _abort(writer)
+        if fault.kind == "lose":
+            self.execute_request(call)
+        elif fault.kind == "late":
+            asyncio.get_running_loop().call_later(fault.seconds, self.execute_request, call)
+        _abort_connection(writer)
 
-    def execute(self, call: Received) -> Reply:
+    def execute_request(self, call: ServiceRequest) -> ServiceReply:
         """Carry a request out."""
-        if not self.authorised(call.headers):
-            return self.unauthorised()
+        if not self.is_authorised(call.headers):
+            return self.make_unauthorised_reply()
         known = False
         for method, pattern, name in self._table:
             found = pattern.fullmatch(call.path)
@@ -288,20 +290,20 @@ class Service:
             answer: Callable[..., Any] = getattr(self, name)
             try:
                 reply = answer(call, **{key: unquote(value) for key, value in found.groupdict().items()})
-            except Refusal as refusal:
+            except ServiceRefusal as refusal:
                 return refusal.reply
-            return reply if isinstance(reply, Reply) else Reply(reply)
+            return reply if isinstance(reply, ServiceReply) else ServiceReply(reply)
         status, why = (405, "Method Not Allowed") if known else (404, "Not Found")
-        return Reply({"detail": why}, status)
+        return ServiceReply({"detail": why}, status)
 
-    def authorised(self, headers: Mapping[str, str]) -> bool:
+    def is_authorised(self, headers: Mapping[str, str]) -> bool:
         return self.key is None or headers.get("authorization") == f"Bearer {self.key}"
 
-    def unauthorised(self) -> Reply:
-        return Reply({"detail": "Invalid API key"}, 401)
+    def make_unauthorised_reply(self) -> ServiceReply:
+        return ServiceReply({"detail": "Invalid API key"}, 401)
 
 
-def alike(query: str, text: str) -> float:
+def score_overlap(query: str, text: str) -> float:
     """How much of a question a text has words for; what stands in for meaning here."""
     asked, there = (set(_WORD.findall(it.casefold())) for it in (query, text))
     return len(asked & there) / len(asked) if asked else 0.0
@@ -310,7 +312,7 @@ def alike(query: str, text: str) -> float:
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 
-async def _read(reader: asyncio.StreamReader) -> Received | None:
+async def _read_request(reader: asyncio.StreamReader) -> ServiceRequest | None:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
@@ -332,10 +334,10 @@ async def _read(reader: asyncio.StreamReader) -> Received | None:
     except ValueError:
         content = None
     pairs = tuple(parse_qsl(parts.query))
-    return Received(method, parts.path, dict(pairs), headers, content, pairs)
+    return ServiceRequest(method, parts.path, dict(pairs), headers, content, pairs)
 
 
-async def _send(writer: asyncio.StreamWriter, reply: Reply) -> None:
+async def _write_reply(writer: asyncio.StreamWriter, reply: ServiceReply) -> None:
     data = (
         reply.body if isinstance(reply.body, bytes) else b"" if reply.body is None else json.dumps(reply.body).encode()
     )
@@ -349,12 +351,12 @@ async def _send(writer: asyncio.StreamWriter, reply: Reply) -> None:
     await writer.drain()
 
 
-def _failure(fault: Fault) -> Reply:
+def _make_failure_reply(fault: ServiceFault) -> ServiceReply:
     headers = {"retry-after": f"{fault.retry_after:g}"} if fault.retry_after is not None else {}
-    return Reply({"detail": f"the service said {fault.status}"}, fault.status, headers)
+    return ServiceReply({"detail": f"the service said {fault.status}"}, fault.status, headers)
 
 
-def _abort(writer: asyncio.StreamWriter) -> None:
+def _abort_connection(writer: asyncio.StreamWriter) -> None:
     handle: socket.socket | None = writer.get_extra_info("socket")
     if handle is not None and not writer.transport.is_closing():
         handle.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

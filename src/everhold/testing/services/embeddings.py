@@ -12,12 +12,12 @@ import re
 import struct
 from typing import Any, Final
 
-from everhold.testing.services.base import Received, Service
+from everhold.testing.services.base import LoopbackService, ServiceRequest
 
 _WORD: Final = re.compile(r"\w+")
 
 
-class Embeddings(Service):
+class EmbeddingsService(LoopbackService):
     """`url + "/v1"` is its base."""
 
     routes = (("POST", "/v1/embeddings", "embed"), ("POST", "/v1/chat/completions", "chat"))
@@ -27,10 +27,10 @@ class Embeddings(Service):
         self.state = None
         self.dimensions = dimensions
 
-    def embed(self, call: Received) -> dict[str, Any]:
+    def embed(self, call: ServiceRequest) -> dict[str, Any]:
         given = call.json["input"]
         texts = given if isinstance(given, list) else [given]
-        vectors = [self._vector(str(text)) for text in texts]
+        vectors = [self._make_vector(str(text)) for text in texts]
         packed = call.json.get("encoding_format") == "base64"
         data = [
             {
@@ -42,7 +42,7 @@ class Embeddings(Service):
         ]
         return {"object": "list", "data": data, "model": "words", "usage": {"prompt_tokens": 1, "total_tokens": 1}}
 
-    def chat(self, call: Received) -> dict[str, Any]:
+    def chat(self, call: ServiceRequest) -> dict[str, Any]:
         """A language model that never says anything of use."""
         return {
             "id": "chat",
@@ -53,7 +53,7 @@ class Embeddings(Service):
             "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
         }
 
-    def _vector(self, text: str) -> list[float]:
+    def _make_vector(self, text: str) -> list[float]:
         vector = [0.0] * self.dimensions
         for word in _WORD.findall(text.casefold()):
             vector[int.from_bytes(hashlib.sha256(word.encode()).digest()[:4], "big") % self.dimensions] += 1.0

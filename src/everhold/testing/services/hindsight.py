@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from everhold.testing.services.base import Received, Refusal, Service, alike
+from everhold.testing.services.base import LoopbackService, ServiceRefusal, ServiceRequest, score_overlap
 
 Row = dict[str, Any]
-_BEGINNING: Final = datetime(2026, 1, 1, tzinfo=UTC)
+_EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _BANK: Final = "/v1/default/banks/{bank}"
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass
-class State:
+class HindsightServiceState:
     """What the service keeps."""
 
     banks: dict[str, Row] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class State:
     """Documents that came without an id."""
 
 
-class HindsightService(Service):
+class HindsightService(LoopbackService):
     """The service. `holding` keeps operations waiting until `work`; `breaking` makes them fail; `forgetful` makes them
     report success with their facts dropped."""
 
@@ -59,10 +59,10 @@ class HindsightService(Service):
 
     def __init__(self, *, key: str | None = None) -> None:
         super().__init__(key=key)
-        self.state = State()
-        self.holding = False
-        self.breaking = 0
-        self.forgetful = False
+        self.state = HindsightServiceState()
+        self.holds_operations = False
+        self.failures_left = 0
+        self.loses_operations = False
         self._count = itertools.count(1)
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -71,16 +71,16 @@ class HindsightService(Service):
         """The documents of a bank, in the order they were first written."""
         return [row["text"] for (where, _), row in self.state.documents.items() if where == bank]
 
-    def work(self) -> None:
+    def process_operations(self) -> None:
         """Do what was only accepted so far."""
         for operation in self.state.operations.values():
             if operation["status"] == "pending":
-                self._process(operation)
+                self._process_operation(operation)
 
     # -- banks -------------------------------------------------------------------------------------------------------
 
-    def put_bank(self, call: Received, bank: str) -> Row:
-        row = self._bank(bank)
+    def put_bank(self, call: ServiceRequest, bank: str) -> Row:
+        row = self._find_bank(bank)
         row.update({key: value for key, value in (call.json or {}).items() if value is not None})
         return {
             "bank_id": bank,
@@ -89,42 +89,46 @@ class HindsightService(Service):
             "disposition": {"skepticism": 3, "literalism": 3, "empathy": 3},
         }
 
-    def list_banks(self, call: Received) -> Row:
+    def list_banks(self, call: ServiceRequest) -> Row:
         offset, limit = int(call.query.get("offset", "0")), int(call.query.get("limit", "100"))
         disposition = {"skepticism": 3, "literalism": 3, "empathy": 3}
         rows = [{"bank_id": bank, "disposition": disposition} for bank in sorted(self.state.banks)]
         return {"banks": rows[offset : offset + limit], "total": len(rows), "limit": limit, "offset": offset}
 
-    def _bank(self, bank: str) -> Row:
+    def _find_bank(self, bank: str) -> Row:
         row: Row = self.state.banks.setdefault(bank, {})
         return row
 
-    def delete_bank(self, call: Received, bank: str) -> Row:
+    def delete_bank(self, call: ServiceRequest, bank: str) -> Row:
         self.state.banks.pop(bank, None)
         mine = [key for key in self.state.documents if key[0] == bank]
         for key in mine:
             del self.state.documents[key]
         return {"success": True, "message": "deleted", "deleted_count": len(mine)}
 
-    def import_template(self, call: Received, bank: str) -> Row:
+    def import_template(self, call: ServiceRequest, bank: str) -> Row:
         if (call.json or {}).get("version") != "1":
-            raise Refusal(400, {"detail": "unknown manifest version"})
-        self._bank(bank)["template"] = call.json
+            raise ServiceRefusal(400, {"detail": "unknown manifest version"})
+        self._find_bank(bank)["template"] = call.json
         return {"bank_id": bank, "config_applied": True}
 
     # -- retaining ---------------------------------------------------------------------------------------------------
 
-    def retain(self, call: Received, bank: str) -> Row:
+    def retain(self, call: ServiceRequest, bank: str) -> Row:
         items = call.json.get("items") or []
         if not items:
-            raise Refusal(422, {"detail": [{"loc": ["body", "items"], "msg": "no items", "type": "value_error"}]})
-        self._bank(bank)
+            raise ServiceRefusal(
+                422, {"detail": [{"loc": ["body", "items"], "msg": "no items", "type": "value_error"}]}
+            )
+        self._find_bank(bank)
         if not call.json.get("async"):
-            self._write(bank, items, call.json.get("document_tags"))
+            self._write_documents(bank, items, call.json.get("document_tags"))
             return {"success": True, "bank_id": bank, "items_count": len(items), "async": False}
         given = call.json.get("operation_id")
         if given is not None and not _UUID.fullmatch(given):
-            raise Refusal(422, {"detail": [{"loc": ["body", "operation_id"], "msg": "no UUID", "type": "value_error"}]})
+            raise ServiceRefusal(
+                422, {"detail": [{"loc": ["body", "operation_id"], "msg": "no UUID", "type": "value_error"}]}
+            )
         operation = given or f"00000000-0000-4000-8000-{next(self._count):012x}"
         if operation not in self.state.operations:
             self.state.operations[operation] = row = {
@@ -135,10 +139,10 @@ class HindsightService(Service):
                 "error": None,
                 "metadata": {},
                 "tags": call.json.get("document_tags"),
-                "at": self._now(),
+                "at": self._next_time(),
             }
-            if not self.holding:
-                self._process(row)
+            if not self.holds_operations:
+                self._process_operation(row)
         return {
             "success": True,
             "bank_id": bank,
@@ -148,17 +152,17 @@ class HindsightService(Service):
             "operation_ids": [operation],
         }
 
-    def _process(self, operation: Row) -> None:
-        if self.breaking:
-            self.breaking -= 1
+    def _process_operation(self, operation: Row) -> None:
+        if self.failures_left:
+            self.failures_left -= 1
             operation.update(status="failed", error="the language model is not available")
             return
-        self._write(operation["bank"], operation["items"], operation["tags"])
+        self._write_documents(operation["bank"], operation["items"], operation["tags"])
         operation.update(status="completed", error=None)
-        if self.forgetful:
+        if self.loses_operations:
             operation["metadata"] = {"extraction_errors_count": len(operation["items"])}
 
-    def _write(self, bank: str, items: Sequence[Row], tags: Sequence[str] | None) -> None:
+    def _write_documents(self, bank: str, items: Sequence[Row], tags: Sequence[str] | None) -> None:
         for item in items:
             document = item.get("document_id")
             if document is None:
@@ -176,20 +180,22 @@ class HindsightService(Service):
                 "tags": sorted({*(item.get("tags") or ()), *(tags or ())}),
                 "metadata": item.get("metadata") or {},
                 "context": item.get("context"),
-                "at": item.get("timestamp") or self._now(),
+                "at": item.get("timestamp") or self._next_time(),
                 "scopes": item.get("observation_scopes"),
-                "created": before["created"] if before else self._now(),
+                "created": before["created"] if before else self._next_time(),
             }
             self.state.documents[bank, document] = row
             self.state.order.append(document)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def recall(self, call: Received, bank: str) -> Row:
+    def recall(self, call: ServiceRequest, bank: str) -> Row:
         rows = [
-            row for row in self._of(bank) if _tagged(row["tags"], call.json.get("tags"), call.json.get("tags_match"))
+            row
+            for row in self._find_documents(bank)
+            if _has_matching_tags(row["tags"], call.json.get("tags"), call.json.get("tags_match"))
         ]
-        scored = sorted(((alike(call.json["query"], row["text"]), row) for row in rows), key=lambda it: -it[0])
+        scored = sorted(((score_overlap(call.json["query"], row["text"]), row) for row in rows), key=lambda it: -it[0])
         return {
             "results": [
                 {
@@ -207,43 +213,47 @@ class HindsightService(Service):
             ]
         }
 
-    def reflect(self, call: Received, bank: str) -> Row:
+    def reflect(self, call: ServiceRequest, bank: str) -> Row:
         known = self.recall(call, bank)["results"]
         return {"text": "\n".join(one["text"] for one in known) or "I know nothing about that."}
 
-    def get_document(self, call: Received, bank: str, document: str) -> Row:
+    def get_document(self, call: ServiceRequest, bank: str, document: str) -> Row:
         row = self.state.documents.get((bank, document))
         if row is None:
-            raise Refusal(404, {"detail": "Document not found"})
-        return {**self._listed(bank, row), "original_text": row["text"]}
+            raise ServiceRefusal(404, {"detail": "Document not found"})
+        return {**self._describe_document(bank, row), "original_text": row["text"]}
 
-    def list_documents(self, call: Received, bank: str) -> Row:
+    def list_documents(self, call: ServiceRequest, bank: str) -> Row:
         wanted = [value for key, value in call.pairs if key == "tags"]
-        rows = [row for row in self._of(bank) if _tagged(row["tags"], wanted, call.query.get("tags_match"))]
+        rows = [
+            row
+            for row in self._find_documents(bank)
+            if _has_matching_tags(row["tags"], wanted, call.query.get("tags_match"))
+        ]
         offset, limit = int(call.query.get("offset", "0")), int(call.query.get("limit", "100"))
-        items = [self._listed(bank, row) for row in rows[offset : offset + limit]]
+        items = [self._describe_document(bank, row) for row in rows[offset : offset + limit]]
         return {"items": items, "total": len(rows), "limit": limit, "offset": offset}
 
-    def delete_document(self, call: Received, bank: str, document: str) -> Row:
+    def delete_document(self, call: ServiceRequest, bank: str, document: str) -> Row:
         if self.state.documents.pop((bank, document), None) is None:
-            raise Refusal(404, {"detail": "Document not found"})
+            raise ServiceRefusal(404, {"detail": "Document not found"})
         return {"success": True, "message": "deleted", "document_id": document, "memory_units_deleted": 1}
 
-    def _listed(self, bank: str, row: Row) -> Row:
+    def _describe_document(self, bank: str, row: Row) -> Row:
         return {
             "id": row["id"],
             "bank_id": bank,
             "content_hash": hashlib.sha256(row["text"].encode()).hexdigest(),
             "created_at": row["created"],
             "updated_at": row["created"],
-            "memory_unit_count": 0 if self.forgetful else 1,
+            "memory_unit_count": 0 if self.loses_operations else 1,
             "text_length": len(row["text"]),
             "tags": row["tags"],
             "document_metadata": row["metadata"],
         }
 
-    def get_operation(self, call: Received, bank: str, operation: str) -> Row:
-        row = self._operation(operation)
+    def get_operation(self, call: ServiceRequest, bank: str, operation: str) -> Row:
+        row = self._find_operation(operation)
         return {
             "operation_id": operation,
             "status": row["status"],
@@ -252,16 +262,16 @@ class HindsightService(Service):
             "result_metadata": row["metadata"],
         }
 
-    def retry_operation(self, call: Received, bank: str, operation: str) -> Row:
-        row = self._operation(operation)
+    def retry_operation(self, call: ServiceRequest, bank: str, operation: str) -> Row:
+        row = self._find_operation(operation)
         if row["status"] != "failed":
-            raise Refusal(409, {"detail": f"operation is {row['status']}"})
+            raise ServiceRefusal(409, {"detail": f"operation is {row['status']}"})
         row["status"] = "pending"
-        if not self.holding:
-            self._process(row)
+        if not self.holds_operations:
+            self._process_operation(row)
         return {"success": True, "message": "queued", "operation_id": operation}
 
-    def list_operations(self, call: Received, bank: str) -> Row:
+    def list_operations(self, call: ServiceRequest, bank: str) -> Row:
         rows = [
             row
             for row in self.state.operations.values()
@@ -280,10 +290,10 @@ class HindsightService(Service):
         ]
         return {"bank_id": bank, "total": len(rows), "limit": 20, "offset": 0, "operations": listed[:20]}
 
-    def health(self, call: Received) -> Row:
+    def health(self, call: ServiceRequest) -> Row:
         return {"status": "healthy", "database": "connected"}
 
-    def version(self, call: Received) -> Row:
+    def version(self, call: ServiceRequest) -> Row:
         names = (
             "observations mcp worker bank_config_api bank_llm_health file_upload_api document_export_api "
             "document_import_api audit_log llm_trace store_document_text"
@@ -292,20 +302,20 @@ class HindsightService(Service):
 
     # -- small things ------------------------------------------------------------------------------------------------
 
-    def _of(self, bank: str) -> list[Row]:
+    def _find_documents(self, bank: str) -> list[Row]:
         return [row for (where, _), row in self.state.documents.items() if where == bank]
 
-    def _operation(self, operation: str) -> Row:
+    def _find_operation(self, operation: str) -> Row:
         row: Row | None = self.state.operations.get(operation)
         if row is None:
-            raise Refusal(404, {"detail": "Operation not found"})
+            raise ServiceRefusal(404, {"detail": "Operation not found"})
         return row
 
-    def _now(self) -> str:
-        return (_BEGINNING + timedelta(seconds=next(self._count))).isoformat()
+    def _next_time(self) -> str:
+        return (_EPOCH + timedelta(seconds=next(self._count))).isoformat()
 
 
-def _tagged(tags: Sequence[str], wanted: Sequence[str] | None, match: str | None) -> bool:
+def _has_matching_tags(tags: Sequence[str], wanted: Sequence[str] | None, match: str | None) -> bool:
     """`any` and `all` let through what has no tags: whoever wants to keep people apart must ask strictly."""
     if not wanted:
         return True

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from everhold.testing.services.base import Received, Refusal, Reply, Service, alike
+from everhold.testing.services.base import LoopbackService, ServiceRefusal, ServiceReply, ServiceRequest, score_overlap
 
-MOST_MESSAGES: Final = 100
-MOST_CHARACTERS: Final = 25_000
-MOST_CONCLUDED: Final = 65_535
+MAX_MESSAGES: Final = 100
+MAX_MESSAGE_CHARS: Final = 25_000
+MAX_CONCLUSIONS: Final = 65_535
 _ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,512}")
-_BEGINNING: Final = datetime(2026, 1, 1, tzinfo=UTC)
+_EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 Row = dict[str, Any]
 
 
 @dataclass
-class State:
+class HonchoServiceState:
     """What the service keeps."""
 
     workspaces: dict[str, Row] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class State:
     """Names of the sessions that came to be, in order: what a test counts."""
 
 
-class HonchoService(Service):
+class HonchoService(LoopbackService):
     """The service; `state` is what to look at."""
 
     routes = (
@@ -68,7 +68,7 @@ class HonchoService(Service):
 
     def __init__(self, *, key: str | None = None) -> None:
         super().__init__(key=key)
-        self.state = State()
+        self.state = HonchoServiceState()
         self._count = itertools.count(1)
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -77,32 +77,34 @@ class HonchoService(Service):
         """What was said in a session, in the order it was kept."""
         return [row["content"] for row in self.state.messages if row["session_id"] == session]
 
-    def concluded(self) -> list[str]:
+    def list_conclusion_texts(self) -> list[str]:
         return [row["content"] for row in self.state.conclusions]
 
     # -- workspaces, peers, sessions ---------------------------------------------------------------------------------
 
-    def workspace(self, call: Received) -> Reply:
-        name = _name(call.json)
-        return self._got(self.state.workspaces, name, {"id": name, "metadata": {}, "configuration": {}}, call)
+    def workspace(self, call: ServiceRequest) -> ServiceReply:
+        name = _check_name(call.json)
+        return self._get_or_create(self.state.workspaces, name, {"id": name, "metadata": {}, "configuration": {}}, call)
 
-    def peer(self, call: Received, workspace: str) -> Reply:
-        return self._peer(workspace, _name(call.json), call)
+    def peer(self, call: ServiceRequest, workspace: str) -> ServiceReply:
+        return self._get_or_create_peer(workspace, _check_name(call.json), call)
 
-    def _peer(self, workspace: str, name: str, call: Received | None = None) -> Reply:
+    def _get_or_create_peer(self, workspace: str, name: str, call: ServiceRequest | None = None) -> ServiceReply:
         fresh = {"id": name, "workspace_id": workspace, "metadata": {}, "configuration": {}}
-        return self._got(self.state.peers, (workspace, name), fresh, call)
+        return self._get_or_create(self.state.peers, (workspace, name), fresh, call)
 
-    def peers(self, call: Received, workspace: str) -> Row:
+    def peers(self, call: ServiceRequest, workspace: str) -> Row:
         rows = [row for (where, _), row in self.state.peers.items() if where == workspace]
-        return _page(call, _filtered(rows, call.json))
+        return _make_page(call, _filter_rows(rows, call.json))
 
-    def session(self, call: Received, workspace: str) -> Reply:
-        return self._session(workspace, _name(call.json), call.json.get("peers") or {}, call)
+    def session(self, call: ServiceRequest, workspace: str) -> ServiceReply:
+        return self._get_or_create_session(workspace, _check_name(call.json), call.json.get("peers") or {}, call)
 
-    def _session(self, workspace: str, name: str, peers: Mapping[str, Any], call: Received | None = None) -> Reply:
+    def _get_or_create_session(
+        self, workspace: str, name: str, peers: Mapping[str, Any], call: ServiceRequest | None = None
+    ) -> ServiceReply:
         for peer in peers:
-            self._peer(workspace, peer)
+            self._get_or_create_peer(workspace, peer)
         fresh = {
             "id": name,
             "workspace_id": workspace,
@@ -111,73 +113,73 @@ class HonchoService(Service):
             "configuration": {},
             "peers": {},
         }
-        reply = self._got(self.state.sessions, (workspace, name), fresh, call)
+        reply = self._get_or_create(self.state.sessions, (workspace, name), fresh, call)
         if reply.status == 201:
             self.state.created.append(name)
         self.state.sessions[workspace, name]["peers"].update(peers)
         return reply
 
-    def sessions(self, call: Received, workspace: str) -> Row:
+    def sessions(self, call: ServiceRequest, workspace: str) -> Row:
         rows = [row for (where, _), row in self.state.sessions.items() if where == workspace]
-        return _page(call, _filtered(rows, call.json))
+        return _make_page(call, _filter_rows(rows, call.json))
 
-    def delete_session(self, call: Received, workspace: str, session: str) -> Reply:
+    def delete_session(self, call: ServiceRequest, workspace: str, session: str) -> ServiceReply:
         if self.state.sessions.pop((workspace, session), None) is None:
-            raise Refusal(404, {"detail": "Session not found"})
+            raise ServiceRefusal(404, {"detail": "Session not found"})
         for shelf in ("messages", "conclusions"):
             rows = getattr(self.state, shelf)
             setattr(self.state, shelf, [row for row in rows if row["session_id"] != session])
-        return Reply(None, 202)
+        return ServiceReply(None, 202)
 
-    def _got(self, shelf: dict[Any, Row], key: Any, fresh: Row, call: Received | None) -> Reply:
+    def _get_or_create(self, shelf: dict[Any, Row], key: Any, fresh: Row, call: ServiceRequest | None) -> ServiceReply:
         status = 200 if key in shelf else 201
-        row = shelf.setdefault(key, {**fresh, "created_at": self._now()})
+        row = shelf.setdefault(key, {**fresh, "created_at": self._next_time()})
         given = (call.json or {}) if call is not None else {}
         row.update({field: given[field] for field in ("metadata", "configuration") if given.get(field) is not None})
-        return Reply({name: value for name, value in row.items() if name != "peers"}, status)
+        return ServiceReply({name: value for name, value in row.items() if name != "peers"}, status)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def add_messages(self, call: Received, workspace: str, session: str) -> Reply:
+    def add_messages(self, call: ServiceRequest, workspace: str, session: str) -> ServiceReply:
         given = (call.json or {}).get("messages") or []
-        if not 1 <= len(given) <= MOST_MESSAGES:
-            raise _invalid("messages", "List should have between 1 and 100 items")
+        if not 1 <= len(given) <= MAX_MESSAGES:
+            raise _make_invalid_refusal("messages", "List should have between 1 and 100 items")
         for message in given:
-            if len(message["content"]) > MOST_CHARACTERS:
-                raise _invalid("content", "String should have at most 25000 characters")
-            _name({"id": message["peer_id"]})
-        _name({"id": session})
+            if len(message["content"]) > MAX_MESSAGE_CHARS:
+                raise _make_invalid_refusal("content", "String should have at most 25000 characters")
+            _check_name({"id": message["peer_id"]})
+        _check_name({"id": session})
         # all of them or none: the service adds them in one transaction
-        self._session(workspace, session, {message["peer_id"]: {} for message in given})
+        self._get_or_create_session(workspace, session, {message["peer_id"]: {} for message in given})
         rows = [
             {
-                "id": self._id("msg"),
+                "id": self._next_id("msg"),
                 "content": message["content"].replace("\x00", ""),
                 "peer_id": message["peer_id"],
                 "session_id": session,
                 "workspace_id": workspace,
                 "metadata": message.get("metadata") or {},
-                "created_at": message.get("created_at") or self._now(),
+                "created_at": message.get("created_at") or self._next_time(),
                 "token_count": len(message["content"].split()),
             }
             for message in given
         ]
         self.state.messages.extend(rows)
-        return Reply(rows, 201)
+        return ServiceReply(rows, 201)
 
-    def list_messages(self, call: Received, workspace: str, session: str) -> Row:
+    def list_messages(self, call: ServiceRequest, workspace: str, session: str) -> Row:
         if (workspace, session) not in self.state.sessions:
-            raise Refusal(404, {"detail": "Session not found"})
-        return _page(call, _filtered(self._said(workspace, session), call.json))
+            raise ServiceRefusal(404, {"detail": "Session not found"})
+        return _make_page(call, _filter_rows(self._find_messages(workspace, session), call.json))
 
-    def update_message(self, call: Received, workspace: str, session: str, message: str) -> Row:
-        for row in self._said(workspace, session):
+    def update_message(self, call: ServiceRequest, workspace: str, session: str, message: str) -> Row:
+        for row in self._find_messages(workspace, session):
             if row["id"] == message:
                 row["metadata"] = call.json.get("metadata") or {}
                 return row
-        raise Refusal(404, {"detail": "Message not found"})
+        raise ServiceRefusal(404, {"detail": "Message not found"})
 
-    def _said(self, workspace: str, session: str = "", peer: str = "") -> list[Row]:
+    def _find_messages(self, workspace: str, session: str = "", peer: str = "") -> list[Row]:
         return [
             row
             for row in self.state.messages
@@ -186,32 +188,32 @@ class HonchoService(Service):
             and (not peer or row["peer_id"] == peer)
         ]
 
-    def search(self, call: Received, workspace: str) -> list[Row]:
-        return _best(call.json, _filtered(self._said(workspace), call.json))
+    def search(self, call: ServiceRequest, workspace: str) -> list[Row]:
+        return _rank_rows(call.json, _filter_rows(self._find_messages(workspace), call.json))
 
-    def search_session(self, call: Received, workspace: str, session: str) -> list[Row]:
-        return _best(call.json, _filtered(self._said(workspace, session), call.json))
+    def search_session(self, call: ServiceRequest, workspace: str, session: str) -> list[Row]:
+        return _rank_rows(call.json, _filter_rows(self._find_messages(workspace, session), call.json))
 
-    def search_peer(self, call: Received, workspace: str, peer: str) -> list[Row]:
-        return _best(call.json, _filtered(self._said(workspace, peer=peer), call.json))
+    def search_peer(self, call: ServiceRequest, workspace: str, peer: str) -> list[Row]:
+        return _rank_rows(call.json, _filter_rows(self._find_messages(workspace, peer=peer), call.json))
 
     # -- conclusions, cards, context ---------------------------------------------------------------------------------
 
-    def conclude(self, call: Received, workspace: str) -> Reply:
+    def conclude(self, call: ServiceRequest, workspace: str) -> ServiceReply:
         given = (call.json or {}).get("conclusions") or []
-        if not 1 <= len(given) <= MOST_MESSAGES:
-            raise _invalid("conclusions", "List should have between 1 and 100 items")
+        if not 1 <= len(given) <= MAX_MESSAGES:
+            raise _make_invalid_refusal("conclusions", "List should have between 1 and 100 items")
         for one in given:
-            if not 1 <= len(one["content"]) <= MOST_CONCLUDED:
-                raise _invalid("content", "String should have between 1 and 65535 characters")
+            if not 1 <= len(one["content"]) <= MAX_CONCLUSIONS:
+                raise _make_invalid_refusal("content", "String should have between 1 and 65535 characters")
             for peer in (one["observer_id"], one["observed_id"]):
                 if (workspace, peer) not in self.state.peers:
-                    raise Refusal(404, {"detail": f"Peer {peer} not found"})
+                    raise ServiceRefusal(404, {"detail": f"Peer {peer} not found"})
             if one.get("session_id") and (workspace, one["session_id"]) not in self.state.sessions:
-                raise Refusal(404, {"detail": f"Session {one['session_id']} not found"})
+                raise ServiceRefusal(404, {"detail": f"Session {one['session_id']} not found"})
         rows = [
             {
-                "id": self._id("con"),
+                "id": self._next_id("con"),
                 "content": one["content"],
                 "observer_id": one["observer_id"],
                 "observed_id": one["observed_id"],
@@ -219,76 +221,78 @@ class HonchoService(Service):
                 "level": "explicit",
                 "times_derived": 1,
                 "workspace_id": workspace,
-                "created_at": self._now(),
+                "created_at": self._next_time(),
             }
             for one in given
         ]
         self.state.conclusions.extend(rows)
-        return Reply(rows, 201)
+        return ServiceReply(rows, 201)
 
-    def _concluded(self, workspace: str) -> list[Row]:
+    def _find_conclusions(self, workspace: str) -> list[Row]:
         return [row for row in self.state.conclusions if row["workspace_id"] == workspace]
 
-    def list_conclusions(self, call: Received, workspace: str) -> Row:
-        newest_first = list(reversed(self._concluded(workspace)))
-        return _page(call, _filtered(newest_first, call.json))
+    def list_conclusions(self, call: ServiceRequest, workspace: str) -> Row:
+        newest_first = list(reversed(self._find_conclusions(workspace)))
+        return _make_page(call, _filter_rows(newest_first, call.json))
 
-    def query_conclusions(self, call: Received, workspace: str) -> list[Row]:
+    def query_conclusions(self, call: ServiceRequest, workspace: str) -> list[Row]:
         wanted = {"query": call.json["query"], "limit": call.json.get("top_k", 10)}
-        return _best(wanted, _filtered(self._concluded(workspace), call.json))
+        return _rank_rows(wanted, _filter_rows(self._find_conclusions(workspace), call.json))
 
-    def delete_conclusion(self, call: Received, workspace: str, conclusion: str) -> Reply:
+    def delete_conclusion(self, call: ServiceRequest, workspace: str, conclusion: str) -> ServiceReply:
         kept = [row for row in self.state.conclusions if row["id"] != conclusion]
         if len(kept) == len(self.state.conclusions):
-            raise Refusal(404, {"detail": "Conclusion not found"})
+            raise ServiceRefusal(404, {"detail": "Conclusion not found"})
         self.state.conclusions = kept
-        return Reply(None, 204)
+        return ServiceReply(None, 204)
 
-    def card(self, call: Received, workspace: str, peer: str) -> Row:
+    def card(self, call: ServiceRequest, workspace: str, peer: str) -> Row:
         return {"peer_card": self.state.cards.get((workspace, peer, call.query.get("target", peer)))}
 
-    def set_card(self, call: Received, workspace: str, peer: str) -> Row:
+    def set_card(self, call: ServiceRequest, workspace: str, peer: str) -> Row:
         self.state.cards[workspace, peer, call.query.get("target", peer)] = list(call.json["peer_card"])
         return {"peer_card": call.json["peer_card"]}
 
-    def _representation(self, workspace: str, observer: str, observed: str) -> str:
+    def _render_representation(self, workspace: str, observer: str, observed: str) -> str:
         return "\n".join(
             row["content"]
-            for row in self._concluded(workspace)
+            for row in self._find_conclusions(workspace)
             if (row["observer_id"], row["observed_id"]) == (observer, observed)
         )
 
-    def representation(self, call: Received, workspace: str, peer: str) -> Row:
-        return {"representation": self._representation(workspace, peer, call.json.get("target") or peer)}
+    def representation(self, call: ServiceRequest, workspace: str, peer: str) -> Row:
+        return {"representation": self._render_representation(workspace, peer, call.json.get("target") or peer)}
 
-    def peer_context(self, call: Received, workspace: str, peer: str) -> Row:
+    def peer_context(self, call: ServiceRequest, workspace: str, peer: str) -> Row:
         target = call.query.get("target", peer)
         return {
             "peer_id": peer,
             "target_id": target,
-            "representation": self._representation(workspace, peer, target),
+            "representation": self._render_representation(workspace, peer, target),
             "peer_card": self.state.cards.get((workspace, peer, target)),
         }
 
-    def context(self, call: Received, workspace: str, session: str) -> Row:
+    def context(self, call: ServiceRequest, workspace: str, session: str) -> Row:
         if (workspace, session) not in self.state.sessions:
-            raise Refusal(404, {"detail": "Session not found"})
+            raise ServiceRefusal(404, {"detail": "Session not found"})
         target, seen_by = call.query.get("peer_target", ""), call.query.get("peer_perspective", "")
         return {
             "id": session,
-            "messages": self._said(workspace, session)[-10:],
+            "messages": self._find_messages(workspace, session)[-10:],
             "summary": None,
-            "peer_representation": self._representation(workspace, seen_by or target, target) if target else None,
+            "peer_representation": self._render_representation(workspace, seen_by or target, target)
+            if target
+            else None,
             "peer_card": self.state.cards.get((workspace, seen_by or target, target)) if target else None,
         }
 
-    def chat(self, call: Received, workspace: str, peer: str) -> Row:
+    def chat(self, call: ServiceRequest, workspace: str, peer: str) -> Row:
         target = call.json.get("target") or peer
-        known = self._representation(workspace, peer, target)
+        known = self._render_representation(workspace, peer, target)
         return {"content": f"About {target}: {known}" if known else "I know nothing about that yet."}
 
-    def queue(self, call: Received, workspace: str) -> Row:
-        done = len(self._said(workspace))
+    def queue(self, call: ServiceRequest, workspace: str) -> Row:
+        done = len(self._find_messages(workspace))
         return {
             "total_work_units": done,
             "completed_work_units": done,
@@ -298,69 +302,69 @@ class HonchoService(Service):
 
     # -- small things ------------------------------------------------------------------------------------------------
 
-    def _id(self, kind: str) -> str:
+    def _next_id(self, kind: str) -> str:
         return f"{kind}_{next(self._count):018d}xyz"
 
-    def _now(self) -> str:
-        return (_BEGINNING + timedelta(seconds=next(self._count))).isoformat()
+    def _next_time(self) -> str:
+        return (_EPOCH + timedelta(seconds=next(self._count))).isoformat()
 
 
-def _name(body: Any) -> str:
+def _check_name(body: Any) -> str:
     name = (body or {}).get("id", "")
     if not isinstance(name, str) or not _ID.fullmatch(name):
-        raise _invalid("id", "String should match pattern '^[a-zA-Z0-9_-]+$'")
+        raise _make_invalid_refusal("id", "String should match pattern '^[a-zA-Z0-9_-]+$'")
     return name
 
 
-def _invalid(where: str, why: str) -> Refusal:
-    return Refusal(422, {"detail": [{"loc": ["body", where], "msg": why, "type": "value_error"}]})
+def _make_invalid_refusal(where: str, why: str) -> ServiceRefusal:
+    return ServiceRefusal(422, {"detail": [{"loc": ["body", where], "msg": why, "type": "value_error"}]})
 
 
-def _page(call: Received, rows: Sequence[Row]) -> Row:
+def _make_page(call: ServiceRequest, rows: Sequence[Row]) -> Row:
     page, size = int(call.query.get("page", "1")), int(call.query.get("size", "50"))
     if not 1 <= size <= 100:
-        raise _invalid("size", "Input should be between 1 and 100")
+        raise _make_invalid_refusal("size", "Input should be between 1 and 100")
     ordered = list(reversed(rows)) if call.query.get("reverse") == "true" else list(rows)
     items = ordered[(page - 1) * size : page * size]
     return {"items": items, "page": page, "size": size, "total": len(rows), "pages": -(-len(rows) // size)}
 
 
-def _best(wanted: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
-    scored = [(alike(wanted["query"], row["content"]), -place, row) for place, row in enumerate(rows)]
+def _rank_rows(wanted: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
+    scored = [(score_overlap(wanted["query"], row["content"]), -place, row) for place, row in enumerate(rows)]
     fitting = sorted((it for it in scored if it[0] > 0), key=lambda it: it[:2], reverse=True)
     return [row for _, _, row in fitting[: wanted.get("limit") or 10]]
 
 
-def _filtered(rows: Sequence[Row], body: Any) -> list[Row]:
+def _filter_rows(rows: Sequence[Row], body: Any) -> list[Row]:
     filters = (body or {}).get("filters") or {}
-    return [row for row in rows if _fits(row, filters)]
+    return [row for row in rows if _matches_filters(row, filters)]
 
 
-def _fits(row: Mapping[str, Any], filters: Mapping[str, Any]) -> bool:
+def _matches_filters(row: Mapping[str, Any], filters: Mapping[str, Any]) -> bool:
     for key, wanted in filters.items():
         match key:
             case "AND":
-                fits = all(_fits(row, one) for one in wanted)
+                fits = all(_matches_filters(row, one) for one in wanted)
             case "OR":
-                fits = any(_fits(row, one) for one in wanted)
+                fits = any(_matches_filters(row, one) for one in wanted)
             case "NOT":
-                fits = not any(_fits(row, one) for one in wanted)
+                fits = not any(_matches_filters(row, one) for one in wanted)
             case "metadata":
-                fits = all(_equals(row["metadata"].get(name), value) for name, value in wanted.items())
+                fits = all(_matches_value(row["metadata"].get(name), value) for name, value in wanted.items())
             case _ if key in row:
-                fits = _equals(row[key], wanted)
+                fits = _matches_value(row[key], wanted)
             case _:
-                raise Refusal(422, {"detail": f"Column '{key}' does not exist"})
+                raise ServiceRefusal(422, {"detail": f"Column '{key}' does not exist"})
         if not fits:
             return False
     return True
 
 
-def _equals(value: Any, wanted: Any) -> bool:
+def _matches_value(value: Any, wanted: Any) -> bool:
     if wanted == "*":
         return True
     if isinstance(wanted, dict) and "in" in wanted:
         return value in wanted["in"]
     if isinstance(wanted, dict) and isinstance(value, dict):
-        return all(_equals(value.get(key), inner) for key, inner in wanted.items())
+        return all(_matches_value(value.get(key), inner) for key, inner in wanted.items())
     return bool(value == wanted)

@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from everhold.testing.services.base import Received, Refusal, Reply, Service, alike
+from everhold.testing.services.base import LoopbackService, ServiceRefusal, ServiceReply, ServiceRequest, score_overlap
 
 Row = dict[str, Any]
-_BEGINNING: Final = datetime(2026, 1, 1, tzinfo=UTC)
+_EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass
-class State:
+class Mem0ServiceState:
     """What the service keeps."""
 
     memories: dict[str, Row] = field(default_factory=dict)
     events: dict[str, Row] = field(default_factory=dict)
 
 
-class Mem0Service(Service):
+class Mem0Service(LoopbackService):
     """The service. `holding` keeps what was added in the queue until `work`; `breaking` makes so many of them fail."""
 
     routes = (
@@ -45,12 +45,12 @@ class Mem0Service(Service):
 
     def __init__(self, *, key: str | None = None) -> None:
         super().__init__(key=key)
-        self.state = State()
-        self.holding = False
-        self.breaking = 0
+        self.state = Mem0ServiceState()
+        self.holds_events = False
+        self.failures_left = 0
         self._count = itertools.count(1)
 
-    def authorised(self, headers: Mapping[str, str]) -> bool:
+    def is_authorised(self, headers: Mapping[str, str]) -> bool:
         given = (headers.get("authorization"), headers.get("x-api-key"))
         return self.key is None or given in ((f"Token {self.key}", None), (None, self.key))
 
@@ -59,41 +59,41 @@ class Mem0Service(Service):
     def texts(self, user: str = "") -> list[str]:
         return [row["memory"] for row in self.state.memories.values() if not user or row["user_id"] == user]
 
-    def work(self) -> None:
+    def process_events(self) -> None:
         """Do what is in the queue."""
         for event in self.state.events.values():
             if event["status"] == "PENDING":
-                self._process(event)
+                self._process_event(event)
 
     # -- answering ---------------------------------------------------------------------------------------------------
 
-    def ping(self, call: Received) -> Row:
+    def ping(self, call: ServiceRequest) -> Row:
         return {"status": "ok", "org_id": "org", "project_id": "project", "user_email": ""}
 
-    def add(self, call: Received) -> Row:
+    def add(self, call: ServiceRequest) -> Row:
         given = call.json or {}
         if not given.get("messages") or not (given.get("user_id") or given.get("agent_id") or given.get("run_id")):
-            raise Refusal(400, {"detail": "messages and one of user_id, agent_id, run_id are needed"})
+            raise ServiceRefusal(400, {"detail": "messages and one of user_id, agent_id, run_id are needed"})
         event = f"event-{next(self._count)}"
         row: Row = {"id": event, "status": "PENDING", "given": given, "results": []}
         self.state.events[event] = row
-        if not self.holding:
-            self._process(row)
+        if not self.holds_events:
+            self._process_event(row)
         return {"message": "Memory processing has been queued", "status": "PENDING", "event_id": event}
 
-    def add_at_once(self, call: Received) -> Row:
+    def add_at_once(self, call: ServiceRequest) -> Row:
         event = self.state.events[self.add(call)["event_id"]]
         if event["status"] == "PENDING":
-            self._process(event)
+            self._process_event(event)
         if event["status"] == "FAILED":
-            raise Refusal(500, {"detail": "the memory could not be made"})
+            raise ServiceRefusal(500, {"detail": "the memory could not be made"})
         return {
             "results": [{"id": it["id"], "memory": it["data"]["memory"], "event": "ADD"} for it in event["results"]]
         }
 
-    def _process(self, event: Row) -> None:
-        if self.breaking:
-            self.breaking -= 1
+    def _process_event(self, event: Row) -> None:
+        if self.failures_left:
+            self.failures_left -= 1
             event["status"] = "FAILED"
             return
         given = event["given"]
@@ -106,69 +106,71 @@ class Mem0Service(Service):
                 "agent_id": given.get("agent_id"),
                 "run_id": given.get("run_id"),
                 "metadata": given.get("metadata") or {},
-                "created_at": self._now(),
-                "updated_at": self._now(),
+                "created_at": self._next_time(),
+                "updated_at": self._next_time(),
             }
             event["results"].append({"id": id_, "event": "ADD", "data": {"memory": message["content"]}})
         event["status"] = "SUCCEEDED"
 
-    def event(self, call: Received, event: str) -> Row:
+    def event(self, call: ServiceRequest, event: str) -> Row:
         row = self.state.events.get(event)
         if row is None:
-            raise Refusal(404, {"detail": "Event not found"})
+            raise ServiceRefusal(404, {"detail": "Event not found"})
         return {"id": event, "event_type": "ADD", "status": row["status"], "results": row["results"]}
 
-    def search(self, call: Received) -> Row:
-        rows = _filtered(self.state.memories.values(), call.json.get("filters"))
-        scored = sorted(((alike(call.json["query"], row["memory"]), row) for row in rows), key=lambda it: -it[0])
+    def search(self, call: ServiceRequest) -> Row:
+        rows = _filter_rows(self.state.memories.values(), call.json.get("filters"))
+        scored = sorted(
+            ((score_overlap(call.json["query"], row["memory"]), row) for row in rows), key=lambda it: -it[0]
+        )
         limit = call.json.get("top_k") or 10
         return {"results": [{**row, "score": score} for score, row in scored if score > 0][:limit]}
 
-    def list_memories(self, call: Received) -> Row:
-        rows = _filtered(self.state.memories.values(), (call.json or {}).get("filters"))
+    def list_memories(self, call: ServiceRequest) -> Row:
+        rows = _filter_rows(self.state.memories.values(), (call.json or {}).get("filters"))
         page, size = int(call.query.get("page", "1")), int(call.query.get("page_size", "100"))
         items = rows[(page - 1) * size : page * size]
         more = f"{self.url}{call.path}?page={page + 1}" if page * size < len(rows) else None
         return {"count": len(rows), "next": more, "previous": None, "results": items}
 
-    def get(self, call: Received, memory: str) -> Row:
-        return self._memory(memory)
+    def get(self, call: ServiceRequest, memory: str) -> Row:
+        return self._find_memory(memory)
 
-    def update(self, call: Received, memory: str) -> Row:
-        self._memory(memory).update(memory=call.json["text"], updated_at=self._now())
+    def update(self, call: ServiceRequest, memory: str) -> Row:
+        self._find_memory(memory).update(memory=call.json["text"], updated_at=self._next_time())
         return {"message": "Memory updated successfully!"}
 
-    def delete(self, call: Received, memory: str) -> Row:
-        self._memory(memory)
+    def delete(self, call: ServiceRequest, memory: str) -> Row:
+        self._find_memory(memory)
         del self.state.memories[memory]
         return {"message": "Memory deleted successfully!"}
 
-    def _memory(self, memory: str) -> Row:
+    def _find_memory(self, memory: str) -> Row:
         row: Row | None = self.state.memories.get(memory)
         if row is None:
-            raise Refusal(404, {"detail": "Memory not found!"})
+            raise ServiceRefusal(404, {"detail": "Memory not found!"})
         return row
 
-    def unauthorised(self) -> Reply:
-        return Reply({"detail": "Given token not valid"}, 401)
+    def make_unauthorised_reply(self) -> ServiceReply:
+        return ServiceReply({"detail": "Given token not valid"}, 401)
 
-    def _now(self) -> str:
-        return (_BEGINNING + timedelta(seconds=next(self._count))).isoformat()
+    def _next_time(self) -> str:
+        return (_EPOCH + timedelta(seconds=next(self._count))).isoformat()
 
 
-def _filtered(rows: Any, filters: Any) -> Sequence[Row]:
+def _filter_rows(rows: Any, filters: Any) -> Sequence[Row]:
     if not filters:
-        raise Refusal(400, {"detail": "Filters are required and cannot be empty."})
-    return [row for row in rows if _fits(row, filters)]
+        raise ServiceRefusal(400, {"detail": "Filters are required and cannot be empty."})
+    return [row for row in rows if _matches_filters(row, filters)]
 
 
-def _fits(row: Row, filters: Mapping[str, Any]) -> bool:
+def _matches_filters(row: Row, filters: Mapping[str, Any]) -> bool:
     for key, wanted in filters.items():
         match key:
             case "AND":
-                fits = all(_fits(row, one) for one in wanted)
+                fits = all(_matches_filters(row, one) for one in wanted)
             case "OR":
-                fits = any(_fits(row, one) for one in wanted)
+                fits = any(_matches_filters(row, one) for one in wanted)
             case "metadata":
                 fits = all(row["metadata"].get(name) == value for name, value in wanted.items())
             case _:

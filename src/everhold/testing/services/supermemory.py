@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from everhold.testing.services.base import Received, Refusal, Reply, Service, alike
+from everhold.testing.services.base import LoopbackService, ServiceRefusal, ServiceReply, ServiceRequest, score_overlap
 
 Row = dict[str, Any]
-_BEGINNING: Final = datetime(2026, 1, 1, tzinfo=UTC)
-MOST: Final = 600
+_EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
+MAX_BATCH_DOCUMENTS: Final = 600
 
 
 @dataclass
-class State:
+class SupermemoryServiceState:
     """What the service keeps."""
 
     documents: dict[tuple[str, str], Row] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class State:
     """Ids of documents in the order they changed."""
 
 
-class SupermemoryService(Service):
+class SupermemoryService(LoopbackService):
     """The service. `holding` keeps documents queued until `work`; `breaking` makes so many of them fail."""
 
     routes = (
@@ -47,9 +47,9 @@ class SupermemoryService(Service):
 
     def __init__(self, *, key: str | None = None) -> None:
         super().__init__(key=key)
-        self.state = State()
-        self.holding = False
-        self.breaking = 0
+        self.state = SupermemoryServiceState()
+        self.holds_documents = False
+        self.failures_left = 0
         self._count = itertools.count(1)
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -57,20 +57,20 @@ class SupermemoryService(Service):
     def texts(self, ns: str = "") -> list[str]:
         return [row["content"] for (where, _), row in self.state.documents.items() if not ns or where == ns]
 
-    def work(self) -> None:
+    def process_documents(self) -> None:
         """Process what is queued."""
         for row in self.state.documents.values():
             if row["status"] == "queued":
-                self._process(row)
+                self._process_document(row)
 
     # -- documents ---------------------------------------------------------------------------------------------------
 
-    def add(self, call: Received, ns: str) -> Row:
-        return self._add(ns, call.json or {})
+    def add(self, call: ServiceRequest, ns: str) -> Row:
+        return self._add_document(ns, call.json or {})
 
-    def _add(self, ns: str, given: Row) -> Row:
+    def _add_document(self, ns: str, given: Row) -> Row:
         if not given.get("content"):
-            raise Refusal(400, {"error": "content is required"})
+            raise ServiceRefusal(400, {"error": "content is required"})
         id_ = given.get("id") or f"doc_{next(self._count)}"
         before = self.state.documents.get((ns, id_))
         if before is not None and before["content"] == given["content"] and before["status"] != "failed":
@@ -84,38 +84,38 @@ class SupermemoryService(Service):
             "metadata": given.get("metadata") or {},
             "date": given.get("date"),
             "status": "queued",
-            "at": self._now(),
+            "at": self._next_time(),
         }
         self.state.documents[ns, id_] = row
         self.state.writes.append(id_)
-        if not self.holding:
-            self._process(row)
+        if not self.holds_documents:
+            self._process_document(row)
         return {"id": id_, "status": "queued"}
 
-    def _process(self, row: Row) -> None:
-        if self.breaking:
-            self.breaking -= 1
+    def _process_document(self, row: Row) -> None:
+        if self.failures_left:
+            self.failures_left -= 1
             row["status"] = "failed"
         else:
             row["status"] = "done"
 
-    def batch(self, call: Received, ns: str) -> Row:
+    def batch(self, call: ServiceRequest, ns: str) -> Row:
         given = call.json.get("documents") or []
-        if not 1 <= len(given) <= MOST:
-            raise Refusal(400, {"error": "between 1 and 600 documents"})
-        results = [self._add(ns, one) for one in given]
+        if not 1 <= len(given) <= MAX_BATCH_DOCUMENTS:
+            raise ServiceRefusal(400, {"error": "between 1 and 600 documents"})
+        results = [self._add_document(ns, one) for one in given]
         return {"results": results, "success": len(results), "failed": 0}
 
-    def get(self, call: Received, ns: str, document: str) -> Row:
-        row = self._document(ns, document)
-        return {**_listed(row), "content": row["content"]}
+    def get(self, call: ServiceRequest, ns: str, document: str) -> Row:
+        row = self._find_document(ns, document)
+        return {**_describe_document(row), "content": row["content"]}
 
-    def update(self, call: Received, ns: str, document: str) -> Row:
-        row = self._document(ns, document)
+    def update(self, call: ServiceRequest, ns: str, document: str) -> Row:
+        row = self._find_document(ns, document)
         row.update({key: call.json[key] for key in ("content", "metadata") if call.json.get(key) is not None})
         return {"id": document, "status": row["status"]}
 
-    def delete(self, call: Received, ns: str) -> Row:
+    def delete(self, call: ServiceRequest, ns: str) -> Row:
         errors, count = [], 0
         for id_ in call.json["ids"]:
             if self.state.documents.pop((ns, id_), None) is None:
@@ -124,17 +124,19 @@ class SupermemoryService(Service):
                 count += 1
         return {"count": count, "errors": errors}
 
-    def _document(self, ns: str, document: str) -> Row:
+    def _find_document(self, ns: str, document: str) -> Row:
         row: Row | None = self.state.documents.get((ns, document))
         if row is None:
-            raise Refusal(404, {"error": "Document not found"})
+            raise ServiceRefusal(404, {"error": "Document not found"})
         return row
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def search(self, call: Received, ns: str) -> Row:
-        rows = [row for row in self._of(ns, call.json.get("filter")) if row["status"] == "done"]
-        scored = sorted(((alike(call.json["query"], row["content"]), row) for row in rows), key=lambda it: -it[0])
+    def search(self, call: ServiceRequest, ns: str) -> Row:
+        rows = [row for row in self._find_documents(ns, call.json.get("filter")) if row["status"] == "done"]
+        scored = sorted(
+            ((score_overlap(call.json["query"], row["content"]), row) for row in rows), key=lambda it: -it[0]
+        )
         results = [
             {
                 "id": f"mem_{row['id']}",
@@ -150,14 +152,14 @@ class SupermemoryService(Service):
         ]
         return {"results": results[: call.json.get("limit") or 10], "searchTime": 1}
 
-    def profile(self, call: Received, ns: str) -> Row:
-        known = [{"memory": row["content"], "metadata": row["metadata"]} for row in self._of(ns, None)]
+    def profile(self, call: ServiceRequest, ns: str) -> Row:
+        known = [{"memory": row["content"], "metadata": row["metadata"]} for row in self._find_documents(ns, None)]
         return {"profile": {"static": [], "dynamic": known[-5:], "buckets": {}}}
 
-    def list_all(self, call: Received, ns: str, kind: str) -> Row:
-        rows = self._of(ns, (call.json or {}).get("filter"))
+    def list_all(self, call: ServiceRequest, ns: str, kind: str) -> Row:
+        rows = self._find_documents(ns, (call.json or {}).get("filter"))
         page, limit = int(call.query.get("page", "1")), int(call.query.get("limit", "20"))
-        some = [_listed(row) for row in rows[(page - 1) * limit : page * limit]]
+        some = [_describe_document(row) for row in rows[(page - 1) * limit : page * limit]]
         pages = -(-len(rows) // limit)
         return {
             "documents": some if kind == "documents" else [],
@@ -166,43 +168,43 @@ class SupermemoryService(Service):
             "pagination": {"currentPage": page, "limit": limit, "totalItems": len(rows), "totalPages": pages},
         }
 
-    def forget(self, call: Received, ns: str) -> Row:
+    def forget(self, call: ServiceRequest, ns: str) -> Row:
         self.state.forgotten |= {(ns, str(id_).removeprefix("mem_")) for id_ in call.json["ids"]}
         return {"count": len(call.json["ids"]), "errors": []}
 
-    def namespaces(self, call: Received) -> Row:
+    def namespaces(self, call: ServiceRequest) -> Row:
         names = dict.fromkeys(ns for ns, _ in self.state.documents)
         return {"namespaces": [{"id": name} for name in names], "pagination": {}}
 
-    def _of(self, ns: str, filter_: Any) -> list[Row]:
+    def _find_documents(self, ns: str, filter_: Any) -> list[Row]:
         return [
             row
             for (where, id_), row in self.state.documents.items()
-            if where == ns and (ns, id_) not in self.state.forgotten and _fits(row["metadata"], filter_)
+            if where == ns and (ns, id_) not in self.state.forgotten and _matches_filter(row["metadata"], filter_)
         ]
 
-    def unauthorised(self) -> Reply:
-        return Reply({"error": "Unauthorized"}, 401)
+    def make_unauthorised_reply(self) -> ServiceReply:
+        return ServiceReply({"error": "Unauthorized"}, 401)
 
-    def _now(self) -> str:
-        return (_BEGINNING + timedelta(seconds=next(self._count))).isoformat()
+    def _next_time(self) -> str:
+        return (_EPOCH + timedelta(seconds=next(self._count))).isoformat()
 
 
-def _listed(row: Row) -> Row:
+def _describe_document(row: Row) -> Row:
     system = {"status": row["status"], "dreamingStatus": "done", "createdAt": row["at"], "updatedAt": row["at"]}
     return {"id": row["id"], "type": "text", "metadata": row["metadata"], "system": system}
 
 
-def _fits(metadata: Mapping[str, Any], expression: Any) -> bool:
+def _matches_filter(metadata: Mapping[str, Any], expression: Any) -> bool:
     if not expression:
         return True
     inner: Sequence[Any] = expression.get("operands") or ()
     match expression.get("operator"):
         case "and":
-            return all(_fits(metadata, one) for one in inner)
+            return all(_matches_filter(metadata, one) for one in inner)
         case "or":
-            return any(_fits(metadata, one) for one in inner)
+            return any(_matches_filter(metadata, one) for one in inner)
         case "eq":
             return bool(metadata.get(expression["field"]) == expression["value"])
         case _:
-            raise Refusal(400, {"error": f"unknown operator in {expression}"})
+            raise ServiceRefusal(400, {"error": f"unknown operator in {expression}"})

@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from everhold.testing.sim import tally
+from everhold.testing.sim import statistics
 from everhold.testing.sim.mutants import MUTANTS
-from everhold.testing.sim.run import run
+from everhold.testing.sim.run import run_seed
 
 
 def main() -> int:
@@ -22,44 +22,44 @@ def main() -> int:
     first, _, last = chosen.seeds.partition(":")
     seeds = range(int(first), int(last or int(first) + 1))
     if chosen.story is not None:
-        return story(chosen.story, bug=chosen.bug or "")
+        return print_story(chosen.story, bug=chosen.bug or "")
     if chosen.bug is not None:
-        return hunt(list(MUTANTS) if chosen.bug == "all" else [chosen.bug], seeds)
-    return play(seeds, jobs=chosen.jobs, remember=chosen.remember)
+        return hunt_mutants(list(MUTANTS) if chosen.bug == "all" else [chosen.bug], seeds)
+    return run_seeds(seeds, jobs=chosen.jobs, remember=chosen.remember)
 
 
-def play(seeds: range, *, jobs: int, remember: Path | None) -> int:
-    total = tally.Tally()
+def run_seeds(seeds: range, *, jobs: int, remember: Path | None) -> int:
+    total = statistics.SeedTally()
     if jobs == 1:
-        total = tally.count(seeds)
+        total = statistics.play_seeds(seeds)
     else:
-        for total in tally.count_many(seeds, jobs=jobs):
+        for total in statistics.play_seeds_in_parallel(seeds, jobs=jobs):
             sys.stderr.write(f"\r{total.schedules} of {len(seeds)}, {len(total.failures)} failed ")
             sys.stderr.flush()
         sys.stderr.write("\n")
-    sys.stdout.write("\n".join(total.table()) + "\n")
+    sys.stdout.write("\n".join(total.format_table()) + "\n")
     if remember is not None:
-        tally.remember(remember, total.failures)
+        statistics.save_failed_seeds(remember, total.failures)
     return 1 if total.failures else 0
 
 
-def hunt(bugs: list[str], seeds: range) -> int:
+def hunt_mutants(bugs: list[str], seeds: range) -> int:
     missed = 0
     for bug in bugs:
-        found = tally.count(seeds, bug=bug, until_found=True)
+        found = statistics.play_seeds(seeds, bug=bug, until_found=True)
         if found.failures:
             seed, problems = next(iter(found.failures.items()))
             told = f"seed {seed:>5}  {problems[0]}"
         else:
             missed += 1
             told = f"survives {found.schedules} schedules"
-        sys.stdout.write(f"{bug:<17}{MUTANTS[bug].about:<46}{told}\n")
+        sys.stdout.write(f"{bug:<17}{MUTANTS[bug].description:<46}{told}\n")
         sys.stdout.flush()
     return 1 if missed else 0
 
 
-def story(seed: int, *, bug: str) -> int:
-    outcome = run(seed, parts=MUTANTS[bug].parts if bug else None)
+def print_story(seed: int, *, bug: str) -> int:
+    outcome = run_seed(seed, parts=MUTANTS[bug].parts if bug else None)
     sys.stdout.write("\n".join([*outcome.lines, "", f"trace {outcome.trace}"]) + "\n")
     for problem in outcome.problems:
         sys.stdout.write(f"WRONG: {problem}\n")

@@ -16,21 +16,21 @@ from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-SHUFFLE: Final = 0.2
+SHUFFLE_PROBABILITY: Final = 0.2
 """How often somebody else than the first in line runs."""
-MOST_STEPS: Final = 2_000_000
-MOST_STEPS_AT_ONCE: Final = 30_000
+MAX_STEPS: Final = 2_000_000
+MAX_STEPS_AT_ONCE: Final = 30_000
 """More callbacks than this at one moment of virtual time: they only keep each other busy."""
 
 
-class Stuck(Exception):
+class LoopStuck(Exception):
     """Nothing will ever happen again, or nothing but the same thing."""
 
 
 class SimLoop(asyncio.AbstractEventLoop):
     """Runs one coroutine to its end, and everything it starts, without waiting for anything real."""
 
-    def __init__(self, seed: object, *, shuffle: float = SHUFFLE) -> None:
+    def __init__(self, seed: object, *, shuffle: float = SHUFFLE_PROBABILITY) -> None:
         self.steps = 0
         self.errors: list[str] = []
         """What asyncio reports to a loop: exceptions nobody took, tasks nobody waited for."""
@@ -108,17 +108,17 @@ class SimLoop(asyncio.AbstractEventLoop):
         try:
             task = self.create_task(main)
             while not task.done():
-                self._step()
+                self._run_step()
             return task.result()
         finally:
             asyncio._set_running_loop(None)
 
-    def _step(self) -> None:
+    def _run_step(self) -> None:
         self.steps += 1
         if self._ready:
-            if self.steps - self._since_steps > MOST_STEPS_AT_ONCE or self.steps > MOST_STEPS:
-                raise Stuck(f"going round in circles at {self._now:.3f} s, after {self.steps} steps")
-            handle = self._pick()
+            if self.steps - self._since_steps > MAX_STEPS_AT_ONCE or self.steps > MAX_STEPS:
+                raise LoopStuck(f"going round in circles at {self._now:.3f} s, after {self.steps} steps")
+            handle = self._pick_handle()
             if not handle.cancelled():
                 handle._run()
             return
@@ -131,9 +131,9 @@ class SimLoop(asyncio.AbstractEventLoop):
                 self._since_steps = self.steps
             self._ready.append(timer)
             return
-        raise Stuck(f"nobody can run and nothing is awaited at {self._now:.3f} s")
+        raise LoopStuck(f"nobody can run and nothing is awaited at {self._now:.3f} s")
 
-    def _pick(self) -> asyncio.Handle:
+    def _pick_handle(self) -> asyncio.Handle:
         ready = self._ready
         if len(ready) > 1 and self._chance.random() < self._shuffle:
             return ready.pop(int(self._chance.random() * len(ready)))
@@ -149,7 +149,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             for task in self._tasks:
                 if not task.done():
                     task._log_destroy_pending = False  # type: ignore[attr-defined]  # as asyncio itself does
-                    _close(task.get_coro())
+                    _close_coroutine(task.get_coro())
         finally:
             asyncio._set_running_loop(None)
             self._tasks.clear()
@@ -157,6 +157,6 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._timers.clear()
 
 
-def _close(coro: object) -> None:
+def _close_coroutine(coro: object) -> None:
     if isinstance(coro, Coroutine):
         coro.close()

@@ -9,16 +9,16 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from everhold.core.consumers import memory_consumer
-from everhold.core.entries import Began, Changed, Ended, Entry, Heard, Kind, Noted, OperationsUndone, Said, Took
-from everhold.ports.memory import Exchange, Memory, Note
-from everhold.ports.platform import Delivery
+from everhold.core.entries import Began, Changed, Ended, Entry, EntryKind, Heard, Noted, OperationsUndone, Said, Took
+from everhold.ports.memory import Exchange, MemoryItem, MemoryNote
+from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.store import DeadLetter, Receipt
-from everhold.testing.sim.farside import SimProvider
+from everhold.testing.sim.remote_services import SimMemoryProvider
 
-REMEMBERED = {"done", "stopped", "interrupted"}
+REMEMBERED_OUTCOMES = {"done", "stopped", "interrupted"}
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class ExpectedMemory(Struct, frozen=True, kw_only=True):
     """Something memory must be handed, where it stands in the log."""
 
     key: str
@@ -28,9 +28,9 @@ class Place(Struct, frozen=True, kw_only=True):
     erased: bool = False
 
 
-def places(session: str, log: Sequence[Entry]) -> list[Place]:
+def collect_expected_memories(session: str, log: Sequence[Entry]) -> list[ExpectedMemory]:
     """What one session's log holds for memory, in order."""
-    found: list[Place] = []
+    found: list[ExpectedMemory] = []
     began: dict[int, str] = {}
     takes: dict[int, list[int]] = defaultdict(list)
     for entry in log:
@@ -41,24 +41,28 @@ def places(session: str, log: Sequence[Entry]) -> list[Place]:
             case Took():
                 assert entry.op is not None
                 takes[entry.op] += entry.body.takes
-            case Ended(outcome=outcome) if entry.op is not None and began[entry.op] == "turn" and outcome in REMEMBERED:
+            case Ended(outcome=outcome) if (
+                entry.op is not None and began[entry.op] == "turn" and outcome in REMEMBERED_OUTCOMES
+            ):
                 heard = tuple(log[seq - 1] for seq in takes[entry.op])
-                said = tuple(e for e in log if e.op == entry.op and e.kind is Kind.SAID and e.seq < entry.seq)
+                said = tuple(e for e in log if e.op == entry.op and e.kind is EntryKind.SAID and e.seq < entry.seq)
                 erased = any(e.body is None for e in (*heard, *said))
-                found.append(Place(key=f"{session}:{entry.op}", seq=entry.seq, heard=heard, said=said, erased=erased))
+                found.append(
+                    ExpectedMemory(key=f"{session}:{entry.op}", seq=entry.seq, heard=heard, said=said, erased=erased)
+                )
             case Noted():
-                found.append(Place(key=f"{session}:{entry.seq}:note", seq=entry.seq))
-            case None if entry.kind is Kind.NOTED:
-                found.append(Place(key=f"{session}:{entry.seq}:note", seq=entry.seq, erased=True))
+                found.append(ExpectedMemory(key=f"{session}:{entry.seq}:note", seq=entry.seq))
+            case None if entry.kind is EntryKind.NOTED:
+                found.append(ExpectedMemory(key=f"{session}:{entry.seq}:note", seq=entry.seq, erased=True))
             case Changed(change=OperationsUndone(ops=ops)) if any(began[op] == "turn" for op in ops):
-                found.append(Place(key=f"{session}:{entry.seq}:retract", seq=entry.seq))
+                found.append(ExpectedMemory(key=f"{session}:{entry.seq}:retract", seq=entry.seq))
     return found
 
 
-def remembered(
+def check_memories(
     logs: Mapping[str, Sequence[Entry]],
-    providers: Mapping[str, SimProvider],
-    parked: Sequence[DeadLetter],
+    providers: Mapping[str, SimMemoryProvider],
+    dead_letters: Sequence[DeadLetter],
     receipts: Mapping[str, Sequence[Receipt]],
     *,
     policy: str,
@@ -66,16 +70,16 @@ def remembered(
 ) -> Iterator[str]:
     """Every exchange and note reached every provider as often as it should, in order, under its own identity."""
     for name, provider in providers.items():
-        reader = memory_consumer(name)
-        dead = [one for one in parked if one.consumer == reader]
+        consumer = memory_consumer(name)
+        dead = [one for one in dead_letters if one.consumer == consumer]
         known = DeliveryRecord(
-            doubtful={r.key for found in receipts.values() for r in found if r.consumer == reader and r.in_doubt}
+            doubtful={r.key for found in receipts.values() for r in found if r.consumer == consumer and r.in_doubt}
             | {one.key for one in dead if one.in_doubt},
             given_up={one.key for one in dead if one.state in ("dead", "dropped")},
             replayed={one.key for one in dead if one.state in ("replaying", "replayed")},
         )
         for session, log in logs.items():
-            expected = places(session, log)
+            expected = collect_expected_memories(session, log)
             under = {where: items for where, items in provider.kept.items() if items[0].session == session}
             if len(under) > 1:
                 yield f"{name} files {session} under {len(under)} names: {', '.join(sorted(under))}"
@@ -100,57 +104,61 @@ class DeliveryRecord(NamedTuple):
     replayed: set[str]
 
 
-def _kept_as_said(name: str, kept: Sequence[Memory], expected: Sequence[Place], log: Sequence[Entry]) -> Iterator[str]:
+def _kept_as_said(
+    name: str, kept: Sequence[MemoryItem], expected: Sequence[ExpectedMemory], log: Sequence[Entry]
+) -> Iterator[str]:
     by_key = {place.key: place for place in expected}
     for item in kept:
         if item.key not in by_key:
             yield f"{name} keeps {item.key}, which the log does not hold for memory"
         else:
-            yield from (f"{name}: {why}" for why in _identity(item, by_key[item.key], log))
+            yield from (f"{name}: {why}" for why in _check_identity(item, by_key[item.key], log))
 
 
 def _kept_in_order(
     name: str,
-    provider: SimProvider,
+    provider: SimMemoryProvider,
     session: str,
-    kept: Sequence[Memory],
-    expected: Sequence[Place],
+    kept: Sequence[MemoryItem],
+    expected: Sequence[ExpectedMemory],
     known: DeliveryRecord,
 ) -> Iterator[str]:
     order = {place.key: number for number, place in enumerate(expected)}
     # where nobody can tell what arrived, a whole batch may stand there twice, one behind the other; of one that
     # was given up in doubt, half of the last try may stand there behind the whole of an earlier one
-    loose = known.replayed | (known.given_up & known.doubtful if provider.delivery is Delivery.BLIND else set())
-    found = _last(order[item.key] for item in kept if item.key in order and item.key not in loose)
+    loose = known.replayed | (
+        known.given_up & known.doubtful if provider.delivery is DeliveryGuarantee.BLIND else set()
+    )
+    found = _order_by_last_occurrence(order[item.key] for item in kept if item.key in order and item.key not in loose)
     if found != sorted(found):
         yield f"{name} has the memories of {session} out of order: {found}"
-    if provider.delivery is Delivery.UPSERT:
+    if provider.delivery is DeliveryGuarantee.UPSERT:
         lasting = {place.key for place in expected if place.key not in known.replayed and not place.erased}
         written = [order[key] for _, key in provider.writes if key in lasting]
-        if _last(written) != sorted(set(written)):
+        if _order_by_last_occurrence(written) != sorted(set(written)):
             yield f"{name} had an older memory of {session} written over a newer one: {written}"
 
 
 def _kept_once(
-    name: str, provider: SimProvider, kept: Sequence[Memory], known: DeliveryRecord, *, policy: str
+    name: str, provider: SimMemoryProvider, kept: Sequence[MemoryItem], known: DeliveryRecord, *, policy: str
 ) -> Iterator[str]:
     for key, count in Counter(item.key for item in kept).items():
         bold = policy != "hold" or key in known.replayed
-        if count > 1 and (provider.delivery is not Delivery.BLIND or not bold):
+        if count > 1 and (provider.delivery is not DeliveryGuarantee.BLIND or not bold):
             yield f"{name} keeps {key} {count} times"
         elif count > 1 and key not in known.doubtful:
             yield f"{name} keeps {key} {count} times, and no doubt about it is on record"
 
 
-def _last(numbers: Iterable[int]) -> list[int]:
+def _order_by_last_occurrence(numbers: Iterable[int]) -> list[int]:
     """The numbers in the order in which each came last."""
     return list(dict.fromkeys(reversed(list(numbers))))[::-1]
 
 
-def _identity(item: Memory, place: Place, log: Sequence[Entry]) -> Iterator[str]:
+def _check_identity(item: MemoryItem, place: ExpectedMemory, log: Sequence[Entry]) -> Iterator[str]:
     """Who said it, what and where: as stamped when it was said."""
     match item:
-        case Note(stamp=stamp, text=text):
+        case MemoryNote(stamp=stamp, text=text):
             body = log[place.seq - 1].body
             if isinstance(body, Noted) and (body.stamp, body.text) != (stamp, text):
                 yield f"the note {item.key} is not filed as it was made"

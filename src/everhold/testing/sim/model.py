@@ -16,23 +16,23 @@ from msgspec import structs
 
 from everhold.core import compression, review
 from everhold.core.consumers import COMPRESSION
-from everhold.core.entries import INVALID, Call, Usage
+from everhold.core.entries import INVALID_ARGUMENTS_KEY, ModelUsage, ToolCall
 from everhold.core.tokens import weigh_request
 from everhold.errors import Overloaded, TooLong, Transient
-from everhold.ports.model import Answer, Message, Request
-from everhold.testing.sim.farside import LONG_WAITS, FarSide
-from everhold.testing.sim.witness import SECRET, TOKEN, BusyModel, Told, Witness
-from everhold.testing.sim.world import LISTENING, World
+from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
+from everhold.testing.sim.invariants import SECRET_PATTERN, TOKEN_PATTERN, BusyModel, InvariantWitness, WaitRequest
+from everhold.testing.sim.remote_services import LONG_WAIT_SECONDS, SimRemoteService
+from everhold.testing.sim.world import CALLER_LISTENING, SimWorld
 
-MODEL: Final = "mind"
-NOTICE: Final = "everhold"
-MEMORY: Final = "memory"
-PIECE: Final = 25
-NO_TEXT: Final = "\x00\ud83d <|im_end|>\u202e"
+MODEL_CONSUMER: Final = "mind"
+NOTICE_AUTHOR: Final = "everhold"
+MEMORY_AUTHOR: Final = "memory"
+PIECE_CHARS: Final = 25
+GARBLED_TEXT: Final = "\x00\ud83d <|im_end|>\u202e"
 """Half a character, and other things that nobody wants to read."""
 
 
-class Ill(enum.StrEnum):
+class ModelFault(enum.StrEnum):
     """What goes wrong with an answer. Each is drawn as often as the others, and counted by its name."""
 
     HANGS = "model hangs"
@@ -49,101 +49,105 @@ class Ill(enum.StrEnum):
     CUT_OFF = "model is cut off"
 
 
-class SimModel(FarSide):
+class SimModel(SimRemoteService):
     """In good health the same question gets the same answer, whoever asks and however often."""
 
     name = "sim"
 
-    def __init__(self, world: World, witness: Witness) -> None:
+    def __init__(self, world: SimWorld, witness: InvariantWitness) -> None:
         super().__init__(world, witness)
         self.context_tokens = world.profile.context_tokens
         self.dice = random.Random(f"{world.seed}/model")
 
-    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
         # what memories tell is theirs to forget
-        text = "\n".join(message.text for message in request.messages if message.name != MEMORY)
-        tokens, rounds = _current(request.messages)
+        text = "\n".join(message.text for message in request.messages if message.name != MEMORY_AUTHOR)
+        tokens, rounds = _find_unanswered(request.messages)
         session = self.witness.session_of.get(tokens[-1], "") if tokens else ""
-        if request.system.startswith(compression.ASK):
-            lane, answer = COMPRESSION, await self._summary(text)
-        elif request.system.startswith(review.ASK):
-            lane, answer = "review", await self._review(text)
+        if request.system.startswith(compression.SUMMARY_PROMPT):
+            cursor, answer = COMPRESSION, await self._make_summary(text)
+        elif request.system.startswith(review.REVIEW_PROMPT):
+            cursor, answer = "review", await self._make_review(text)
         else:
-            lane, answer = MODEL, await self._reply(request, text, session, tokens, rounds)
-        ill = self._ill()
+            cursor, answer = MODEL_CONSUMER, await self._make_reply(request, text, session, tokens, rounds)
+        ill = self._pick_fault()
         match ill:
-            case Ill.HANGS:
-                await self.world.never()
-            case Ill.LIMITED:
+            case ModelFault.HANGS:
+                await self.world.wait_forever()
+            case ModelFault.LIMITED:
                 raise Overloaded("too many requests")
-            case Ill.LIMITED_FOR:
-                raise BusyModel(Told(lane, session, self.dice.choice(LONG_WAITS)))
-            case Ill():
-                answer = _spoiled(answer, ill)
-        await self._stream(answer.text, ill, on_text)
+            case ModelFault.LIMITED_FOR:
+                raise BusyModel(WaitRequest(cursor, session, self.dice.choice(LONG_WAIT_SECONDS)))
+            case ModelFault():
+                answer = _spoil_answer(answer, ill)
+        await self._stream_text(answer.text, ill, on_text)
         return answer
 
-    def _ill(self) -> Ill | None:
+    def _pick_fault(self) -> ModelFault | None:
         """What is wrong with it this time, if anything."""
-        if self.world.calm or self.dice.random() >= self.world.profile.ill:
+        if self.world.calm or self.dice.random() >= self.world.profile.model_fault:
             return None
-        ill = self.dice.choice(tuple(Ill))
+        ill = self.dice.choice(tuple(ModelFault))
         self.world.stats[ill] += 1
-        self.world.tell("model", ill)
+        self.world.record("model", ill)
         return ill
 
-    async def _stream(self, text: str, ill: Ill | None, on_text: Callable[[str], None] | None) -> None:
+    async def _stream_text(self, text: str, ill: ModelFault | None, on_text: Callable[[str], None] | None) -> None:
         """Let the text be heard as it grows, by whoever still listens."""
-        broken = ill in (Ill.DIES, Ill.STALLS)
+        broken = ill in (ModelFault.DIES, ModelFault.STALLS)
         if broken:
             text = text[: self.dice.randrange(len(text) + 1)]
         if on_text is not None:
-            hears = LISTENING.get()
-            for start in range(0, len(text), PIECE):
+            hears = CALLER_LISTENING.get()
+            for start in range(0, len(text), PIECE_CHARS):
                 if hears():
-                    on_text(text[start : start + PIECE])
+                    on_text(text[start : start + PIECE_CHARS])
                 await asyncio.sleep(1.0 if start else 0.0)
-        if ill is Ill.STALLS:
-            await self.world.never()
-        if ill is Ill.DIES:
+        if ill is ModelFault.STALLS:
+            await self.world.wait_forever()
+        if ill is ModelFault.DIES:
             raise Overloaded("the answer broke off before its end")
 
-    async def _think(self, least: float, most: float) -> None:
-        if self.world.chance(self.world.profile.slow):
-            await asyncio.sleep(self.world.pick(least, most))
+    async def _pause(self, least: float, most: float) -> None:
+        if self.world.draw_chance(self.world.profile.slow):
+            await asyncio.sleep(self.world.draw_between(least, most))
 
-    async def _reply(self, request: Request, text: str, session: str, tokens: list[str], rounds: int) -> Answer:
-        self.witness.arrives(MODEL, session, text)
-        self.trouble(MODEL, session, BusyModel)
+    async def _make_reply(
+        self, request: ModelRequest, text: str, session: str, tokens: list[str], rounds: int
+    ) -> ModelResponse:
+        self.witness.check_arrival(MODEL_CONSUMER, session, text)
+        self.refuse_sometimes(MODEL_CONSUMER, session, BusyModel)
         used = weigh_request(request)
         if used > self.context_tokens:
             raise TooLong(f"{used} tokens are more than {self.context_tokens}")
-        await self._think(5, 40)
-        return self._answer(request, tokens, rounds)
+        await self._pause(5, 40)
+        return self._make_answer(request, tokens, rounds)
 
-    async def _summary(self, text: str) -> Answer:
+    async def _make_summary(self, text: str) -> ModelResponse:
         """Names and secrets of all that was said, which is short and would tell if it outlived an erasure."""
-        self.witness.arrives(COMPRESSION, "", text)
-        self.trouble(COMPRESSION, "", lambda told: Transient("too busy to summarise"))
-        await asyncio.sleep(self.world.pick(0, 8))
-        await self._think(5, 100)
-        kept = dict.fromkeys([*TOKEN.findall(text), *SECRET.findall(text)])
-        return Answer(text="so far: " + " ".join(kept), model=self.name, usage=Usage(input=len(text) // 4, output=5))
+        self.witness.check_arrival(COMPRESSION, "", text)
+        self.refuse_sometimes(COMPRESSION, "", lambda told: Transient("too busy to summarise"))
+        await asyncio.sleep(self.world.draw_between(0, 8))
+        await self._pause(5, 100)
+        kept = dict.fromkeys([*TOKEN_PATTERN.findall(text), *SECRET_PATTERN.findall(text)])
+        return ModelResponse(
+            text="so far: " + " ".join(kept), model=self.name, usage=ModelUsage(input=len(text) // 4, output=5)
+        )
 
-    async def _review(self, text: str) -> Answer:
+    async def _make_review(self, text: str) -> ModelResponse:
         """A note about some of the lines, citing them."""
-        self.witness.arrives("review", "", text)
-        self.trouble("review", "", lambda told: Transient("too busy to review"))
-        await self._think(5, 60)
+        self.witness.check_arrival("review", "", text)
+        self.refuse_sometimes("review", "", lambda told: Transient("too busy to review"))
+        await self._pause(5, 60)
         lines = [
             json.dumps({"note": f"remember {match[2]}", "cites": [int(match[1])]})
             for match in re.finditer(r"^#(\d+) \w+: (.*\bm?\d*[02468]\b.*)$", text, re.MULTILINE)
         ]
-        return Answer(text="\n".join(lines), model=self.name, usage=Usage(input=len(text) // 4, output=5))
+        return ModelResponse(text="\n".join(lines), model=self.name, usage=ModelUsage(input=len(text) // 4, output=5))
 
-    def _answer(self, request: Request, tokens: list[str], rounds: int) -> Answer:
+    def _make_answer(self, request: ModelRequest, tokens: list[str], rounds: int) -> ModelResponse:
         number = int.from_bytes(hashlib.blake2b(msgspec.json.encode(request.messages), digest_size=6).digest())
-        usage = Usage(input=weigh_request(request), output=3)
+        usage = ModelUsage(input=weigh_request(request), output=3)
         pick, number = number % 10, number // 10
         names = [tool.name for tool in request.tools]
         if rounds < 3 and pick < (5 if rounds == 0 else 3) and names:
@@ -152,47 +156,51 @@ class SimModel(FarSide):
                 chosen.append(names[number // 3 % len(names)])
             calls = tuple(
                 # some models give ids that are not unique from round to round
-                Call(id=f"call-{index}", tool=tool, arguments={"n": number % 1_000})
+                ToolCall(id=f"call-{index}", tool=tool, arguments={"n": number % 1_000})
                 for index, tool in enumerate(chosen)
             )
-            return Answer(calls=calls, text="let me see" if number % 2 else "", model=self.name, usage=usage)
+            return ModelResponse(calls=calls, text="let me see" if number % 2 else "", model=self.name, usage=usage)
         words = "so it is, " * (number % 12 if number % 4 == 0 else 0)
-        return Answer(text=f"re {' '.join(tokens)} {words}#{number % 997}", model=self.name, usage=usage)
+        return ModelResponse(text=f"re {' '.join(tokens)} {words}#{number % 997}", model=self.name, usage=usage)
 
 
-def _current(messages: tuple[Message, ...]) -> tuple[list[str], int]:
+def _find_unanswered(messages: tuple[ModelMessage, ...]) -> tuple[list[str], int]:
     """The names of the messages the model is to answer, and how often it was asked for them already."""
     tokens: list[str] = []
     rounds = 0
     for message in reversed(messages):
-        if (message.role == "assistant" and not message.calls) or (message.role == "user" and message.name == NOTICE):
+        if (message.role == "assistant" and not message.calls) or (
+            message.role == "user" and message.name == NOTICE_AUTHOR
+        ):
             break
         if message.role == "assistant":
             rounds += 1
-        elif message.role == "user" and message.name != MEMORY:
-            tokens[:0] = TOKEN.findall(message.text)
+        elif message.role == "user" and message.name != MEMORY_AUTHOR:
+            tokens[:0] = TOKEN_PATTERN.findall(message.text)
     return tokens, rounds
 
 
-def _spoiled(answer: Answer, ill: Ill) -> Answer:
+def _spoil_answer(answer: ModelResponse, ill: ModelFault) -> ModelResponse:
     """What becomes of an answer. The names it answers to stay in it, so that it can be told whose answer it is."""
     match ill:
-        case Ill.REPEATS:
+        case ModelFault.REPEATS:
             return structs.replace(answer, text=answer.text * 9, calls=answer.calls * 2)
-        case Ill.NOTHING:
+        case ModelFault.NOTHING:
             return structs.replace(answer, text=" \n", calls=())
-        case Ill.GARBLES:
-            return structs.replace(answer, text=answer.text + NO_TEXT)
-        case Ill.NO_SUCH_TOOL:
-            return structs.replace(answer, calls=(*answer.calls, Call(id="", tool="no such/tool", arguments={})))
-        case Ill.NO_OBJECT:
+        case ModelFault.GARBLES:
+            return structs.replace(answer, text=answer.text + GARBLED_TEXT)
+        case ModelFault.NO_SUCH_TOOL:
+            return structs.replace(answer, calls=(*answer.calls, ToolCall(id="", tool="no such/tool", arguments={})))
+        case ModelFault.NO_OBJECT:
             tool = answer.calls[0].tool if answer.calls else "look"
-            return structs.replace(answer, calls=(Call(id="call-0", tool=tool, arguments={INVALID: "[1, "}),))
-        case Ill.ENDLESS:
+            return structs.replace(
+                answer, calls=(ToolCall(id="call-0", tool=tool, arguments={INVALID_ARGUMENTS_KEY: "[1, "}),)
+            )
+        case ModelFault.ENDLESS:
             return structs.replace(answer, text=answer.text + " and so on" * 200)
-        case Ill.CUT_OFF:
+        case ModelFault.CUT_OFF:
             return structs.replace(answer, text=answer.text.partition(" #")[0], finish="length")
-        case Ill.HANGS | Ill.STALLS | Ill.DIES | Ill.LIMITED | Ill.LIMITED_FOR:
+        case ModelFault.HANGS | ModelFault.STALLS | ModelFault.DIES | ModelFault.LIMITED | ModelFault.LIMITED_FOR:
             return answer  # if it comes at all
         case _:
             assert_never(ill)

@@ -14,32 +14,32 @@ import apsw
 import msgspec
 from msgspec import Struct, structs
 
-from everhold.control import Control
+from everhold.admin.sessions import SessionAdmin
 from everhold.core.entries import (
-    VERSION,
+    BODY_VERSION,
     AddressBound,
     AddressUnbound,
     Changed,
     Compressed,
-    Draft,
     Ended,
     Entry,
+    EntryDraft,
+    EntryKind,
     Erased,
-    Kind,
     Said,
-    kind_of,
+    get_body_kind,
 )
-from everhold.errors import LeaseLost, Overloaded, Partial, Refused
-from everhold.flow import voice
-from everhold.flow.gates import Gates
-from everhold.flow.lane import Courier, DeliveryOutcome, Lane, Leg, Load
-from everhold.flow.memory import Attached
-from everhold.flow.remember import Remember
-from everhold.flow.runtime import Runtime, Runtimes
-from everhold.flow.supervise import Supervisor
-from everhold.flow.view import Seen, Views
-from everhold.ports.model import Answer, Model, Request, ToolSpec
-from everhold.ports.platform import Accept, Drafting, Incoming, Platform, Verdict
+from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
+from everhold.engine.context_cache import CachedContext, ContextCache
+from everhold.engine.gates import Gates
+from everhold.engine.memory.destination import MemoryDestination
+from everhold.engine.memory_client import MemoryClient
+from everhold.engine.outbox import platform as outbox_platform
+from everhold.engine.outbox.delivery import DeliveryAttempt, DeliveryBatch, DeliveryOutcome, DeliveryWorker, Destination
+from everhold.engine.supervisor import WorkerSupervisor
+from everhold.errors import LeaseLost, Overloaded, PartiallyDone, Refused
+from everhold.ports.model import Model, ModelRequest, ModelResponse, ToolSpec
+from everhold.ports.platform import AcceptMessage, AcceptResult, IncomingMessage, Platform, SupportsDrafts
 from everhold.ports.store import (
     CURSOR_SEPARATOR,
     Change,
@@ -53,42 +53,44 @@ from everhold.ports.store import (
     Step,
     Store,
 )
-from everhold.ports.tool import Effect, Result, Tool, ToolContext
-from everhold.stores.sqlite import commit, lanes
-from everhold.testing.sim.farside import Ear
-from everhold.testing.sim.host import Parts
-from everhold.testing.sim.process import GatedStore, Process
-from everhold.testing.sim.web import Door, Heard as Asked
-from everhold.testing.sim.world import World
+from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
+from everhold.stores.sqlite import commit, cursors
+from everhold.testing.sim.host import SimProcessParts
+from everhold.testing.sim.http import CallerResponse as Asked, SimApi
+from everhold.testing.sim.process import GatedStore, SimProcess
+from everhold.testing.sim.remote_services import SimListener
+from everhold.testing.sim.world import SimWorld
 
 
-class Mutant(Struct, frozen=True, kw_only=True):
+class SimMutant(Struct, frozen=True, kw_only=True):
     """A planted bug."""
 
-    about: str
-    parts: Parts
+    description: str
+    parts: SimProcessParts
 
 
 # -- at the door -------------------------------------------------------------------------------------------------------
 
 
-class AcknowledgesFirst(Ear):
-    async def _take(self, accept: Accept, number: int, incoming: Incoming) -> int:
-        self.far.seen_upto = max(self.far.seen_upto, number + 1)
-        return await super()._take(accept, number, incoming)
+class AcknowledgesBeforeAccept(SimListener):
+    async def _accept_update(self, accept: AcceptMessage, number: int, incoming: IncomingMessage) -> int:
+        self.platform.seen_upto = max(self.platform.seen_upto, number + 1)
+        return await super()._accept_update(accept, number, incoming)
 
 
 class NoDedup(GatedStore):
     async def commit(self, change: Change) -> Committed:
         if change.step is Step.ACCEPT:
-            change = _with(change, *(structs.replace(draft, dedup=None) for draft in change.entries))
+            change = _copy_change(change, *(structs.replace(draft, dedup=None) for draft in change.entries))
         return await super().commit(change)
 
 
 class DedupSwallowsEdits(GatedStore):
     async def commit(self, change: Change) -> Committed:
         if change.step is Step.ACCEPT:
-            change = _with(change, *(structs.replace(d, dedup=_without_revision(d.dedup)) for d in change.entries))
+            change = _copy_change(
+                change, *(structs.replace(d, dedup=_without_revision(d.dedup)) for d in change.entries)
+            )
         return await super().commit(change)
 
 
@@ -96,39 +98,39 @@ def _without_revision(dedup: str | None) -> str | None:
     return None if dedup is None else msgspec.json.encode(msgspec.json.decode(dedup)[:4]).decode()
 
 
-class SaysKeptFirst(Door):
+class ConfirmsBeforeCommit(SimApi):
     """Answers 202 while the message is still on its way into the log."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.office.control = _Hasty(self.office.control, self.world)
+        self.context.control = _HastyControl(self.context.control, self.world)
 
 
-class _Hasty(Control):
-    def __init__(self, control: Control, world: World) -> None:
+class _HastyControl(SessionAdmin):
+    def __init__(self, control: SessionAdmin, world: SimWorld) -> None:
         self.__dict__.update(control.__dict__)
         self.world = world
 
-    async def send(self, incoming: Incoming) -> Verdict:
+    async def send_message(self, incoming: IncomingMessage) -> AcceptResult:
         if not incoming.origin.message.startswith("key:"):
-            self.world.loop.create_task(super().send(incoming))
-            return Verdict(outcome="accepted", session="soon", seq=1)
-        return await super().send(incoming)
+            self.world.loop.create_task(super().send_message(incoming))
+            return AcceptResult(outcome="accepted", session="soon", seq=1)
+        return await super().send_message(incoming)
 
 
-class ForgetsKeys(Door):
+class ForgetsKeys(SimApi):
     """Knows the names that callers gave their requests only as long as it lives."""
 
-    async def ask(self, path: str, body: object, *, headers: Mapping[str, str], patience: float) -> Asked:
+    async def send_request(self, path: str, body: object, *, headers: Mapping[str, str], patience: float) -> Asked:
         if "idempotency-key" in headers:
             headers = {**headers, "idempotency-key": f"{headers['idempotency-key']}@{self.process.name}"}
-        return await super().ask(path, body, headers=headers, patience=patience)
+        return await super().send_request(path, body, headers=headers, patience=patience)
 
 
 class RepliesFirst(GatedStore):
     """Shows the end of a turn to whoever waits for it, and then commits it."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: SimProcess) -> None:
         super().__init__(process)
         self._early: dict[str, list[Entry]] = {}
 
@@ -141,11 +143,11 @@ class RepliesFirst(GatedStore):
                 session=change.session,
                 seq=last + number,
                 pos=0,
-                kind=kind_of(draft.body),
+                kind=get_body_kind(draft.body),
                 op=draft.op,
                 author=draft.author,
                 at=change.at,
-                version=VERSION,
+                version=BODY_VERSION,
                 body=draft.body,
                 digest=b"",
             )
@@ -172,22 +174,22 @@ class EndsInTwoCommits(GatedStore):
             return await super().commit(change)
         last = [draft for draft in change.entries if isinstance(draft.body, Ended)]
         first = [draft for draft in change.entries if draft not in last]
-        done = await super().commit(structs.replace(_with(change, *first), cursor=None))
-        rest = structs.replace(_with(change, *last), wakeups=(), spends=(), blobs=(), records=())
+        done = await super().commit(structs.replace(_copy_change(change, *first), cursor=None))
+        rest = structs.replace(_copy_change(change, *last), wakeups=(), spends=(), blobs=(), records=())
         return structs.replace(done, seqs=done.seqs + (await super().commit(rest)).seqs)
 
 
 class CursorInsteadOfSet(GatedStore):
     async def list_pending(self, session: str, *, after: int = 0) -> list[Entry]:
-        return await self._behind_cursor(session, await super().list_pending(session, after=after))
+        return await self._skip_before_cursor(session, await super().list_pending(session, after=after))
 
     async def get_session_snapshot(self, id: str) -> Glance:
         glance = await super().get_session_snapshot(id)
-        return structs.replace(glance, pending=await self._behind_cursor(id, glance.pending))
+        return structs.replace(glance, pending=await self._skip_before_cursor(id, glance.pending))
 
-    async def _behind_cursor(self, session: str, pending: list[Entry]) -> list[Entry]:
+    async def _skip_before_cursor(self, session: str, pending: list[Entry]) -> list[Entry]:
         waiting = {entry.seq for entry in pending}
-        heard = await self.disk.list_entries(session, kinds=(Kind.HEARD,))
+        heard = await self.disk.list_entries(session, kinds=(EntryKind.HEARD,))
         cursor = max((entry.seq for entry in heard if entry.seq not in waiting), default=0)
         return [entry for entry in pending if entry.seq > cursor]
 
@@ -195,9 +197,9 @@ class CursorInsteadOfSet(GatedStore):
 class FenceIgnored(GatedStore):
     async def commit(self, change: Change) -> Committed:
         if change.claim is not None:
-            lane = await self.disk.get_cursor(change.claim.consumer, change.claim.session)
-            if lane is not None:
-                change = structs.replace(change, claim=structs.replace(change.claim, cursor=lane))
+            update = await self.disk.get_cursor(change.claim.consumer, change.claim.session)
+            if update is not None:
+                change = structs.replace(change, claim=structs.replace(change.claim, cursor=update))
         return await super().commit(change)
 
 
@@ -209,16 +211,16 @@ class LateResult(GatedStore):
             return await super().commit(change)
         except LeaseLost:
             if change.step is Step.RETURN:
-                self.world.loop.create_task(self._into_the_next(change))
+                self.world.loop.create_task(self._move_to_running_operation(change))
             raise
 
-    async def _into_the_next(self, change: Change) -> None:
+    async def _move_to_running_operation(self, change: Change) -> None:
         for _ in range(100):
             await asyncio.sleep(0.5)
             found = await self.disk.list_operations(change.session, types=("turn",), states=("running",))
             if found and found[0].op != change.op:
                 op = found[0].op
-                late = _with(change, *(structs.replace(draft, op=op) for draft in change.entries))
+                late = _copy_change(change, *(structs.replace(draft, op=op) for draft in change.entries))
                 await super().commit(structs.replace(late, claim=None, op=op, cursor=None))
                 return
 
@@ -226,57 +228,57 @@ class LateResult(GatedStore):
 class OnceIsKeyed:
     """A tool that says it can be repeated, though it cannot."""
 
-    effect = Effect.KEYED
+    effect = ToolEffect.KEYED
 
     def __init__(self, tool: Tool) -> None:
         self.tool = tool
         self.spec: ToolSpec = tool.spec
         self.deadline = tool.deadline
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         return await self.tool.run(arguments, context)
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         return await self.tool.probe(context)
 
 
-class OtherRuntimes:
+class DelegatingRuntimes:
     """Runtimes as configured, but for what a mutant says."""
 
-    def __init__(self, runtimes: Runtimes) -> None:
+    def __init__(self, runtimes: AgentRuntimes) -> None:
         self.inner = runtimes
 
-    def runtime(self, agent: str, choices: Mapping[str, str]) -> Runtime:
-        return self.inner.runtime(agent, choices)
+    def get_runtime(self, agent: str, choices: Mapping[str, str]) -> AgentRuntime:
+        return self.inner.get_runtime(agent, choices)
 
-    def platform(self, name: str, account: str) -> Platform | None:
-        return self.inner.platform(name, account)
+    def find_platform(self, name: str, account: str) -> Platform | None:
+        return self.inner.find_platform(name, account)
 
-    def drafting(self, name: str, account: str) -> Drafting | None:
-        return self.inner.drafting(name, account)
+    def find_draft_platform(self, name: str, account: str) -> SupportsDrafts | None:
+        return self.inner.find_draft_platform(name, account)
 
-    def in_doubt(self, reader: str, agent: str) -> str:
-        return self.inner.in_doubt(reader, agent)
+    def get_in_doubt_policy(self, consumer: str, agent: str) -> str:
+        return self.inner.get_in_doubt_policy(consumer, agent)
 
-    def memory(self, instance: str, agent: str) -> Attached | None:
-        return self.inner.memory(instance, agent)
+    def find_memory(self, instance: str, agent: str) -> MemoryClient | None:
+        return self.inner.find_memory(instance, agent)
 
-    def attached(self) -> Sequence[Attached]:
-        return self.inner.attached()
+    def list_memories(self) -> Sequence[MemoryClient]:
+        return self.inner.list_memories()
 
 
-class RerunsOnce(OtherRuntimes):
-    def runtime(self, agent: str, choices: Mapping[str, str]) -> Runtime:
-        runtime = self.inner.runtime(agent, choices)
+class RerunsOnce(DelegatingRuntimes):
+    def get_runtime(self, agent: str, choices: Mapping[str, str]) -> AgentRuntime:
+        runtime = self.inner.get_runtime(agent, choices)
         tools: dict[str, Tool] = dict(runtime.tools)
         for name, tool in runtime.tools.items():
-            if tool.effect is Effect.ONCE:
+            if tool.effect is ToolEffect.ONCE:
                 tools[name] = OnceIsKeyed(tool)
         object.__setattr__(runtime, "tools", tools)  # the process's own copy
         return runtime
 
 
-class HalfIsEnough:
+class TruncatingModel:
     """A model whose answer counts as complete when its stream breaks off."""
 
     def __init__(self, model: Model) -> None:
@@ -284,20 +286,20 @@ class HalfIsEnough:
         self.name = model.name
         self.context_tokens = model.context_tokens
 
-    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
         heard: list[str] = []
         try:
             return await self.inner.answer(request, on_text=heard.append)
         except Overloaded:
             if not heard:
                 raise
-            return Answer(text="".join(heard), model=self.name)
+            return ModelResponse(text="".join(heard), model=self.name)
 
 
-class TakesHalves(OtherRuntimes):
-    def runtime(self, agent: str, choices: Mapping[str, str]) -> Runtime:
-        runtime = self.inner.runtime(agent, choices)
-        return dataclasses.replace(runtime, models=tuple(HalfIsEnough(model) for model in runtime.models))
+class AcceptsTruncatedAnswers(DelegatingRuntimes):
+    def get_runtime(self, agent: str, choices: Mapping[str, str]) -> AgentRuntime:
+        runtime = self.inner.get_runtime(agent, choices)
+        return dataclasses.replace(runtime, models=tuple(TruncatingModel(model) for model in runtime.models))
 
 
 class ForgetsDrafts(GatedStore):
@@ -305,21 +307,23 @@ class ForgetsDrafts(GatedStore):
 
     async def list_receipts(self, session: str, *, seq: int | None = None, consumer: str = "") -> list[Receipt]:
         found = await super().list_receipts(session, seq=seq, consumer=consumer)
-        return [receipt for receipt in found if receipt.part != voice.DRAFT]
+        return [receipt for receipt in found if receipt.part != outbox_platform.DRAFT_PART]
 
 
 # -- lanes -------------------------------------------------------------------------------------------------------------
 
 
-class Reforming(Lane):
+class ReformingDeliveryWorker(DeliveryWorker):
     """Takes up a flight by looking at what there is now, instead of repeating it."""
 
-    async def _take_up(self, flight: InFlightBatch) -> Any:
-        look = await self.courier.next(self.claim, after=self.claim.cursor.processed_seq)
-        if look.load is not None and flight.state != "voided":
-            load = look.load
-            flight = structs.replace(flight, items=load.items, upto=load.upto, digest=load.digest)
-        return await super()._take_up(flight)
+    async def _resume_in_flight_batch(self, in_flight: InFlightBatch) -> Any:
+        look = await self.destination.next_batch(self.claim, after=self.claim.cursor.processed_seq)
+        if look.batch is not None and in_flight.state != "voided":
+            batch = look.batch
+            in_flight = structs.replace(
+                in_flight, items=batch.items, upto=batch.processed_upto_seq, digest=batch.digest
+            )
+        return await super()._resume_in_flight_batch(in_flight)
 
 
 class HurriedGates(Gates):
@@ -329,86 +333,99 @@ class HurriedGates(Gates):
         super().__init__(store=gates.store, clock=gates.clock, chance=gates.chance, log=gates.log, owner=gates.owner)
         self.call = gates.call  # type: ignore[method-assign]  # calls stay what they are
 
-    async def sleep(self, seconds: float, *, bell: asyncio.Event | None = None) -> None:
+    async def sleep(self, seconds: float, *, wakeup: asyncio.Event | None = None) -> None:
         await asyncio.sleep(0)
 
 
-class Unmarked(Lane):
+class UnmarkedDeliveryWorker(DeliveryWorker):
     """Sends again what is still stored as unsent."""
 
-    async def _fly(self, load: Load, flight: InFlightBatch, *, doubtful: bool = False, **more: Any) -> Leg:
-        if flight.state == "unsent":
-            return Leg(load=load, flight=flight, since=self.gates.clock.monotonic(), doubtful=doubtful)
-        return await super()._fly(load, flight, doubtful=doubtful, **more)
+    async def _begin_attempt(
+        self, batch: DeliveryBatch, in_flight: InFlightBatch, *, in_doubt: bool = False, **more: Any
+    ) -> DeliveryAttempt:
+        if in_flight.state == "unsent":
+            return DeliveryAttempt(
+                batch=batch, in_flight=in_flight, started_at=self.gates.clock.monotonic(), in_doubt=in_doubt
+            )
+        return await super()._begin_attempt(batch, in_flight, in_doubt=in_doubt, **more)
 
 
-class Sweeping(Lane):
+class SweepingDeliveryWorker(DeliveryWorker):
     """Gives up a whole batch for one bad item."""
 
-    async def _refused(self, leg: Leg, error: Refused | Partial) -> Leg | None:
-        parks = self._parks(leg.load.items, str(error), doubtful=leg.doubtful)
-        return await self._land(leg.load.upto, leg.load.items, flight=leg.flight, parks=parks)
+    async def _settle_refusal(self, attempt: DeliveryAttempt, error: Refused | PartiallyDone) -> DeliveryAttempt | None:
+        dead_letters = self._build_dead_letters(attempt.batch.items, str(error), in_doubt=attempt.in_doubt)
+        return await self._finish_batch(
+            attempt.batch.processed_upto_seq,
+            attempt.batch.items,
+            in_flight=attempt.in_flight,
+            dead_letters=dead_letters,
+        )
 
 
-class Forgetful(Lane):
+class ForgetfulDeliveryWorker(DeliveryWorker):
     """Keeps what is left of a refused batch in its head."""
 
-    def __init__(self, gates: Gates, claim: Claim, courier: Courier) -> None:
-        super().__init__(gates, claim, courier)
-        self.left: InFlightBatch | None = None
+    def __init__(self, gates: Gates, claim: Claim, destination: Destination) -> None:
+        super().__init__(gates, claim, destination)
+        self.remaining_items: InFlightBatch | None = None
 
-    async def _next_alone(self, behind: InFlightBatch, outcome: DeliveryOutcome) -> Leg | None:
-        self.left = behind if len(behind.items) > 1 else None
+    async def _begin_next_single(self, behind: InFlightBatch, outcome: DeliveryOutcome) -> DeliveryAttempt | None:
+        self.remaining_items = behind if len(behind.items) > 1 else None
         alone = structs.replace(behind, items=behind.items[:1])
-        return await super()._next_alone(alone, outcome)
+        return await super()._begin_next_single(alone, outcome)
 
-    async def _land(self, upto: int, done: Any = (), *, flight: InFlightBatch | None = None, **rest: Any) -> Leg | None:
-        if flight is not None and flight.remaining is None and self.left is not None:
-            flight = structs.replace(flight, remaining=structs.replace(self.left, items=self.left.items[1:]))
-        return await super()._land(upto, done, flight=flight, **rest)
-
-
-class ParksBatches(Supervisor):
-    def lane(self, claim: Claim, courier: Courier) -> Lane:
-        return Sweeping(self.gates, claim, courier)
-
-
-class ForgetsTheRest(Supervisor):
-    def lane(self, claim: Claim, courier: Courier) -> Lane:
-        return Forgetful(self.gates, claim, courier)
+    async def _finish_batch(
+        self, upto: int, done: Any = (), *, in_flight: InFlightBatch | None = None, **rest: Any
+    ) -> DeliveryAttempt | None:
+        if in_flight is not None and in_flight.remaining is None and self.remaining_items is not None:
+            in_flight = structs.replace(
+                in_flight, remaining=structs.replace(self.remaining_items, items=self.remaining_items.items[1:])
+            )
+        return await super()._finish_batch(upto, done, in_flight=in_flight, **rest)
 
 
-class SendsUnmarked(Supervisor):
-    def lane(self, claim: Claim, courier: Courier) -> Lane:
-        return Unmarked(self.gates, claim, courier)
+class DeadLettersWholeBatches(WorkerSupervisor):
+    def build_delivery_worker(self, claim: Claim, destination: Destination) -> DeliveryWorker:
+        return SweepingDeliveryWorker(self.gates, claim, destination)
 
 
-class ReformsBatches(Supervisor):
-    def lane(self, claim: Claim, courier: Courier) -> Lane:
-        return Reforming(self.gates, claim, courier)
+class ForgetsTheRest(WorkerSupervisor):
+    def build_delivery_worker(self, claim: Claim, destination: Destination) -> DeliveryWorker:
+        return ForgetfulDeliveryWorker(self.gates, claim, destination)
 
 
-class KeepsItsClient(Supervisor):
+class SendsUnmarked(WorkerSupervisor):
+    def build_delivery_worker(self, claim: Claim, destination: Destination) -> DeliveryWorker:
+        return UnmarkedDeliveryWorker(self.gates, claim, destination)
+
+
+class ReformsBatches(WorkerSupervisor):
+    def build_delivery_worker(self, claim: Claim, destination: Destination) -> DeliveryWorker:
+        return ReformingDeliveryWorker(self.gates, claim, destination)
+
+
+class KeepsItsClient(WorkerSupervisor):
     """A lane goes on with the provider it began with, whatever took its place."""
 
-    def lane(self, claim: Claim, courier: Courier) -> Lane:
-        if isinstance(courier, Remember):
-            first = courier.provider
-            courier.now = lambda: first
-        return super().lane(claim, courier)
+    def build_delivery_worker(self, claim: Claim, destination: Destination) -> DeliveryWorker:
+        if isinstance(destination, MemoryDestination):
+            first = destination.provider
+            destination.current_provider = lambda: first
+        return super().build_delivery_worker(claim, destination)
 
 
-class HoldsNothing(Supervisor):
-    def lane(self, claim: Claim, courier: Courier) -> Lane:
-        return Lane(HurriedGates(self.gates), claim, courier)
+class HoldsNothing(WorkerSupervisor):
+    def build_delivery_worker(self, claim: Claim, destination: Destination) -> DeliveryWorker:
+        return DeliveryWorker(HurriedGates(self.gates), claim, destination)
 
 
-class ResendsUnderHold(OtherRuntimes):
-    def in_doubt(self, reader: str, agent: str) -> str:
+class ResendsUnderHold(DelegatingRuntimes):
+    def get_in_doubt_policy(self, consumer: str, agent: str) -> str:
         return "resend"
 
 
-class NoClamp(GatedStore):
+class IgnoresClockGoingBack(GatedStore):
     """Never sees that the clock went back: a wait that began in the future is simply waited for."""
 
     async def claim_cursors(
@@ -416,16 +433,18 @@ class NoClamp(GatedStore):
     ) -> list[Claim]:
         def job(cur: apsw.Cursor) -> list[Claim]:
             now = at() if callable(at) else at
-            return lanes.claim(cur, owner=owner, at=now, lease=lease, limit=limit, skip=skip, only=only, back=False)
+            return cursors.claim_cursors(
+                cur, owner=owner, at=now, lease=lease, limit=limit, skip=skip, only=only, back=False
+            )
 
         await self._before(Step.CLAIM)
         claims = await self.disk.writer.write(job)
-        self.witness.claimed(self.process, claims)
+        self.witness.record_claims(self.process, claims)
         await self._after(Step.CLAIM)
         return claims
 
     async def get_next_due(self, *, at: float, skip: Any = (), only: Any = ()) -> float | None:
-        return lanes.next_due(self.disk.writer.cursor, at=at, skip=skip, only=only, back=False)
+        return cursors.find_next_due(self.disk.writer.cursor, at=at, skip=skip, only=only, back=False)
 
 
 class TakesFromItself(GatedStore):
@@ -440,10 +459,10 @@ class TakesFromItself(GatedStore):
 
 class ShortensWaits(GatedStore):
     async def commit(self, change: Change) -> Committed:
-        lane = change.cursor
-        if lane is not None and lane.wait is not None and lane.wait.seconds > 30:
+        update = change.cursor
+        if update is not None and update.wait is not None and update.wait.seconds > 30:
             change = structs.replace(
-                change, cursor=structs.replace(lane, wait=RetryDelay(seconds=30.0, mandatory=lane.wait.mandatory))
+                change, cursor=structs.replace(update, wait=RetryDelay(seconds=30.0, mandatory=update.wait.mandatory))
             )
         return await super().commit(change)
 
@@ -451,23 +470,23 @@ class ShortensWaits(GatedStore):
 # -- folds, erasures, sessions -----------------------------------------------------------------------------------------
 
 
-class StaleViews(Views):
+class StaleContextCache(ContextCache):
     """Believes that a view it has seen is still the view."""
 
-    async def now(self, store: Store, glance: Glance) -> Seen:
-        seen = self._seen.get(glance.session.id)
-        if seen is not None and seen.newest == glance.newest_turn:
+    async def load_current(self, store: Store, glance: Glance) -> CachedContext:
+        seen = self._contexts.get(glance.session.id)
+        if seen is not None and seen.newest_turn == glance.newest_turn:
             return structs.replace(seen, generation=glance.session.generation)
-        return await super().now(store, glance)
+        return await super().load_current(store, glance)
 
 
-class KeepsViews(Supervisor):
+class KeepsStaleContexts(WorkerSupervisor):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.views = StaleViews()
+        self.contexts = StaleContextCache()
 
 
-class FoldsAnything(GatedStore):
+class CompressesAnything(GatedStore):
     async def commit(self, change: Change) -> Committed:
         if any(isinstance(draft.body, Compressed) for draft in change.entries):
             change = structs.replace(change, generation=None)
@@ -494,7 +513,7 @@ class ForgetsSummaries(GatedStore):
     async def commit(self, change: Change) -> Committed:
         if change.erase:
             kinds = {seq: (await self.disk.get_entry(change.session, seq)).kind for seq in change.erase}
-            gone = tuple(seq for seq in change.erase if kinds[seq] is not Kind.COMPRESSED)
+            gone = tuple(seq for seq in change.erase if kinds[seq] is not EntryKind.COMPRESSED)
             if not gone:
                 return Committed(session=change.session)
             drafts = [
@@ -503,7 +522,7 @@ class ForgetsSummaries(GatedStore):
                 else draft
                 for draft in change.entries
             ]
-            change = structs.replace(_with(change, *drafts), erase=gone)
+            change = structs.replace(_copy_change(change, *drafts), erase=gone)
         return await super().commit(change)
 
 
@@ -511,23 +530,23 @@ class TwoSessionsAtOnce(GatedStore):
     """Writes both halves of a binding in one commit."""
 
     async def commit(self, change: Change) -> Committed:
-        other = self._other_half(change)
+        other = self._make_other_half(change)
         if change.step is not Step.BACKLINK or other is None:
             return await super().commit(change)
 
         def job(cur: apsw.Cursor) -> Committed:
-            done = commit.perform(cur, change, self.process.chance)
+            done = commit.apply_change(cur, change, self.process.chance)
             if not done.duplicate:
-                commit.perform(cur, other, self.process.chance)
+                commit.apply_change(cur, other, self.process.chance)
             return done
 
         await self._before(change.step)
         done = await self.disk.writer.write(job)
-        self.witness.committed(self.process, change, done)
+        self.witness.record_commit(self.process, change, done)
         await self._after(change.step)
         return done
 
-    def _other_half(self, change: Change) -> Change | None:
+    def _make_other_half(self, change: Change) -> Change | None:
         for draft in change.entries:
             if (
                 isinstance(draft.body, Changed)
@@ -536,7 +555,7 @@ class TwoSessionsAtOnce(GatedStore):
             ):
                 bound = draft.body.change
                 unbound = Changed(change=AddressUnbound(address=bound.address, session=change.session))
-                entry = Draft(body=unbound, author=draft.author)
+                entry = EntryDraft(body=unbound, author=draft.author)
                 return Change(step=Step.BACKLINK, session=bound.previous, at=change.at, entries=(entry,))
         return None
 
@@ -544,7 +563,7 @@ class TwoSessionsAtOnce(GatedStore):
 class AnswersTooSoon(GatedStore):
     """Does not wait for the disk where something outside follows from a commit."""
 
-    def __init__(self, process: Process, step: Step) -> None:
+    def __init__(self, process: SimProcess, step: Step) -> None:
         super().__init__(process)
         self._step = step
 
@@ -554,50 +573,90 @@ class AnswersTooSoon(GatedStore):
         return await super().commit(change)
 
 
-def _too_soon(step: Step) -> Parts:
-    return _store(lambda process: AnswersTooSoon(process, step))
+def _make_early_answer_parts(step: Step) -> SimProcessParts:
+    return _make_store_parts(lambda process: AnswersTooSoon(process, step))
 
 
-def _with(change: Change, *drafts: Draft) -> Change:
+def _copy_change(change: Change, *drafts: EntryDraft) -> Change:
     return structs.replace(change, entries=drafts)
 
 
-def _store(kind: Callable[[Process], Store]) -> Parts:
-    return Parts(store=kind)
+def _make_store_parts(kind: Callable[[SimProcess], Store]) -> SimProcessParts:
+    return SimProcessParts(store=kind)
 
 
-MUTANTS: Final[dict[str, Mutant]] = {
-    "ack-first": Mutant(about="acknowledge before commit", parts=Parts(ear=AcknowledgesFirst)),
-    "kept-first": Mutant(about="a caller is told that it is kept before", parts=Parts(door=SaysKeptFirst)),
-    "forgets-keys": Mutant(about="a caller's key counts until a restart", parts=Parts(door=ForgetsKeys)),
-    "reply-first": Mutant(about="a caller has its reply before the log", parts=_store(RepliesFirst)),
-    "no-dedup": Mutant(about="no dedup", parts=_store(NoDedup)),
-    "dedup-edits": Mutant(about="dedup swallows edits", parts=_store(DedupSwallowsEdits)),
-    "split-end": Mutant(about="a turn's end in two commits", parts=_store(EndsInTwoCommits)),
-    "cursor": Mutant(about="a cursor instead of the consumed set", parts=_store(CursorInsteadOfSet)),
-    "reform": Mutant(about="a batch formed anew on retry", parts=Parts(supervisor=ReformsBatches)),
-    "no-fence": Mutant(about="the fence is ignored", parts=_store(FenceIgnored)),
-    "late-result": Mutant(about="a late result goes into the next operation", parts=_store(LateResult)),
-    "no-hold": Mutant(about="no hold after a take-over", parts=Parts(supervisor=HoldsNothing)),
-    "rerun-once": Mutant(about="a once tool is run again", parts=Parts(runtimes=RerunsOnce)),
-    "half-answer": Mutant(about="what broke off counts as an answer", parts=Parts(runtimes=TakesHalves)),
-    "half-shown": Mutant(about="the beginning of a reply stays to be seen", parts=_store(ForgetsDrafts)),
-    "resend-held": Mutant(about="blind resend under hold", parts=Parts(runtimes=ResendsUnderHold)),
-    "no-clamp": Mutant(about="the clock clamp is missing", parts=_store(NoClamp)),
-    "own-lease": Mutant(about="a process takes over from itself", parts=_store(TakesFromItself)),
-    "fold-anyway": Mutant(about="a fold against a changed generation", parts=_store(FoldsAnything)),
-    "erased-back": Mutant(about="an erased text comes back", parts=_store(ForgetsSummaries)),
-    "shown-stays": Mutant(about="a record of what was recalled stays", parts=_store(ForgetsRecords)),
-    "shown-back": Mutant(about="such a record comes back", parts=_store(KeepsLateRecords)),
-    "short-wait": Mutant(about="a long server-given wait is shortened", parts=_store(ShortensWaits)),
-    "unmarked": Mutant(about="sent again while stored as unsent", parts=Parts(supervisor=SendsUnmarked)),
-    "park-batch": Mutant(about="a batch parked for one bad item", parts=Parts(supervisor=ParksBatches)),
-    "rest-in-head": Mutant(about="the rest of a refused batch is not stored", parts=Parts(supervisor=ForgetsTheRest)),
-    "stale-view": Mutant(about="a view kept across generations", parts=Parts(supervisor=KeepsViews)),
-    "two-sessions": Mutant(about="two sessions in one commit", parts=_store(TwoSessionsAtOnce)),
-    "accept-unsynced": Mutant(about="acknowledged before the disk has it", parts=_too_soon(Step.ACCEPT)),
-    "end-unsynced": Mutant(about="a reply is sent before the disk has it", parts=_too_soon(Step.END)),
-    "call-unsynced": Mutant(about="a once tool runs before the disk knows", parts=_too_soon(Step.CALL)),
-    "flight-unsynced": Mutant(about="a blind send before the disk knows", parts=_too_soon(Step.DELIVERY_SEND)),
-    "old-client": Mutant(about="a client that was replaced is asked on", parts=Parts(supervisor=KeepsItsClient)),
+MUTANTS: Final[dict[str, SimMutant]] = {
+    "ack-first": SimMutant(
+        description="acknowledge before commit", parts=SimProcessParts(listener=AcknowledgesBeforeAccept)
+    ),
+    "kept-first": SimMutant(
+        description="a caller is told that it is kept before", parts=SimProcessParts(api=ConfirmsBeforeCommit)
+    ),
+    "forgets-keys": SimMutant(
+        description="a caller's key counts until a restart", parts=SimProcessParts(api=ForgetsKeys)
+    ),
+    "reply-first": SimMutant(
+        description="a caller has its reply before the log", parts=_make_store_parts(RepliesFirst)
+    ),
+    "no-dedup": SimMutant(description="no dedup", parts=_make_store_parts(NoDedup)),
+    "dedup-edits": SimMutant(description="dedup swallows edits", parts=_make_store_parts(DedupSwallowsEdits)),
+    "split-end": SimMutant(description="a turn's end in two commits", parts=_make_store_parts(EndsInTwoCommits)),
+    "cursor": SimMutant(
+        description="a cursor instead of the consumed set", parts=_make_store_parts(CursorInsteadOfSet)
+    ),
+    "reform": SimMutant(description="a batch formed anew on retry", parts=SimProcessParts(supervisor=ReformsBatches)),
+    "no-fence": SimMutant(description="the fence is ignored", parts=_make_store_parts(FenceIgnored)),
+    "late-result": SimMutant(
+        description="a late result goes into the next operation", parts=_make_store_parts(LateResult)
+    ),
+    "no-hold": SimMutant(description="no hold after a take-over", parts=SimProcessParts(supervisor=HoldsNothing)),
+    "rerun-once": SimMutant(description="a once tool is run again", parts=SimProcessParts(runtimes=RerunsOnce)),
+    "half-answer": SimMutant(
+        description="what broke off counts as an answer", parts=SimProcessParts(runtimes=AcceptsTruncatedAnswers)
+    ),
+    "half-shown": SimMutant(
+        description="the beginning of a reply stays to be seen", parts=_make_store_parts(ForgetsDrafts)
+    ),
+    "resend-held": SimMutant(description="blind resend under hold", parts=SimProcessParts(runtimes=ResendsUnderHold)),
+    "no-clamp": SimMutant(description="the clock clamp is missing", parts=_make_store_parts(IgnoresClockGoingBack)),
+    "own-lease": SimMutant(description="a process takes over from itself", parts=_make_store_parts(TakesFromItself)),
+    "fold-anyway": SimMutant(
+        description="a fold against a changed generation", parts=_make_store_parts(CompressesAnything)
+    ),
+    "erased-back": SimMutant(description="an erased text comes back", parts=_make_store_parts(ForgetsSummaries)),
+    "shown-stays": SimMutant(
+        description="a record of what was recalled stays", parts=_make_store_parts(ForgetsRecords)
+    ),
+    "shown-back": SimMutant(description="such a record comes back", parts=_make_store_parts(KeepsLateRecords)),
+    "short-wait": SimMutant(
+        description="a long server-given wait is shortened", parts=_make_store_parts(ShortensWaits)
+    ),
+    "unmarked": SimMutant(
+        description="sent again while stored as unsent", parts=SimProcessParts(supervisor=SendsUnmarked)
+    ),
+    "park-batch": SimMutant(
+        description="a batch parked for one bad item", parts=SimProcessParts(supervisor=DeadLettersWholeBatches)
+    ),
+    "rest-in-head": SimMutant(
+        description="the rest of a refused batch is not stored", parts=SimProcessParts(supervisor=ForgetsTheRest)
+    ),
+    "stale-view": SimMutant(
+        description="a view kept across generations", parts=SimProcessParts(supervisor=KeepsStaleContexts)
+    ),
+    "two-sessions": SimMutant(description="two sessions in one commit", parts=_make_store_parts(TwoSessionsAtOnce)),
+    "accept-unsynced": SimMutant(
+        description="acknowledged before the disk has it", parts=_make_early_answer_parts(Step.ACCEPT)
+    ),
+    "end-unsynced": SimMutant(
+        description="a reply is sent before the disk has it", parts=_make_early_answer_parts(Step.END)
+    ),
+    "call-unsynced": SimMutant(
+        description="a once tool runs before the disk knows", parts=_make_early_answer_parts(Step.CALL)
+    ),
+    "flight-unsynced": SimMutant(
+        description="a blind send before the disk knows", parts=_make_early_answer_parts(Step.DELIVERY_SEND)
+    ),
+    "old-client": SimMutant(
+        description="a client that was replaced is asked on", parts=SimProcessParts(supervisor=KeepsItsClient)
+    ),
 }

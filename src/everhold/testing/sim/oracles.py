@@ -12,99 +12,107 @@ from typing import Final
 
 from msgspec import Struct
 
-from everhold.control import Control
+from everhold.admin.sessions import SessionAdmin
 from everhold.core.entries import (
     Began,
     Called,
     Changed,
+    ChatLocation,
     Compressed,
     ContextReset,
     Ended,
     Entry,
+    EntryKind,
     Erased,
     Heard,
-    Kind,
     Notified,
     OperationsUndone,
-    Place,
     Returned,
     Said,
     Thought,
     Took,
-    encode,
+    encode_body,
 )
-from everhold.flow.voice import DRAFT
-from everhold.ports.platform import Delivery, Incoming
+from everhold.engine.outbox.platform import DRAFT_PART
+from everhold.ports.platform import DeliveryGuarantee, IncomingMessage
 from everhold.ports.store import DeadLetter, Receipt, StateNamespace, make_state_scope
-from everhold.ports.tool import Effect
+from everhold.ports.tool import ToolEffect
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim import memories, reference
-from everhold.testing.sim.callers import Errand
-from everhold.testing.sim.farside import SimPlatform
-from everhold.testing.sim.host import Surroundings
-from everhold.testing.sim.witness import SECRET, TOKEN, Witness
-from everhold.testing.sim.world import World
+from everhold.testing.sim.callers import SimCallerRequest
+from everhold.testing.sim.host import SimEnvironment
+from everhold.testing.sim.invariants import SECRET_PATTERN, TOKEN_PATTERN, InvariantWitness
+from everhold.testing.sim.remote_services import SimPlatform
+from everhold.testing.sim.world import SimWorld
 
-CUT_SHORT: Final = {"failed", "stopped", "interrupted"}
+CUT_SHORT_OUTCOMES: Final = {"failed", "stopped", "interrupted"}
 
 
-class Facts(Struct, frozen=True, kw_only=True):
+class SimFacts(Struct, frozen=True, kw_only=True):
     """Everything there is to look at, once nothing moves any more."""
 
     logs: dict[str, list[Entry]]
-    parked: list[DeadLetter]
+    dead_letters: list[DeadLetter]
     receipts: dict[str, list[Receipt]]
     blobs: dict[str, bytes]
     offsets: dict[tuple[str, str], str]
     """What platforms were read, by scope and key."""
-    world: World
-    witness: Witness
-    surroundings: Surroundings
+    world: SimWorld
+    witness: InvariantWitness
+    environment: SimEnvironment
     at_rest: bool
     """Whether everything came to an end; if not, what is missing may only be late."""
 
 
-async def check(
-    store: SqliteStore, control: Control, world: World, witness: Witness, surroundings: Surroundings, *, at_rest: bool
+async def check_all(
+    store: SqliteStore,
+    control: SessionAdmin,
+    world: SimWorld,
+    witness: InvariantWitness,
+    environment: SimEnvironment,
+    *,
+    at_rest: bool,
 ) -> list[str]:
     """Everything that is not as it must be."""
     sessions = [session.id for session in await store.list_sessions(limit=1_000)]
     logs = {session: await store.list_entries(session) for session in sessions}
     recalled = {e.body.recall for log in logs.values() for e in log if isinstance(e.body, Thought) and e.body.recall}
-    facts = Facts(
+    facts = SimFacts(
         logs=logs,
         blobs={digest: blob for digest in sorted(recalled) if (blob := await store.get_blob(digest)) is not None},
-        parked=await store.list_dead_letters(state=""),
+        dead_letters=await store.list_dead_letters(state=""),
         receipts={session: await store.list_receipts(session) for session in sessions},
         world=world,
         witness=witness,
-        surroundings=surroundings,
+        environment=environment,
         offsets={(it.scope, it.key): it.value for it in await store.list_state_records(StateNamespace.PLATFORM_OFFSET)},
         at_rest=at_rest,
     )
     links = dict(await store.list_identity_links())
-    report = await control.audit()
-    problems = [f"the audit says: {finding.text}" for finding in report.broken if at_rest or finding.promise == "P8"]
-    problems += await retold(facts, control)
+    report = await control.audit_store()
+    problems = [
+        f"the audit says: {finding.text}" for finding in report.broken_findings if at_rest or finding.promise == "P8"
+    ]
+    problems += await check_told_contexts(facts, control)
     problems += [f"{it} was said to be ada, and is not" for it in witness.linked if links.get(it) != "ada"]
     for oracle in (
-        gapless,
-        heard_once,
-        called,
-        answered,
-        within_operations,
-        folded,
-        thought_of,
-        delivered,
-        finished,
-        ran,
-        hushed,
+        check_gapless,
+        check_heard_once,
+        check_callers,
+        check_answered,
+        check_operation_bounds,
+        check_compressions,
+        check_model_requests,
+        check_deliveries,
+        check_drafts,
+        check_tool_runs,
+        check_erasures,
     ):
         problems += oracle(facts)
-    problems += memories.remembered(
+    problems += memories.check_memories(
         facts.logs,
-        surroundings.providers,
-        facts.parked,
+        environment.providers,
+        facts.dead_letters,
         facts.receipts,
         policy=world.profile.policy,
         at_rest=at_rest,
@@ -112,14 +120,14 @@ async def check(
     return problems
 
 
-def gapless(facts: Facts) -> Iterator[str]:
+def check_gapless(facts: SimFacts) -> Iterator[str]:
     """A session's log counts 1, 2, 3."""
     for session, log in facts.logs.items():
         if [entry.seq for entry in log] != list(range(1, len(log) + 1)):
             yield f"the log of {session} has gaps: {[entry.seq for entry in log]}"
 
 
-def heard_once(facts: Facts) -> Iterator[str]:
+def check_heard_once(facts: SimFacts) -> Iterator[str]:
     """What a platform handed over stands in the log, once and as it was; polled platforms' in their order."""
     heard: dict[tuple[str, str, str, str], list[Entry]] = defaultdict(list)
     for log in facts.logs.values():
@@ -127,7 +135,7 @@ def heard_once(facts: Facts) -> Iterator[str]:
             if isinstance(entry.body, Heard):
                 origin = entry.body.origin
                 heard[origin.platform, origin.chat, origin.message, entry.body.revision].append(entry)
-    for platform in facts.surroundings.platforms.values():
+    for platform in facts.environment.platforms.values():
         places: list[int] = []
         for number, update in enumerate(platform.updates):
             origin = update.origin
@@ -140,10 +148,10 @@ def heard_once(facts: Facts) -> Iterator[str]:
 
 
 def _kept(
-    platform: SimPlatform, update: Incoming, found: Sequence[Entry], facts: Facts, *, acknowledged: bool
+    platform: SimPlatform, update: IncomingMessage, found: Sequence[Entry], facts: SimFacts, *, acknowledged: bool
 ) -> Iterator[str]:
     """What is wrong with what the log holds of one update."""
-    erased = any(secret in facts.witness.erased for secret in SECRET.findall(update.text))
+    erased = any(secret in facts.witness.erased for secret in SECRET_PATTERN.findall(update.text))
     if update.offset is not None:
         if found:
             yield f"{update.text!r} of somebody nobody wants to hear is in the log"
@@ -160,40 +168,40 @@ def _kept(
             yield f"{update.text!r} was kept as {entry.body.text!r}"
 
 
-def called(facts: Facts) -> Iterator[str]:
+def check_callers(facts: SimFacts) -> Iterator[str]:
     """What callers were told is kept stands in the log once, and what they were given as its reply is what it says."""
     heard: dict[str, list[Entry]] = defaultdict(list)
     for log in facts.logs.values():
         for entry in log:
             if isinstance(entry.body, Heard) and entry.body.origin.platform == "http":
                 heard[entry.body.origin.message.removeprefix("key:")].append(entry)
-    for errand in (errand for caller in facts.surroundings.callers for errand in caller.errands):
-        found = heard[errand.id]
-        erased = any(secret in facts.witness.erased for secret in SECRET.findall(errand.text))
-        if errand.manner == "aside":
+    for request in (request for caller in facts.environment.callers for request in caller.requests):
+        found = heard[request.id]
+        erased = any(secret in facts.witness.erased for secret in SECRET_PATTERN.findall(request.text))
+        if request.style == "aside":
             if found:
-                yield f"{errand.id} was kept, and nobody asked for that"
+                yield f"{request.id} was kept, and nobody asked for that"
             continue
         if len(found) > 1:
-            yield f"{errand.id} stands in the log {len(found)} times"
-        if errand.kept and not found and not erased:
-            yield f"the caller of {errand.id} was told that it is kept, and it is not in the log"
-        if found and errand.replies:
-            yield from _same(errand, facts.logs[found[0].session], found[0].seq)
+            yield f"{request.id} stands in the log {len(found)} times"
+        if request.acknowledged and not found and not erased:
+            yield f"the caller of {request.id} was told that it is kept, and it is not in the log"
+        if found and request.replies:
+            yield from _check_replies(request, facts.logs[found[0].session], found[0].seq)
 
 
-def _same(errand: Errand, log: Sequence[Entry], seq: int) -> Iterator[str]:
+def _check_replies(request: SimCallerRequest, log: Sequence[Entry], seq: int) -> Iterator[str]:
     """What is wrong with what a caller was given, every time it asked."""
-    owner = _Consumption(log).owner.get(seq)
-    said = [e.body for e in log if e.op == owner and e.kind is Kind.SAID]
+    owner = _MessageConsumption(log).owner.get(seq)
+    said = [e.body for e in log if e.op == owner and e.kind is EntryKind.SAID]
     if not said or None in said:
         return  # erased since
-    for reply in errand.replies:
+    for reply in request.replies:
         if not any(isinstance(body, Said) and reply.endswith(body.text) for body in said):
-            yield f"the caller of {errand.id} was told {reply!r}, and the log says otherwise"
+            yield f"the caller of {request.id} was told {reply!r}, and the log says otherwise"
 
 
-class _Consumption:
+class _MessageConsumption:
     """Which operation has which message, by reading on."""
 
     def __init__(self, log: Sequence[Entry]) -> None:
@@ -205,40 +213,40 @@ class _Consumption:
         self.ended: dict[int, Ended] = {}
         self.problems: list[str] = []
         for entry in log:
-            self._read(entry)
+            self._read_entry(entry)
 
-    def _read(self, entry: Entry) -> None:
+    def _read_entry(self, entry: Entry) -> None:
         match entry.body:
             case Heard():
                 self.pending[entry.seq] = entry
             case Began() as began:
                 self.began[entry.seq] = began
-                self._take(entry.seq, began.takes)
+                self._take_messages(entry.seq, began.takes)
             case Took(takes=takes):
                 assert entry.op is not None
-                self._take(entry.op, takes)
+                self._take_messages(entry.op, takes)
             case Ended() as ended:
                 assert entry.op is not None
                 self.ended[entry.op] = ended
                 if ended.outcome in ("released", "erased"):
-                    self._give_back(entry.op)
+                    self._release_messages(entry.op)
             case Changed(change=OperationsUndone(ops=ops, again=True)):
                 for op in ops:
-                    self._give_back(op)
+                    self._release_messages(op)
             case Erased(seqs=seqs):
                 for seq in seqs:
                     self.pending.pop(seq, None)
             case _:
                 pass
 
-    def _take(self, op: int, takes: Sequence[int]) -> None:
+    def _take_messages(self, op: int, takes: Sequence[int]) -> None:
         for seq in takes:
             if seq not in self.pending and self.log[seq - 1].body is not None:
                 self.problems.append(f"operation {op} takes message {seq}, which is not pending")
             self.pending.pop(seq, None)
             self.owner[seq] = op
 
-    def _give_back(self, op: int) -> None:
+    def _release_messages(self, op: int) -> None:
         for seq in [seq for seq, owner in self.owner.items() if owner == op]:
             del self.owner[seq]
             self.given_back.add(seq)
@@ -246,10 +254,10 @@ class _Consumption:
                 self.pending[seq] = self.log[seq - 1]
 
 
-def answered(facts: Facts) -> Iterator[str]:
+def check_answered(facts: SimFacts) -> Iterator[str]:
     """Every message that asks is answered once and in order, or its end is there to be seen."""
     for session, log in facts.logs.items():
-        consumption = _Consumption(log)
+        consumption = _MessageConsumption(log)
         yield from (f"{session}: {problem}" for problem in consumption.problems)
         by_op: dict[int, list[Entry]] = defaultdict(list)
         for entry in log:
@@ -260,7 +268,7 @@ def answered(facts: Facts) -> Iterator[str]:
             body = log[seq - 1].body
             if not isinstance(body, Heard):
                 continue
-            yield from (f"{session}: {why}" for why in _end_of(seq, body, op, consumption, by_op[op]))
+            yield from (f"{session}: {why}" for why in _check_message_end(seq, body, op, consumption, by_op[op]))
             turn = consumption.began[op].type == "turn"
             if turn and body.asks and seq not in consumption.given_back:
                 if seq < last:
@@ -272,7 +280,9 @@ def answered(facts: Facts) -> Iterator[str]:
                     yield f"{session}: nobody took message {seq}: {entry.body.text!r}"
 
 
-def _end_of(seq: int, body: Heard, op: int, consumption: _Consumption, steps: list[Entry]) -> Iterator[str]:
+def _check_message_end(
+    seq: int, body: Heard, op: int, consumption: _MessageConsumption, steps: list[Entry]
+) -> Iterator[str]:
     """What is wrong with how a consumed message ended."""
     ended = consumption.ended.get(op)
     if ended is None or not body.asks:
@@ -284,20 +294,20 @@ def _end_of(seq: int, body: Heard, op: int, consumption: _Consumption, steps: li
             yield f"the command with message {seq} ended without a word"
         return
     if ended.outcome == "done":
-        tokens = TOKEN.findall(body.text)
+        tokens = TOKEN_PATTERN.findall(body.text)
         answers = [one for one in said if one.to.chat == body.origin.chat and one.text.startswith("re ")]
-        if len(answers) != 1 and not any(entry.kind is Kind.SAID and entry.body is None for entry in steps):
+        if len(answers) != 1 and not any(entry.kind is EntryKind.SAID and entry.body is None for entry in steps):
             yield f"message {seq} has {len(answers)} answers in operation {op}"
-        elif answers and any(token not in TOKEN.findall(answers[0].text) for token in tokens):
+        elif answers and any(token not in TOKEN_PATTERN.findall(answers[0].text) for token in tokens):
             yield f"message {seq} ({body.text!r}) is not in the answer {answers[0].text!r}"
     elif ended.outcome == "failed":
         if not told:
             yield f"message {seq} failed without a word"
-    elif ended.outcome not in CUT_SHORT:
+    elif ended.outcome not in CUT_SHORT_OUTCOMES:
         yield f"message {seq} ended as {ended.outcome}"
 
 
-def within_operations(facts: Facts) -> Iterator[str]:
+def check_operation_bounds(facts: SimFacts) -> Iterator[str]:
     """What belongs to an operation stands between its beginning and its end, and results answer its own calls."""
     for session, log in facts.logs.items():
         running: dict[int, Began] = {}
@@ -336,7 +346,7 @@ def _calls(entry: Entry, calls: dict[int, dict[str, int]]) -> Iterator[str]:
                 yield "is the second result of one call"
 
 
-def folded(facts: Facts) -> Iterator[str]:
+def check_compressions(facts: SimFacts) -> Iterator[str]:
     """A summary stands only if the view it was made of did not change meanwhile, and it covers whole turns."""
     for session, log in facts.logs.items():
         for entry in log:
@@ -349,42 +359,46 @@ def folded(facts: Facts) -> Iterator[str]:
                     isinstance(other.body, Changed) and isinstance(other.body.change, ContextReset | OperationsUndone)
                 ):
                     yield f"{session}: the fold {entry.op} was made of a view that entry {other.seq} changed"
-            ended = {e.op for e in log[: entry.op] if e.kind is Kind.ENDED}
+            ended = {e.op for e in log[: entry.op] if e.kind is EntryKind.ENDED}
             for began in log[: entry.body.covers]:
                 if isinstance(began.body, Began) and began.body.type == "turn" and began.seq not in ended:
                     yield f"{session}: the fold {entry.op} covers turn {began.seq}, which was not over"
 
 
-def thought_of(facts: Facts) -> Iterator[str]:
+def check_model_requests(facts: SimFacts) -> Iterator[str]:
     """Every request a model answered is the one that a naive reader of the log arrives at."""
-    runtime = facts.surroundings.configure()
+    runtime = facts.environment.make_runtime()
     tools = [tool.spec for tool in runtime.tools.values()]
     for session, log in facts.logs.items():
         for entry in log:
             if isinstance(entry.body, Began) and entry.body.type == "turn":
-                with contextlib.suppress(reference.Inexact):
-                    newest = reference.Reading(facts.logs, session, entry.seq, entry.pos).newest_fold()
+                with contextlib.suppress(reference.InexactReading):
+                    newest = reference.ReferenceReading(
+                        facts.logs, session, entry.seq, entry.pos
+                    ).find_newest_compression()
                     if entry.body.compression != newest:
                         yield f"{session}: turn {entry.seq} pins {entry.body.compression}, but {newest} is in force"
             if not isinstance(entry.body, Thought) or not entry.body.request:
                 continue
             try:
-                request = reference.request_of(facts.logs, entry, system=runtime.system, tools=tools, blobs=facts.blobs)
-            except reference.Inexact:
+                request = reference.reconstruct_request(
+                    facts.logs, entry, system=runtime.system, tools=tools, blobs=facts.blobs
+                )
+            except reference.InexactReading:
                 continue
-            if reference.fingerprint(request) != entry.body.request:
-                facts.world.tell("oracle", f"{session} {entry.seq} should have been asked {request.messages}")
+            if reference.fingerprint_request(request) != entry.body.request:
+                facts.world.record("oracle", f"{session} {entry.seq} should have been asked {request.messages}")
                 yield f"{session}: the request behind entry {entry.seq} is not what the log says"
 
 
-async def retold(facts: Facts, control: Control) -> list[str]:
+async def check_told_contexts(facts: SimFacts, control: SessionAdmin) -> list[str]:
     """Whoever asks what a model was shown is told exactly that, or that it cannot be told any more."""
     found = []
     for session, log in facts.logs.items():
         erased = any(isinstance(entry.body, Erased) for each in facts.logs.values() for entry in each)
         thoughts = [e.seq for e in log if isinstance(e.body, Thought) and e.body.request]
         for seq in thoughts[-2:]:
-            context = await control.context(session, at=seq)
+            context = await control.load_context(session, at=seq)
             if not context.exact and not erased:
                 found.append(f"{session}: the context of entry {seq} is told otherwise than it was")
     return found
@@ -411,25 +425,25 @@ class ExpectedReplies:
             for op in e.body.change.ops
         }
         for entry in log:
-            if entry.kind in (Kind.SAID, Kind.NOTIFIED) and entry.body is None:
+            if entry.kind in (EntryKind.SAID, EntryKind.NOTIFIED) and entry.body is None:
                 self.erased.add(f"{session}:{entry.seq}")
             match entry.body:
-                case Said(to=to, parts=parts) | Notified(to=Place() as to, parts=parts):
+                case Said(to=to, parts=parts) | Notified(to=ChatLocation() as to, parts=parts):
                     keys = [f"{session}:{entry.seq}:{number}" for number in range(len(parts))]
                     self.parts[to.platform, session].update(zip(keys, parts, strict=True))
                     if isinstance(entry.body, Said) and entry.op in undone:
                         self.optional.update(keys)
 
 
-def delivered(facts: Facts) -> Iterator[str]:
+def check_deliveries(facts: SimFacts) -> Iterator[str]:
     """Every reply is shown once and in order; where nobody can tell, the doubt is on record."""
     replies = ExpectedReplies(facts.logs)
-    given_up = {parked.key for parked in facts.parked if parked.state in ("parked", "dropped")}
-    for platform in facts.surroundings.platforms.values():
+    given_up = {dead_letter.key for dead_letter in facts.dead_letters if dead_letter.state in ("parked", "dropped")}
+    for platform in facts.environment.platforms.values():
         yield from _shown_as_said(platform, replies)
         yield from _shown_in_order(platform, facts)
         yield from _shown_once(platform, facts)
-        times = Counter(out.key for out in platform.shown)
+        times = Counter(out.key for out in platform.shown_messages)
         for (name, _), parts in replies.parts.items():
             if name != platform.name or not facts.at_rest:
                 continue
@@ -439,7 +453,7 @@ def delivered(facts: Facts) -> Iterator[str]:
 
 
 def _shown_as_said(platform: SimPlatform, replies: ExpectedReplies) -> Iterator[str]:
-    for out in platform.shown:
+    for out in platform.shown_messages:
         text = replies.parts.get((platform.name, out.key.partition(":")[0]), {}).get(out.key)
         if text is None and out.key.rpartition(":")[0] not in replies.erased:
             yield f"{platform.name} shows {out.key}, which was never said"
@@ -449,11 +463,11 @@ def _shown_as_said(platform: SimPlatform, replies: ExpectedReplies) -> Iterator[
             yield f"{platform.name} shows an unfinished {out.key} again: {platform.drafts[out.edits]!r}"
 
 
-def _shown_in_order(platform: SimPlatform, facts: Facts) -> Iterator[str]:
+def _shown_in_order(platform: SimPlatform, facts: SimFacts) -> Iterator[str]:
     # what somebody sent again comes when it comes
     replayed = _replayed(facts)
     shown: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-    for out in platform.shown:
+    for out in platform.shown_messages:
         session, *place = out.key.split(":")
         if out.key not in replayed:
             shown[session].append(tuple(map(int, place)))
@@ -462,25 +476,25 @@ def _shown_in_order(platform: SimPlatform, facts: Facts) -> Iterator[str]:
             yield f"{platform.name} shows the replies of {session} out of order: {places}"
 
 
-def _shown_once(platform: SimPlatform, facts: Facts) -> Iterator[str]:
+def _shown_once(platform: SimPlatform, facts: SimFacts) -> Iterator[str]:
     doubtful = {r.key for found in facts.receipts.values() for r in found if r.in_doubt}
-    doubtful |= {parked.key for parked in facts.parked if parked.in_doubt}
+    doubtful |= {parked.key for parked in facts.dead_letters if parked.in_doubt}
     replayed = _replayed(facts)
-    for key, count in Counter(out.key for out in platform.shown).items():
+    for key, count in Counter(out.key for out in platform.shown_messages).items():
         bold = facts.world.profile.policy != "hold" or key in replayed
-        if count > 1 and (platform.delivery is not Delivery.BLIND or not bold):
+        if count > 1 and (platform.delivery is not DeliveryGuarantee.BLIND or not bold):
             yield f"{platform.name} shows {key} {count} times"
         elif count > 1 and key not in doubtful:
             yield f"{platform.name} shows {key} {count} times, and no doubt about it is on record"
 
 
-def _replayed(facts: Facts) -> set[str]:
-    return {parked.key for parked in facts.parked if parked.state in ("replaying", "replayed")}
+def _replayed(facts: SimFacts) -> set[str]:
+    return {parked.key for parked in facts.dead_letters if parked.state in ("replaying", "replayed")}
 
 
-def finished(facts: Facts) -> Iterator[str]:
+def check_drafts(facts: SimFacts) -> Iterator[str]:
     """Nobody looks for ever at the beginning of a reply, unless what belongs there was given up, undone or erased."""
-    given_up = {parked.key.rpartition(":")[0] for parked in facts.parked}
+    given_up = {dead_letter.key.rpartition(":")[0] for dead_letter in facts.dead_letters}
     for session, log in facts.logs.items():
         excused = {e.op for e in log if f"{session}:{e.seq}" in given_up}
         for entry in log:
@@ -489,29 +503,29 @@ def finished(facts: Facts) -> Iterator[str]:
                     excused.add(entry.op)
                 case Changed(change=OperationsUndone(ops=ops)):
                     excused |= set(ops)
-        for platform in facts.surroundings.platforms.values():
+        for platform in facts.environment.platforms.values():
             for receipt in facts.receipts[session]:
-                text = platform.drafts.get(receipt.remote, "") if receipt.part == DRAFT else ""
+                text = platform.drafts.get(receipt.remote, "") if receipt.part == DRAFT_PART else ""
                 if text.endswith(" …") and receipt.seq not in excused and facts.at_rest:
                     yield f"{platform.name} still shows the beginning of what {session} said in {receipt.seq}: {text!r}"
 
 
-def ran(facts: Facts) -> Iterator[str]:
+def check_tool_runs(facts: SimFacts) -> Iterator[str]:
     """A tool that must not run twice did not, and one that can be asked or knows its key changed things once."""
-    for tool in facts.surroundings.tools.values():
-        if tool.effect is Effect.PURE:
+    for tool in facts.environment.tools.values():
+        if tool.effect is ToolEffect.PURE:
             continue
         for key, count in tool.done.items():
             if count > 1:
                 yield f"the {tool.effect} tool {tool.spec.name} did {key} {count} times"
 
 
-def hushed(facts: Facts) -> Iterator[str]:
+def check_erasures(facts: SimFacts) -> Iterator[str]:
     """What was erased is nowhere on the disk."""
     for session, log in facts.logs.items():
         for entry in log:
             if entry.body is not None and facts.witness.erased:
-                for secret in SECRET.findall(encode(entry.body)):
+                for secret in SECRET_PATTERN.findall(encode_body(entry.body)):
                     if secret in facts.witness.erased:
                         yield f"{secret} was erased, and {session} says it in entry {entry.seq} ({entry.kind})"
     disk = facts.world.disk

@@ -7,22 +7,24 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from everhold.core.mailbox import Busy
-from everhold.ports.platform import Delivery
+from everhold.core.inbox import BusyPolicy
+from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.store import Step
 
-UNREACHED: Final[dict[Step, str]] = {
+UNREACHED_STEPS: Final[dict[Step, str]] = {
     Step.NOTICE: "notices are committed with what they are about; nothing gives one by itself yet",
 }
 """Commits that nobody makes here, and why. Every other step is crashed at, before and after."""
 
-AIMS: Final = tuple((step, moment) for step in Step if step not in UNREACHED for moment in ("before", "after"))
+CRASH_AIMS: Final = tuple(
+    (step, moment) for step in Step if step not in UNREACHED_STEPS for moment in ("before", "after")
+)
 """Each seed's first crash is aimed at one of these, in turn: no commit can be forgotten."""
 
-JUMPS: Final = (30.0, -30.0, 3_600.0, -3_600.0, 315_360_000.0, -315_360_000.0)
+CLOCK_JUMPS_SECONDS: Final = (30.0, -30.0, 3_600.0, -3_600.0, 315_360_000.0, -315_360_000.0)
 
 
-class Profile(Struct, frozen=True, kw_only=True):
+class SimProfile(Struct, frozen=True, kw_only=True):
     """The knobs of one schedule."""
 
     aim: tuple[str, str]
@@ -31,7 +33,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     mode: Literal["seize", "peers"]
     chats: int
     messages: int
-    stormy: float
+    storm_seconds: float
     """Seconds of virtual time after which nothing goes wrong any more."""
     crash: float
     stall: float
@@ -44,41 +46,41 @@ class Profile(Struct, frozen=True, kw_only=True):
     most_faults: int
     duplicate: float
     policy: Literal["resend", "hold"]
-    busy: Busy
-    memories: tuple[Delivery, ...]
+    busy: BusyPolicy
+    memories: tuple[DeliveryGuarantee, ...]
     context_tokens: int
     poll: float
     commands: float
-    deeds: float
+    operator_actions: float
     """How often the person in charge does something, when they look."""
     drafts: bool
     review_every: int
     recall: bool
     writes: tuple[str | int, ...]
     """When each memory is handed what was said."""
-    rebuild: float
+    replace_client: float
     """How likely another object takes a memory's place, whenever somebody asks for it."""
-    spoiled: float
+    refused_items: float
     """How likely something is that a memory will never take."""
     power: float
     """How likely it is the power that fails when a process falls: all of them fall, and the disk forgets."""
-    ill: float
+    model_fault: float
     """How likely something is wrong with an answer of the model."""
     callers: int
     """Programs that talk to it over HTTP."""
 
 
-def draw(seed: int) -> Profile:
+def draw_profile(seed: int) -> SimProfile:
     """The profile of `seed`; the same for ever, as long as this function stays as it is."""
     chance = random.Random(f"{seed}/profile")
     calm = chance.random() < 0.1
-    return Profile(
-        aim=AIMS[seed % len(AIMS)],
+    return SimProfile(
+        aim=CRASH_AIMS[seed % len(CRASH_AIMS)],
         aim_at=1 + int(chance.random() ** 3 * 7),
         mode="peers" if chance.random() < 0.3 else "seize",
         chats=chance.choice((1, 2, 3)),
         messages=chance.choice((3, 4, 5, 6)),
-        stormy=chance.choice((60.0, 150.0, 400.0)),
+        storm_seconds=chance.choice((60.0, 150.0, 400.0)),
         crash=0.0 if calm else chance.choice((0.0, 0.01, 0.03)),
         stall=0.0 if calm else chance.choice((0.0, 0.005, 0.015)),
         replace=chance.choice((0.0, 0.01, 0.03)),
@@ -90,18 +92,23 @@ def draw(seed: int) -> Profile:
         duplicate=chance.choice((0.0, 0.1, 0.3)),
         policy=chance.choice(("resend", "hold")),
         busy=chance.choice(("queue", "queue", "steer", "interrupt")),
-        memories=tuple(chance.sample([Delivery.KEYED, Delivery.UPSERT, Delivery.PROBE, Delivery.BLIND], k=2)),
+        memories=tuple(
+            chance.sample(
+                [DeliveryGuarantee.KEYED, DeliveryGuarantee.UPSERT, DeliveryGuarantee.PROBE, DeliveryGuarantee.BLIND],
+                k=2,
+            )
+        ),
         context_tokens=chance.choice((450, 700, 1_200, 100_000)),
         poll=chance.choice((5.0, 20.0, 60.0)),
         commands=chance.choice((0.0, 0.15, 0.4)),
-        deeds=chance.choice((0.0, 0.3, 0.8)),
+        operator_actions=chance.choice((0.0, 0.3, 0.8)),
         drafts=chance.random() < 0.5,
         review_every=chance.choice((0, 0, 1, 2)),
         recall=chance.random() < 0.3,
         writes=tuple(chance.choice(("turn", "turn", "async", "session", 2, 3)) for _ in range(2)),
-        rebuild=chance.choice((0.0, 0.1, 0.4)),
-        spoiled=chance.choice((0.0, 0.1, 0.25)),
+        replace_client=chance.choice((0.0, 0.1, 0.4)),
+        refused_items=chance.choice((0.0, 0.1, 0.25)),
         power=chance.choice((0.0, 0.0, 0.5)),
-        ill=0.0 if calm else chance.choice((0.0, 0.1, 0.3)),
+        model_fault=0.0 if calm else chance.choice((0.0, 0.1, 0.3)),
         callers=chance.choice((0, 0, 1)),
     )

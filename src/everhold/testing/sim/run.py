@@ -12,25 +12,29 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from everhold.control import Control
-from everhold.flow.accept import Accept
-from everhold.flow.gates import Bells, Gates
-from everhold.ports.platform import Delivery
+from everhold.admin.sessions import SessionAdmin
+from everhold.engine.gates import Gates, Wakeups
+from everhold.ingress.accept import MessageAcceptor
+from everhold.ports.platform import DeliveryGuarantee
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim import oracles
-from everhold.testing.sim.farside import SimPlatform
-from everhold.testing.sim.host import Host, Inside, Parts, Surroundings
-from everhold.testing.sim.loop import SimLoop, Stuck
-from everhold.testing.sim.people import Chat, reception
-from everhold.testing.sim.profile import Profile, draw
-from everhold.testing.sim.witness import Witness
-from everhold.testing.sim.world import Dice, Quiet, World
+from everhold.testing.sim.host import SimEnvironment, SimHost, SimProcessParts, SimRuntimes
+from everhold.testing.sim.invariants import InvariantWitness
+from everhold.testing.sim.loop import LoopStuck, SimLoop
+from everhold.testing.sim.people import SimChat, admit_message
+from everhold.testing.sim.profile import SimProfile, draw_profile
+from everhold.testing.sim.remote_services import SimPlatform
+from everhold.testing.sim.world import SimLogger, SimRandom, SimWorld
 
-FAST = Path("/dev/shm")
-PLATFORMS = (("poll", Delivery.BLIND), ("keyed", Delivery.KEYED), ("probe", Delivery.PROBE))
+FAST_DIRECTORY = Path("/dev/shm")
+PLATFORM_GUARANTEES = (
+    ("poll", DeliveryGuarantee.BLIND),
+    ("keyed", DeliveryGuarantee.KEYED),
+    ("probe", DeliveryGuarantee.PROBE),
+)
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class SimOutcome(Struct, frozen=True, kw_only=True):
     """What became of a schedule."""
 
     seed: int
@@ -44,55 +48,57 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """(gate, moment) -> how often somebody went through."""
     crashed: Counter[tuple[str, str]]
     lines: list[str]
-    profile: Profile
+    profile: SimProfile
 
 
-def run(seed: int, *, parts: Parts | None = None) -> Outcome:
+def run_seed(seed: int, *, parts: SimProcessParts | None = None) -> SimOutcome:
     """Play the schedule of `seed` and look at what is left."""
-    profile = draw(seed)
-    directory = Path(tempfile.mkdtemp(prefix="everhold-sim-", dir=FAST if FAST.is_dir() else None))
+    profile = draw_profile(seed)
+    directory = Path(tempfile.mkdtemp(prefix="everhold-sim-", dir=FAST_DIRECTORY if FAST_DIRECTORY.is_dir() else None))
     try:
         disk = directory / "everhold.db"
-        disk.write_bytes(_template())
-        return _play(seed, profile, disk, parts or Parts())
+        disk.write_bytes(_make_empty_database())
+        return _run_schedule(seed, profile, disk, parts or SimProcessParts())
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _play(seed: int, profile: Profile, disk: Path, parts: Parts) -> Outcome:
+def _run_schedule(seed: int, profile: SimProfile, disk: Path, parts: SimProcessParts) -> SimOutcome:
     loop = SimLoop(seed)  # type: ignore[abstract]  # it has what is used here; sockets and signals it has not
-    world = World(seed, profile, loop, disk)
-    witness = Witness(world)
-    world.tell("world", f"seed {seed} {profile}")
-    platforms = [SimPlatform(world, witness, name, delivery) for name, delivery in PLATFORMS]
+    world = SimWorld(seed, profile, loop, disk)
+    witness = InvariantWitness(world)
+    world.record("world", f"seed {seed} {profile}")
+    platforms = [SimPlatform(world, witness, name, delivery) for name, delivery in PLATFORM_GUARANTEES]
     order = random.Random(f"{seed}/platforms").sample(platforms, k=len(platforms))
-    chats = [Chat(world, number + 1, order[number % len(order)]) for number in range(profile.chats)]
-    surroundings = Surroundings(world, witness, platforms, chats)
-    host = Host(world, witness, surroundings, chats, parts)
+    chats = [SimChat(world, number + 1, order[number % len(order)]) for number in range(profile.chats)]
+    environment = SimEnvironment(world, witness, platforms, chats)
+    host = SimHost(world, witness, environment, chats, parts)
 
     async def play() -> list[str]:
         left = await host.run()
         undone = [f"not at rest after the storm: {left}"] if left else []
-        store = SqliteStore.open(disk, chance=Dice(seed, "end"), inline=True, synchronous="OFF")
-        gates = Gates(store=store, clock=world, chance=Dice(seed, "end"), log=Quiet(world, "end", []), owner="end")
-        runtimes = Inside(surroundings)
-        door = Accept(gates, reception=reception, bells=Bells())
-        control = Control(gates, bells=Bells(), accept=door, runtimes=runtimes)
-        found = await oracles.check(store, control, world, witness, surroundings, at_rest=not left)
+        store = SqliteStore.open(disk, chance=SimRandom(seed, "end"), inline=True, synchronous="OFF")
+        gates = Gates(
+            store=store, clock=world, chance=SimRandom(seed, "end"), log=SimLogger(world, "end", []), owner="end"
+        )
+        runtimes = SimRuntimes(environment)
+        door = MessageAcceptor(gates, admit=admit_message, wakeups=Wakeups())
+        control = SessionAdmin(gates, wakeups=Wakeups(), accept=door, runtimes=runtimes)
+        found = await oracles.check_all(store, control, world, witness, environment, at_rest=not left)
         await store.close()
         await host.close()
         return undone + found
 
     try:
         problems = loop.run(play())
-    except Stuck as stuck:
+    except LoopStuck as stuck:
         problems = [str(stuck)]
     problems = [*witness.problems, *witness.complaints, *problems, *loop.errors]
     loop.close()
     witness.close()
-    return Outcome(
+    return SimOutcome(
         seed=seed,
-        problems=[world.shorten(problem) for problem in problems],
+        problems=[world.shorten_ids(problem) for problem in problems],
         trace=world.trace,
         seconds=loop.time(),
         steps=loop.steps,
@@ -105,10 +111,10 @@ def _play(seed: int, profile: Profile, disk: Path, parts: Parts) -> Outcome:
 
 
 @cache
-def _template() -> bytes:
+def _make_empty_database() -> bytes:
     """A database with the newest schema and nothing in it."""
     with tempfile.TemporaryDirectory(prefix="everhold-sim-") as directory:
         path = Path(directory) / "everhold.db"
-        store = SqliteStore.open(path, chance=Dice(0, "template"), inline=True)
+        store = SqliteStore.open(path, chance=SimRandom(0, "template"), inline=True)
         asyncio.run(store.close())
         return path.read_bytes()

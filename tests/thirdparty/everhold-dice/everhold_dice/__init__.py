@@ -6,29 +6,29 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from everhold import Context, Effect, Result, ToolContext, ToolSpec
-from everhold.secret import Secret
+from everhold import PluginContext, ToolContext, ToolEffect, ToolResult, ToolSpec
+from everhold.infra.secret import SecretString
 
 
 class DiceSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
     sides: int = 6
-    seal: Secret | None = None
+    seal: SecretString | None = None
 
 
 class Dice:
     Settings = DiceSettings
     spec = ToolSpec(name="roll", description="Rolls a die.", parameters={"type": "object", "properties": {}})
-    effect = Effect.PURE
+    effect = ToolEffect.PURE
 
-    def __init__(self, settings: DiceSettings, context: Context) -> None:
+    def __init__(self, settings: DiceSettings, context: PluginContext) -> None:
         self.settings = settings
         self.name = context.instance
         self.deadline = float(settings.sides)
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         sealed = ", sealed" if self.settings.seal else ""
-        return Result(text=f"{self.settings.sides} of {self.name} for {context.agent}{sealed}")
+        return ToolResult(text=f"{self.settings.sides} of {self.name} for {context.agent}{sealed}")
 
-    async def probe(self, context: ToolContext) -> Result | None:
+    async def probe(self, context: ToolContext) -> ToolResult | None:
         return None

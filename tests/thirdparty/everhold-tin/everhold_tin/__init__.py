@@ -9,7 +9,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from everhold import Batch, Capability, Context, Delivery, Exchange, Found, Query, Retraction
+from everhold import (
+    DeliveryGuarantee,
+    Exchange,
+    MemoryBatch,
+    MemoryCapability,
+    MemoryHit,
+    MemoryQuery,
+    MemoryRetraction,
+    PluginContext,
+)
 
 
 class TinSettings(BaseModel):
@@ -19,11 +28,11 @@ class TinSettings(BaseModel):
 
 class Tin:
     Settings = TinSettings
-    delivery = Delivery.PROBE
-    capabilities = frozenset({Capability.PROBE, Capability.RETRACT})
+    delivery = DeliveryGuarantee.PROBE
+    capabilities = frozenset({MemoryCapability.PROBE, MemoryCapability.RETRACT})
     deadline = 5.0
 
-    def __init__(self, settings: TinSettings, context: Context) -> None:
+    def __init__(self, settings: TinSettings, context: PluginContext) -> None:
         self.settings = settings
         self.file = Path(context.directory) / "tin.jsonl"
 
@@ -32,11 +41,11 @@ class Tin:
         gone = {key for line in kept for key in line["takes_back"]}
         return [line for line in kept if line["key"] not in gone]
 
-    async def store(self, batch: Batch) -> Mapping[str, str]:
+    async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         with self.file.open("a") as file:
             for item in batch.items:
                 line: dict[str, Any] = {"key": item.key, "at": item.at, "session": item.session, "takes_back": []}
-                if isinstance(item, Retraction):
+                if isinstance(item, MemoryRetraction):
                     line |= {"takes_back": item.keys, "text": "", "audience": []}
                 elif isinstance(item, Exchange):
                     texts = [one.text for one in (*item.heard, *item.said)]
@@ -48,14 +57,14 @@ class Tin:
                 file.write(json.dumps(line) + "\n")
         return {item.key: item.key for item in batch.items}
 
-    async def probe(self, batch: Batch) -> Sequence[str]:
+    async def probe(self, batch: MemoryBatch) -> Sequence[str]:
         kept = self.file.read_text() if self.file.exists() else ""
         return [item.key for item in batch.items if f'"key": {json.dumps(item.key)}' in kept]
 
-    async def find(self, query: Query) -> Sequence[Found]:
+    async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         words = {word.strip("?!.,").lower() for word in query.text.split()}
         found = [
-            Found(text=line["text"], session=line["session"], at=line["at"], key=line["key"], score=float(score))
+            MemoryHit(text=line["text"], session=line["session"], at=line["at"], key=line["key"], score=float(score))
             for line in self.lines()
             if set(query.audience) <= set(line["audience"])
             and (score := len(words & {word.strip("?!.,").lower() for word in line["text"].split()}))

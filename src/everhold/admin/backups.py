@@ -1,0 +1,334 @@
+"""Copies of the store: made while it is in use, looked into, kept for a while, and put back. Config and secrets are
+not in them; the search index is not, either, since it is made again from the log.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from everhold.errors import InvalidRequest, NotFound, StoreDamaged, StoreError
+from everhold.infra.home import Home
+from everhold.ports.clock import RandomSource
+from everhold.stores.sqlite import connect, migrate, rebuild, watermark
+from everhold.stores.sqlite.backup import StoreCopy, inspect_copy, read_last_seqs
+
+_BACKUP_NAME: Final = re.compile(r"everhold-(\d{8}T\d{6}Z)-(\d+)(?:-\d+)?(\.unsound)?\.db")
+_TIME_FORMAT: Final = "%Y%m%dT%H%M%SZ"
+_SELECT_LAST_POS: Final = "select max(pos) from entries"
+_COUNT_AFTER_POS: Final = "select count(*) from entries where pos > ?"
+
+
+class BackupFile(NamedTuple):
+    """A copy in the home's `backups/`, as its name tells it."""
+
+    path: Path
+    at: float
+    pos: int
+    is_sound: bool
+
+
+def list_backups(directory: Path) -> list[BackupFile]:
+    """The copies there are, oldest first. What an upgrade or a restore set aside is not among them."""
+    found = []
+    for path in directory.glob("everhold-*.db"):
+        if (named := _BACKUP_NAME.fullmatch(path.name)) is not None:
+            at = datetime.datetime.strptime(named[1], _TIME_FORMAT).replace(tzinfo=datetime.UTC).timestamp()
+            found.append(BackupFile(path, at, int(named[2]), not named[3]))
+    return sorted(found, key=lambda it: (it.at, it.path.name))
+
+
+def list_set_aside(directory: Path) -> list[Path]:
+    """What restores and upgrades left there of the stores before them. Nobody removes it but a person."""
+    found = (directory.glob(pattern) for pattern in ("before-restore-*.db", "*-before-[0-9]*.db", "damaged-*"))
+    return sorted(path for paths in found for path in paths)
+
+
+class StoreBackups:
+    """Makes copies through `copy`, and keeps as many as it is told to."""
+
+    def __init__(
+        self, directory: Path, *, copy: Callable[[Path], Awaitable[StoreCopy]], now: Callable[[], float]
+    ) -> None:
+        self.directory = directory
+        self._copy = copy
+        self._now = now
+
+    async def make_backup(self, *, to: Path | None = None) -> StoreCopy:
+        """A copy of everything committed. One that contradicts itself is kept, too, under a name that says so."""
+        at = self._now()
+        made = await self._copy(to or self.directory / f"everhold-{_format_time(at)}-0.db")
+        if to is not None:
+            return made
+        end = ".db" if made.is_sound else ".unsound.db"
+        name = made.path.name.removesuffix(".db").replace("-0", f"-{made.pos}", 1)
+        return made._replace(path=made.path.rename(made.path.with_name(name + end)))
+
+    def prune(self, keep: int) -> list[Path]:
+        """Let the oldest sound copies go. Those that are not sound stay: somebody will want to look at them."""
+        old = [it.path for it in list_backups(self.directory) if it.is_sound][:-keep]
+        for path in old:
+            path.unlink(missing_ok=True)
+        return old
+
+    def find_newest_pos(self) -> int:
+        """How far the newest sound copy reaches, -1 if there is none."""
+        return max((it.pos for it in list_backups(self.directory) if it.is_sound), default=-1)
+
+    def get_seconds_until_due(self, every_hours: float) -> float:
+        """Seconds until the next copy is due."""
+        newest = max((it.at for it in list_backups(self.directory)), default=None)
+        now = self._now()
+        if newest is None or newest > now:  # none yet, or a clock that jumped
+            return 0.0
+        return max(0.0, newest + every_hours * 3600 - now)
+
+
+def _format_time(at: float) -> str:
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime(_TIME_FORMAT)
+
+
+# -- putting one back --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """What a restore would do. `upto` is the position it goes back to, None for all that the source holds."""
+
+    source: Path
+    source_copy: StoreCopy
+    upto_pos: int | None
+    current_copy: StoreCopy | None
+    """The store that is there now, None if there is none or it does not read."""
+    damage: str = ""
+    """Why the store that is there does not read."""
+    lost_entries: int = 0
+    """Entries of the present store that will not be in force. They are counted: positions have gaps after a fall."""
+
+    @property
+    def is_rollback(self) -> bool:
+        """Whether the source is taken back. What follows from no entry stays as the source has it."""
+        return self.upto_pos is not None and self.upto_pos < self.source_copy.pos
+
+
+@dataclass(frozen=True)
+class RestoreResult:
+    """What a restore did."""
+
+    pos: int
+    set_aside: Path | None
+    """Where what was there before lies now."""
+    stopped_operations: int
+    skipped_seqs: int
+    """Numbers that were in use behind that position and are not given out again."""
+
+
+def plan_restore(home: Home, *, source: str = "", at: str = "") -> RestorePlan:
+    """What to put in the store's place: `source` (a file, or one of `backups/`), else what `at` needs, else the newest.
+
+    `at` is a position of the log, or a time; what the store itself still holds is the best source for either.
+    """
+    present, damage = _inspect_current(home)
+    chosen = _choose_source(home, source, at, present)
+    holds = inspect_copy(chosen)
+    upto = _find_pos(chosen, at) if at else None
+    if upto is not None and not 0 < upto <= holds.pos:
+        raise NotFound(
+            f"{chosen.name} goes up to position {holds.pos}, not to {at}",
+            remedy="`everhold restore` without --at lists the copies there are",
+        )
+    loses = 0 if present is None else _query_number(home.store, _COUNT_AFTER_POS, upto or holds.pos)
+    return RestorePlan(
+        source=chosen, source_copy=holds, upto_pos=upto, current_copy=present, damage=damage, lost_entries=loses
+    )
+
+
+def restore_store(home: Home, what: RestorePlan, *, now: float, chance: RandomSource) -> RestoreResult:
+    """Do it. The caller holds the home. At every step there is either the old store, whole, or one that says why not.
+
+    First what is there is set aside and checked; then the new store is made beside it and checked; then they change
+    places. Whoever is interrupted runs it again.
+    """
+    new = home.store.with_name(home.store.name + ".restored")
+    sizes = what.source_copy.size_bytes + (home.store.stat().st_size if home.store.exists() else 0)
+    migrate.check_disk_space(home.path, sizes)
+    for leftover in home.path.glob(new.name + "*"):
+        leftover.unlink()
+    reached = read_last_seqs(home.store)
+    set_aside = _set_current_aside(home, what, now=now)
+    _copy_store(what.source, new)
+    stopped, left_out = _roll_back_copy(new, what.upto_pos, reached, now=now, chance=chance)
+    made = inspect_copy(new)
+    if made.contradictions and not what.source_copy.contradictions:
+        raise StoreDamaged(
+            f"what was made of {what.source.name} is not sound: {made.contradictions[0]}", remedy="report this"
+        )
+    _swap_store(home, new, whole=what.current_copy is not None)
+    return RestoreResult(pos=made.pos, set_aside=set_aside, stopped_operations=stopped, skipped_seqs=left_out)
+
+
+def _inspect_current(home: Home) -> tuple[StoreCopy | None, str]:
+    if not home.store.exists():
+        return None, ""
+    try:
+        watermark.check_watermark(
+            watermark.build_watermark_path(home.store), _query_number(home.store, _SELECT_LAST_POS)
+        )
+        return inspect_copy(home.store), ""
+    except StoreError as error:
+        return None, error.message
+
+
+def _query_number(store: Path, sql: str, *values: int) -> int:
+    migrate.inspect_header(store)
+    try:
+        db = connect.open_for_reading(store)
+        try:
+            return int(db.execute(sql, values).get or 0)
+        finally:
+            db.close()
+    except apsw.Error as error:
+        raise StoreDamaged(f"{store} does not read: {error}") from error
+
+
+def _choose_source(home: Home, source: str, at: str, present: StoreCopy | None) -> Path:
+    there = [it for it in list_backups(home.backups) if it.is_sound]
+    if source and source != "last":
+        path = Path(source).expanduser()
+        return path if path.is_file() or not (home.backups / source).is_file() else home.backups / source
+    if at and present is not None and not source:
+        return home.store
+    if not there:
+        raise NotFound(f"there is no copy in {home.backups}", remedy="name a file: everhold restore FILE")
+    if at.isdecimal():
+        return next((it.path for it in there if it.pos >= int(at)), there[-1].path)
+    if at:
+        moment = parse_moment(at)
+        return next((it.path for it in there if it.at >= moment), there[-1].path)
+    return there[-1].path
+
+
+def _find_pos(source: Path, at: str) -> int:
+    if at.isdecimal():
+        return int(at)
+    db = connect.open_for_reading(source)
+    try:
+        return rebuild.find_pos_at(db, parse_moment(at))
+    finally:
+        db.close()
+
+
+def parse_moment(text: str) -> float:
+    """A moment as people write it: 2026-08-01T10:15, with or without seconds and zone; here if without."""
+    try:
+        return datetime.datetime.fromisoformat(text).astimezone().timestamp()
+    except ValueError:
+        raise InvalidRequest(
+            f"{text!r} is no position and no time", remedy="for example --at 1234 or --at 2026-08-01T10:15"
+        ) from None
+
+
+def _set_current_aside(home: Home, what: RestorePlan, *, now: float) -> Path | None:
+    """A checked copy of the store that is there; of a damaged one, its files as they are."""
+    if not home.store.exists() and not watermark.build_watermark_path(home.store).exists():
+        return None
+    if what.current_copy is not None:
+        db = connect.open_for_reading(home.store)
+        try:
+            return migrate.copy_database(db, home.backups / f"before-restore-{_format_time(now)}.db")
+        finally:
+            db.close()
+    folder = home.backups / f"damaged-{_format_time(now)}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for file in home.path.glob(home.store.name + "*"):
+        if file.suffix != ".restored":
+            shutil.copy2(file, folder / file.name)
+            migrate.sync_path(folder / file.name)
+    migrate.sync_path(folder)
+    return folder
+
+
+def _copy_store(source: Path, to: Path) -> None:
+    db = connect.open_for_reading(source)
+    try:
+        made = migrate.copy_database(db, to)
+    finally:
+        db.close()
+    assert made == to
+
+
+def _roll_back_copy(
+    new: Path, upto: int | None, reached: dict[str, int], *, now: float, chance: RandomSource
+) -> tuple[int, int]:
+    """Take the copy back to `upto`, and let no number be used again that was used before."""
+    db = connect.open_for_writing(new, synchronous="FULL")
+    try:
+        stopped = 0 if upto is None else rebuild.roll_back(db, upto, at=now, chance=chance).stopped_operations
+        left_out = rebuild.skip_used_seqs(db, reached, at=now, chance=chance, why="not in the copy that was put back")
+        db.pragma("journal_mode", "delete")
+    except apsw.Error as error:
+        raise StoreError(f"{new}: {error}", remedy="nothing was changed; try again") from error
+    finally:
+        db.close()
+    return stopped, left_out
+
+
+def _swap_store(home: Home, new: Path, *, whole: bool) -> None:
+    """The last step. A log that is left without its database, or the other way round, is refused with the remedy."""
+    migrate.sync_path(new)
+    if whole:  # so that nothing of the old store is in its log alone while they change places
+        db = connect.open_for_writing(home.store, synchronous="FULL")
+        db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        db.close()
+    for side in ("-wal", "-shm"):
+        home.store.with_name(home.store.name + side).unlink(missing_ok=True)
+    new.replace(home.store)
+    migrate.sync_path(home.path)
+    watermark.build_watermark_path(home.store).unlink(missing_ok=True)  # it witnesses for the log that was replaced
+    for file in home.path.glob(home.index.name + "*"):
+        file.unlink()  # made again from the log
+
+
+def list_copies(directory: Path) -> list[dict[str, Any]]:
+    """The copies in `directory` as users see them, oldest first."""
+    return [
+        {"path": str(it.path), "at": it.at, "position": it.pos, "bytes": it.path.stat().st_size, "sound": it.is_sound}
+        for it in list_backups(directory)
+    ]
+
+
+def render_copy(made: StoreCopy, gone: Sequence[Path] = ()) -> dict[str, Any]:
+    return {
+        "path": str(made.path),
+        "bytes": made.size_bytes,
+        "position": made.pos,
+        "sessions": made.sessions,
+        "entries": made.entries,
+        "sound": made.is_sound,
+        "wrong": made.contradictions,
+        "broken": made.broken_promises,
+        "removed": [str(path) for path in gone],
+    }
+
+
+def render_restore_plan(what: RestorePlan) -> dict[str, Any]:
+    return {
+        "source": str(what.source),
+        "position": what.upto_pos or what.source_copy.pos,
+        "newest": what.source_copy.newest_at,
+        "sessions": what.source_copy.sessions,
+        "entries": what.source_copy.entries,
+        "sound": what.source_copy.is_sound,
+        "wrong": what.source_copy.contradictions,
+        "broken": what.source_copy.broken_promises,
+        "takes_back": what.lost_entries,
+        "stays": ["schedules", "platform positions"] if what.is_rollback else [],
+        "damage": what.damage,
+    }

@@ -1,0 +1,218 @@
+"""Memory as files: a person's export, and the Markdown that other systems keep, in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import msgspec
+
+from everhold.admin.memory import MemoryAdmin
+from everhold.core import memory_files
+from everhold.core.entries import EntryDraft, EntryKind, Heard, Noted, Stamp
+from everhold.core.facts import MAX_FACT_CHARS, Fact, build_fact_id, count_fact_chars, select_valid_facts
+from everhold.core.recall import format_time
+from everhold.engine.memory import destination as memory_destination
+from everhold.errors import InvalidRequest, NotFound
+from everhold.ports.store import Change, Session, Step
+
+MAX_FILE_BYTES: Final = 1 << 20
+"""Bytes of a file that are read."""
+MAX_FILES: Final = 1_000
+DEFAULT_FACT_CHARS: Final[Mapping[str, int]] = {"user": 2_000, "memory": 3_000}
+_UNSAFE_FILE_CHARS: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+"""What does not belong into the name of a file."""
+
+
+def read_memory_files(path: Path) -> dict[str, str]:
+    """The Markdown files at a place, by name; one file, or a folder with all that is in it."""
+    if path.is_file():
+        files = [path]
+    elif path.is_dir():
+        files = sorted(file for file in path.rglob("*.md") if file.is_file())[:MAX_FILES]
+    else:
+        raise NotFound(f"there is nothing at {path}", remedy="name MEMORY.md, or the folder it is in")
+    found: dict[str, str] = {}
+    for file in files:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise InvalidRequest(f"{file} is larger than {MAX_FILE_BYTES} bytes", remedy="take it apart")
+        name = file.name if file == path else str(file.relative_to(path))
+        found[name] = file.read_text("utf-8", errors="replace")
+    return found
+
+
+async def import_memory_files(
+    memory: MemoryAdmin,
+    name: str,
+    files: Mapping[str, str],
+    *,
+    really: bool,
+    limits: Mapping[str, int] = DEFAULT_FACT_CHARS,
+) -> dict[str, Any]:
+    """Note what is in `files` in a session, once: what a memory session was told before is passed over.
+
+    USER.md and MEMORY.md become facts as far as there is room, the rest notes; SOUL.md is the agent's word on itself.
+    """
+    session = await memory.control.find_session(name)
+    stamp = await _find_stamp(memory, session)
+    if not stamp.audience:
+        raise InvalidRequest(f"nobody is known to be in session {session.id}", remedy="say something there first")
+    names = _list_memory_names(memory, session, stamp)
+    runtime = memory.runtimes.get_runtime(session.agent, session.choices)
+    held = (
+        select_valid_facts(await runtime.fact_cache.list_versions(session.agent), stamp.audience)
+        if runtime.fact_cache is not None
+        else []
+    )
+    drafts = _draft_notes(files, held, limits, agent=session.agent, names=tuple(names.values()), stamp=stamp)
+    noted = 0
+    for draft in drafts if really else ():
+        change = Change(
+            step=Step.NOTE,
+            session=session.id,
+            at=memory.gates.clock.now(),
+            entries=(draft,),
+            wakeups=runtime.list_memory_wakeups(),
+        )
+        noted += not (await memory.store.commit(change)).duplicate
+        await asyncio.sleep(0)
+    if noted:
+        memory.control.wakeups.notify(session.id)
+    notes = [draft.body for draft in drafts if isinstance(draft.body, Noted)]
+    return {
+        "session": session.id,
+        "agent": session.agent,
+        "files": sorted(files),
+        "facts": sum(bool(note.fact) for note in notes),
+        "notes": sum(not note.fact for note in notes),
+        "noted": noted,
+        "done": really,
+    }
+
+
+def _draft_notes(
+    files: Mapping[str, str],
+    held: Sequence[Fact],
+    limits: Mapping[str, int],
+    *,
+    agent: str,
+    names: Sequence[str],
+    stamp: Stamp,
+) -> list[EntryDraft]:
+    """The notes that the files become, without the facts that are held already."""
+    used = {target: count_fact_chars(held, target) for target in limits}
+    known = {fact.text for fact in held}
+    drafts: list[EntryDraft] = []
+    for file, text in files.items():
+        base = file.rpartition("/")[2]
+        target = memory_files.TARGET_BY_FILE.get(base, "")
+        for entry in [text.strip()] if base == memory_files.PERSONA_FILE else memory_files.parse_memory_file(text):
+            if not entry or (target and entry in known):
+                continue
+            key = memory_files.build_file_entry_key(agent=agent, names=names, file=base, text=entry)
+            tags = (
+                f"file:{base}",
+                *(("self",) if base == memory_files.PERSONA_FILE else ()),
+                *((target,) if target else ()),
+            )
+            fits = target and len(entry) <= MAX_FACT_CHARS and used[target] + len(entry) <= limits[target]
+            if fits:
+                used[target] += len(entry)
+            note = Noted(text=entry, fact=build_fact_id(key) if fits else "", tags=tags, stamp=stamp)
+            drafts.append(EntryDraft(body=note, author="operator", dedup=key))
+    return drafts
+
+
+async def _find_stamp(memory: MemoryAdmin, session: Session) -> Stamp:
+    """Whose session it is: of whoever spoke there last."""
+    for entry in reversed(await memory.store.list_entries(session.id, kinds=(EntryKind.HEARD,))):
+        if isinstance(entry.body, Heard) and not entry.body.bot:
+            return entry.body.stamp
+    return Stamp()
+
+
+def _list_memory_names(memory: MemoryAdmin, session: Session, stamp: Stamp) -> dict[str, str]:
+    """What each memory calls this session. A name that is the session's own goes with it: no place for this."""
+    runtime = memory.runtimes.get_runtime(session.agent, session.choices)
+    origin = memory_destination.build_session_origin(session, stamp)
+    names = {it: session.names.get(it) or runtime.choose_memory_name(it, origin) for it in runtime.memories}
+    for instance, name in names.items():
+        if session.id in name:
+            raise InvalidRequest(
+                f"memory {instance} files session {session.id} under a name of its own ({name})",
+                remedy="import into a chat, or set session_strategy to per-directory, per-repo or global",
+            )
+    return names or {"": session.address}
+
+
+async def render_memory_files(memory: MemoryAdmin, person: str) -> list[dict[str, str]]:
+    """The facts each agent has about a person, as the Markdown files that an import takes: `agent`, `name`, `text`."""
+    made: list[dict[str, str]] = []
+    for agent in memory.agents():
+        facts = [fact for fact in await memory.list_facts(agent, person) if fact.is_valid]
+        for file, target in memory_files.TARGET_BY_FILE.items():
+            texts = [fact.text for fact in facts if fact.target == target]
+            if texts:
+                made.append({"agent": agent, "name": file, "text": memory_files.render_memory_file(texts) + "\n"})
+    return made
+
+
+def write_memory_files(files: Sequence[Mapping[str, str]], directory: Path) -> list[str]:
+    """Write what `render_memory_files` returned below `directory`, a folder per agent; their paths."""
+    made: list[str] = []
+    for file in files:
+        name = _UNSAFE_FILE_CHARS.sub("-", file["name"]).strip("-.")
+        path = directory / (_UNSAFE_FILE_CHARS.sub("-", file["agent"]).strip("-.") or "agent") / name
+        os.makedirs(path.parent, exist_ok=True)
+        with _open_private(path) as text:
+            text.write(file["text"])
+        made.append(str(path))
+    return made
+
+
+def _build_file_stem(person: str) -> str:
+    """What somebody's files are called: never as anybody else's, though not every name can be a file's."""
+    fit = _UNSAFE_FILE_CHARS.sub("-", person).strip("-.")
+    return fit if fit == person else f"{fit or 'person'}-{hashlib.sha256(person.encode()).hexdigest()[:8]}"
+
+
+async def write_export(records: AsyncIterator[dict[str, Any]], person: str, directory: Path) -> dict[str, Any]:
+    """An export as two files that only their owner can read: every record as JSON, and the words for people."""
+    os.makedirs(directory, exist_ok=True)
+    stem = _build_file_stem(person)
+    lines, pages = directory / f"{stem}.jsonl", directory / f"{stem}.md"
+    count = 0
+    missing: list[str] = []
+    with _open_private(lines) as json, _open_private(pages) as text:
+        text.write(f"# {person}\n")
+        place: Sequence[str] = ()
+        async for record in records:
+            json.write(msgspec.json.encode(record).decode() + "\n")
+            if "missing" in record:
+                missing.append(f"{record['from']} (agent {record['agent']}): {record['missing']}")
+                continue
+            count += 1
+            here = (record["from"], record["agent"], record.get("session", ""))
+            if here != place:
+                place = here
+                text.write(f"\n## {' · '.join(part for part in here if part)}\n\n")
+            body = record.get("body") or record
+            who = record.get("author") or record.get("person") or ""
+            words = body.get("text", "").replace("\n", "\n  ")
+            text.write(f"- {format_time(record.get('at', 0.0))}, {who}: {words}\n")
+        for line in missing:
+            text.write(f"\nMissing: {line}\n")
+    if not count and not missing:  # nothing to read: a misspelt name leaves no files behind
+        os.unlink(lines)
+        os.unlink(pages)
+        return {"person": person, "records": 0, "missing": [], "files": []}
+    return {"person": person, "records": count, "missing": missing, "files": [str(lines), str(pages)]}
+
+
+def _open_private(path: Path) -> TextIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8")

@@ -1,0 +1,133 @@
+"""What the routes work with, and who may see what. Built by app.py."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from everhold.admin.memory import MemoryAdmin
+from everhold.admin.sessions import SessionAdmin
+from everhold.api.auth import ApiCaller
+from everhold.api.idempotency import IdempotentTasks
+from everhold.api.log_tail import LogTail
+from everhold.assembly.agents import ConfiguredAgents
+from everhold.config.settings import Settings
+from everhold.core.entries import ChatLocation
+from everhold.engine import session_access
+from everhold.engine.budgets import BudgetLedger
+from everhold.errors import NotFound
+from everhold.ingress.pairing import PairingRegistry
+from everhold.ingress.schedules import ScheduleRunner
+from everhold.platforms import http
+from everhold.ports.log import EventLogger
+from everhold.ports.platform import IncomingMessage
+from everhold.ports.store import Session, Store
+
+if TYPE_CHECKING:
+    from everhold.api.reply_wait import FinalReply
+
+MAX_CACHED_OWNERS: Final = 10_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GatewayServices:
+    """What operators may ask of the process as a whole."""
+
+    role: Callable[[], str]
+    """What this process is for: `gateway`, or the command that works without one."""
+    describe: Callable[[], dict[str, Any]]
+    """What the process says about itself: version, agents, accounts, problems."""
+    back_up: Callable[[str], Awaitable[dict[str, Any]]]
+    """Makes a copy of the store, at a path if one is given; returns what it holds."""
+    list_backups: Callable[[], list[dict[str, Any]]]
+    pairing: PairingRegistry
+    schedules: ScheduleRunner
+    whisper: Callable[[ChatLocation, str], None]
+    """Says something in a chat that belongs to no conversation."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class ApiContext:
+    """One per server."""
+
+    control: SessionAdmin
+    memory: MemoryAdmin
+    local_person: str
+    """Who sits at this machine, without a token."""
+    agents: ConfiguredAgents
+    tail: LogTail
+    log: EventLogger
+    load_fresh_settings: Callable[[], Awaitable[Settings]]
+    """The settings in force now: an edit made before this call counts."""
+    get_trouble: Callable[[], str]
+    """Why nothing can be accepted now; empty if it can."""
+    redact_text: Callable[[str], str]
+    """A text without secrets."""
+    idempotent_tasks: IdempotentTasks[FinalReply]
+    budgets: BudgetLedger
+    gateway: GatewayServices
+    first_text_wait_seconds: float = 10.0
+    """How long a stream waits for its first words before it begins: until then a failure has a status of its own."""
+    _owners: OrderedDict[str, str] = dataclasses.field(default_factory=OrderedDict)
+
+    @property
+    def store(self) -> Store:
+        return self.control.store
+
+    def now(self) -> float:
+        return self.control.gates.clock.now()
+
+    def build_incoming_message(self, *, agent: str, chat: str, text: str, sender: str, id: str) -> IncomingMessage:
+        """A message of `sender` in their chat of this name."""
+        origin = http.locate_chat(chat=chat, sender=sender, local=sender == self.local_person, id=id)
+        return http.build_incoming_message(agent=agent, text=text, sender=sender, origin=origin)
+
+    async def resolve_person(self, sender: str, *, platform: str = http.NAME) -> str:
+        """Who `sender` is to the agents."""
+        identity = f"{platform}:{sender}"
+        return self.agents.settings.identities.get(identity) or await self.store.get_person(identity) or sender
+
+    async def find_session(self, caller: ApiCaller, name: str) -> Session:
+        """A session this caller may see; others are not there for them."""
+        if caller.operator:
+            return await self.control.find_session(name)
+        with contextlib.suppress(NotFound):
+            session = await self.store.get_session(name)
+            if await self.can_see(caller, session.id):
+                return session
+        raise NotFound(f"there is no session {name!r}", remedy="GET /api/sessions lists those there are")
+
+    async def list_sessions(self, caller: ApiCaller, *, limit: int, after: str = "") -> list[Session]:
+        """The newest sessions that this caller may see, older than `after`."""
+        if caller.operator:
+            return await self.store.list_sessions(limit=limit, after=after, newest_first=True)
+        seen: list[Session] = []
+        person = f"person:{await self.resolve_person(caller.sender)}"
+        while page := await self.store.list_sessions_begun_by(author=person, limit=limit, after=after):
+            seen += [session for session in page if await self.can_see(caller, session.id)]
+            after = page[-1].id
+            if len(seen) >= limit:
+                break
+        return seen[:limit]
+
+    async def can_see(self, caller: ApiCaller, session: str) -> bool:
+        """Operators see everything; others what began as theirs alone."""
+        if caller.operator:
+            return True
+        return await self._find_owner(session) == f"person:{await self.resolve_person(caller.sender)}"
+
+    async def _find_owner(self, session: str) -> str:
+        """Whose session this is. Kept once it is known: it never changes."""
+        if session in self._owners:
+            self._owners.move_to_end(session)
+            return self._owners[session]
+        found = await session_access.find_session_owner(self.store, await self.store.get_session(session))
+        if found is None:
+            return ""
+        self._owners[session] = found
+        if len(self._owners) > MAX_CACHED_OWNERS:
+            self._owners.popitem(last=False)
+        return found

@@ -1,0 +1,88 @@
+"""What goes back: JSON, and refusals that always look the same. `{"error": {"type", "message", "remedy"}}`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+from everhold.errors import (
+    Conflict,
+    EverholdError,
+    InDoubt,
+    InvalidRequest,
+    NotFound,
+    Refused,
+    StoreError,
+    StoreFull,
+    TooLong,
+    Transient,
+)
+
+JSON_MEDIA_TYPE: Final = "application/json"
+
+_ERROR_STATUSES: Final[tuple[tuple[type[EverholdError], int], ...]] = (
+    (NotFound, 404),
+    (InvalidRequest, 400),
+    (Conflict, 409),
+    (StoreFull, 507),
+    (StoreError, 503),
+    (Transient, 503),
+    (TooLong, 400),
+    (Refused, 502),
+    (InDoubt, 504),
+)
+"""The first that fits."""
+
+
+class ApiError(Exception):
+    """A request that is not granted, with the answer it gets."""
+
+    def __init__(
+        self,
+        status: int,
+        type: str,
+        message: str,
+        *,
+        remedy: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.message = message
+        self.remedy = remedy
+        self.headers = dict(headers or {})
+
+    def to_json(self) -> dict[str, Any]:
+        return {"error": {"type": self.type, "message": self.message, "remedy": self.remedy}}
+
+    def to_response(self) -> Response:
+        return build_json_response(self.to_json(), status=self.status, headers=self.headers)
+
+
+def build_json_response(content: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), status_code=status, headers=headers, media_type=JSON_MEDIA_TYPE)
+
+
+def convert_error(error: EverholdError) -> ApiError:
+    """How one of our own errors looks from outside."""
+    status = next((status for kind, status in _ERROR_STATUSES if isinstance(error, kind)), 500)
+    headers = {}
+    if isinstance(error, Transient) and error.retry_after is not None:
+        headers["retry-after"] = format_retry_after(error.retry_after)
+    return ApiError(status, get_error_type(error), error.message, remedy=error.remedy, headers=headers)
+
+
+def get_error_type(error: EverholdError) -> str:
+    """`StoreFull` -> `store_full`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
+
+
+def format_retry_after(wait: float) -> str:
+    """A wait as `Retry-After` wants it: whole seconds, never less than asked for."""
+    return str(max(1, math.ceil(wait)))

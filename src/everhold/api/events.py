@@ -1,0 +1,163 @@
+"""GET /api/events: every entry the moment it is committed, as server-sent events.
+
+An event's id is the entry's place in the log of all sessions, so whoever comes back with the last one they saw misses
+nothing, whatever restarted meanwhile. Growing replies come as `delta` and `reset` events, which have no id and may be
+lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+import msgspec
+from starlette.responses import Response, StreamingResponse
+
+from everhold.admin.sessions import render_entry
+from everhold.api.errors import ApiError
+from everhold.api.log_tail import POLL_SECONDS, ReplyPiece
+from everhold.api.request import MAX_INTEGER, ApiCall
+from everhold.core.entries import Entry
+
+PAGE_SIZE: Final = 200
+HEARTBEAT_SECONDS: Final = 15.0
+RETRY_MS: Final = 1_000
+MAX_STREAMS: Final = 256
+GATHER_SECONDS: Final = 0.005
+"""What happens within so short a time goes out together: a turn is several commits in a few milliseconds."""
+STREAM_HEADERS: Final = {"x-accel-buffering": "no"}
+_encode: Final = msgspec.json.Encoder().encode
+
+
+async def stream_events(call: ApiCall) -> Response:
+    """Everything as it happens; with `Last-Event-ID` (or `after`, or `after_seq`) everything since."""
+    if call.context.tail.watchers >= MAX_STREAMS and not call.is_operator_connection:  # those have their own bound
+        raise ApiError(503, "busy", "too many streams are open", remedy="close some", headers={"retry-after": "5"})
+    after, after_seq = _parse_start_pos(call), call.get_number("after_seq")
+    only = call.query.get("session", "")
+    if only:
+        only = (await call.context.find_session(call.caller, only)).id
+    if after_seq is not None and not only:
+        raise ApiError(400, "misuse", "`after_seq` is an entry of one session", remedy="add `session`")
+    reader = (
+        _SessionReader(call, only, after_seq)
+        if after_seq is not None and after is None
+        else _FeedReader(call, only, after)
+    )
+    return StreamingResponse(
+        _stream_changes(call, reader, only), media_type="text/event-stream", headers=STREAM_HEADERS
+    )
+
+
+def _parse_start_pos(call: ApiCall) -> int | None:
+    last = call.headers.get("last-event-id", "").strip()
+    if not last:
+        return call.get_number("after")
+    if len(last) > 20 or not last.isascii() or not last.isdigit() or int(last) > MAX_INTEGER:
+        raise ApiError(400, "misuse", "Last-Event-ID must be the id of an event")
+    return int(last)
+
+
+class _FeedReader:
+    """Reads what the caller may see of the log of all sessions, by `pos`."""
+
+    def __init__(self, call: ApiCall, only: str, after: int | None) -> None:
+        self._call = call
+        self._only = only
+        self._after = after
+        self.pos = 0
+
+    async def start(self, end: int) -> None:
+        # a place beyond the end is from another life of the store, which was restored from a copy since
+        self.pos = end if self._after is None or self._after > end else self._after
+
+    async def read_page(self) -> tuple[list[Entry], bool]:
+        """The next entries to show, and whether there may be more at once."""
+        page = await self._call.context.store.read_feed(after=self.pos, limit=PAGE_SIZE)
+        if page:
+            self.pos = page[-1].pos
+        full = len(page) == PAGE_SIZE
+        if self._only:
+            page = [entry for entry in page if entry.session == self._only]
+        if not self._call.caller.operator:  # operators see everything
+            page = [entry for entry in page if await self._call.context.can_see(self._call.caller, entry.session)]
+        return page, full
+
+
+class _SessionReader:
+    """Reads the log of one session, by `seq`: nothing of other sessions is read for it."""
+
+    def __init__(self, call: ApiCall, session: str, after_seq: int) -> None:
+        self._store = call.context.store
+        self._session = session
+        self._seq = after_seq
+        self.pos = 0
+
+    async def start(self, end: int) -> None:
+        last = min(self._seq, (await self._store.get_session(self._session)).last_seq)
+        self.pos = (await self._store.get_entry(self._session, last)).pos if last else 0
+
+    async def read_page(self) -> tuple[list[Entry], bool]:
+        page = await self._store.list_entries(self._session, after=self._seq, limit=PAGE_SIZE)
+        if page:
+            self._seq, self.pos = page[-1].seq, page[-1].pos
+        return page, len(page) == PAGE_SIZE
+
+
+async def _stream_changes(call: ApiCall, reader: _FeedReader | _SessionReader, only: str) -> AsyncIterator[bytes]:
+    tail, store = call.context.tail, call.context.store
+    with tail.watch(only) as watch:
+        grown = (
+            tail.get_growing_reply(only) if only else []
+        )  # before anything is awaited: what comes later is in the watch
+        end = await tail.find_end_pos(store)
+        await reader.start(end)
+        hello = _encode({"pos": reader.pos, "end": end})
+        yield b"retry: %d\nid: %d\nevent: hello\ndata: %b\n\n" % (RETRY_MS, reader.pos, hello)
+        quiet, due = 0.0, True
+        while not tail.closed:
+            text = await _show_pieces(call, grown + watch.take_pieces())
+            grown = []
+            watch.grown = False
+            page, full = await reader.read_page() if due else ([], False)
+            text += b"".join([tail.render_entry(entry, _encode_entry) for entry in page])
+            if text:
+                quiet = 0.0
+                yield text
+            if full:
+                continue
+            rung = await watch.wait(POLL_SECONDS)
+            if rung:
+                await asyncio.sleep(GATHER_SECONDS)
+            due = watch.grown or not rung
+            if not rung:
+                quiet += POLL_SECONDS
+                if quiet >= HEARTBEAT_SECONDS:
+                    quiet = 0.0
+                    yield b": still here\n\n"
+
+
+async def _show_pieces(call: ApiCall, pieces: list[ReplyPiece]) -> bytes:
+    """What was said since the last look; neighbouring pieces of one reply go as one."""
+    joined: list[ReplyPiece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if last and last[:2] == piece[:2] and not piece.reset and last.at + len(last.text) == piece.at:
+            joined[-1] = last._replace(text=last.text + piece.text)
+        elif await call.context.can_see(call.caller, piece.session):
+            joined.append(piece)
+    return b"".join([_show_piece(piece) for piece in joined])
+
+
+def _show_piece(piece: ReplyPiece) -> bytes:
+    where = {"session": piece.session, "op": piece.op}
+    reset = b"event: reset\ndata: %b\n\n" % _encode(where) if piece.reset else b""
+    if not piece.text:
+        return reset
+    return reset + b"event: delta\ndata: %b\n\n" % _encode({**where, "at": piece.at, "text": piece.text})
+
+
+def _encode_entry(entry: Entry) -> bytes:
+    data = _encode({"session": entry.session, **render_entry(entry)})
+    return b"id: %d\nevent: entry\ndata: %b\n\n" % (entry.pos, data)

@@ -1,0 +1,234 @@
+"""/api: messages in, the log and its views out, and what a person in charge may do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.responses import Response, StreamingResponse
+
+from everhold.admin.sessions import SNAPSHOT_MARK, render_entry, render_session
+from everhold.api import schemas
+from everhold.api.errors import JSON_MEDIA_TYPE, ApiError, build_json_response
+from everhold.api.request import ApiCall
+from everhold.core.entries import ChatLocation
+from everhold.errors import InvalidRequest
+from everhold.ports.platform import IncomingMessage
+from everhold.ports.store import Session
+
+PAGE_SIZE = 500
+MAX_SESSIONS = 1_000
+MOST_HITS = 10_000
+
+
+async def accept_message(call: ApiCall) -> Response:
+    """Keep a message. Answered only after it is committed."""
+    given = call.decode_body(schemas.MessageRequest)
+    verdict = await call.context.control.send_message(_incoming(call, given))
+    match verdict.outcome:
+        case "accepted":
+            return build_json_response({"session": verdict.session, "seq": verdict.seq}, status=202)
+        case "duplicate":
+            return build_json_response({"session": verdict.session, "seq": verdict.seq})
+        case "differs":
+            raise ApiError(
+                409,
+                "conflict",
+                f"message {given.id!r} was accepted before with another text, as entry {verdict.seq}",
+                remedy="give a new message a new id",
+            )
+        case _:
+            raise ApiError(403, "denied", verdict.reason or "the message was not accepted")
+
+
+def _incoming(call: ApiCall, given: schemas.MessageRequest) -> IncomingMessage:
+    agent, id = call.resolve_agent(given.agent or ""), given.id or ""
+    sender = call.caller.resolve_sender(given.person or "")
+    if given.location is None:
+        if given.chat is None:
+            raise ApiError(400, "misuse", "the message names no chat", remedy="add `chat`, a name you choose")
+        if given.directory or given.repo:
+            raise ApiError(400, "misuse", "`directory` and `repo` belong to a `location`", remedy="leave them out")
+        return call.context.build_incoming_message(agent=agent, chat=given.chat, text=given.text, sender=sender, id=id)
+    if given.chat is not None:
+        raise ApiError(400, "misuse", "a message has a `chat` or a `location`, not both", remedy="leave one out")
+    call.require_operator()
+    at = given.location
+    return IncomingMessage(
+        origin=ChatLocation(
+            platform=at.origin.platform,
+            account=at.origin.account,
+            chat=at.origin.chat,
+            thread=at.origin.thread,
+            message=id,
+        ),
+        text=given.text,
+        sender=sender,
+        name=sender,
+        kind=at.kind,
+        agent=agent,
+        directory=given.directory,
+        repo=given.repo,
+    )
+
+
+async def get_caller(call: ApiCall) -> Response:
+    """Who you are here."""
+    caller = call.caller
+    name = caller.sender
+    return build_json_response({"name": name, "operator": caller.operator, "local": name == call.context.local_person})
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------
+
+
+async def list_sessions(call: ApiCall) -> Response:
+    """The newest sessions, newest first; or the one that a name means."""
+    limit = call.get_number("limit", least=1, most=MAX_SESSIONS) or 100
+    name, after = call.query.get("name"), call.query.get("after", "")
+    if name is not None:
+        found = [await call.context.find_session(call.caller, name)]
+    else:
+        found = await call.context.list_sessions(call.caller, limit=limit, after=after)
+    shown = [await _show_session(call, session) for session in found]
+    return build_json_response(
+        {"sessions": shown, "next": found[-1].id if name is None and len(found) == limit else None}
+    )
+
+
+async def _show_session(call: ApiCall, session: Session) -> dict[str, Any]:
+    """A session, and when something was last written there."""
+    at = session.created
+    if session.last_seq:
+        at = (await call.context.store.get_entry(session.id, session.last_seq)).at
+    return {**render_session(session), "at": at}
+
+
+async def get_session(call: ApiCall) -> Response:
+    """One session."""
+    return build_json_response(await _show_session(call, await call.context.find_session(call.caller, call.path["id"])))
+
+
+async def list_entries(call: ApiCall) -> Response:
+    """A session's log, from the entry after `after` on."""
+    after, limit = call.get_number("after") or 0, call.get_number("limit", least=1)
+    found = await call.context.find_session(call.caller, call.path["id"])
+    return StreamingResponse(_stream_entries(call, found.id, after, limit), media_type=JSON_MEDIA_TYPE)
+
+
+async def _stream_entries(call: ApiCall, session: str, after: int, limit: int | None) -> AsyncIterator[bytes]:
+    """The whole of it as one JSON document, but never more than a page of it in memory."""
+    yield b'{"entries":['
+    first = True
+    while page := await call.context.store.list_entries(session, after=after, limit=min(PAGE_SIZE, limit or PAGE_SIZE)):
+        lines = b",".join(msgspec.json.encode(render_entry(entry)) for entry in page)
+        yield lines if first else b"," + lines
+        first = False
+        after = page[-1].seq
+        if limit is not None:
+            limit -= len(page)
+            if limit <= 0:
+                break
+    yield b"]}"
+
+
+async def get_context(call: ApiCall) -> Response:
+    """What the model was shown at `at`, or would be shown now."""
+    at = call.get_number("at", least=1)
+    name, mark, compression = call.path["id"].partition(SNAPSHOT_MARK)
+    session = await call.context.find_session(call.caller, name)
+    shown = await call.context.control.load_context(session.id + mark + compression, at=at)
+    return build_json_response(msgspec.to_builtins(shown))
+
+
+async def compressions(call: ApiCall) -> Response:
+    """A session's compressions, oldest first."""
+    session = await call.context.find_session(call.caller, call.path["id"])
+    found = await call.context.control.list_compressions(session.id)
+    shown = [{"state": op.state, "undone_at": op.undone_at, **render_entry(entry)} for op, entry in found]
+    return build_json_response({"session": session.id, "compressions": shown})
+
+
+async def compression_diff(call: ApiCall) -> Response:
+    """What a compression replaced, and with what."""
+    op = call.path["op"]
+    if len(op) > 16 or not op.isascii() or not op.isdigit():
+        raise ApiError(400, "misuse", f"{op!r} is no number of a compression", remedy="see its `op`")
+    session = await call.context.find_session(call.caller, call.path["id"])
+    return build_json_response(await call.context.control.diff_compression(session.id, compression=int(op)))
+
+
+async def addresses(call: ApiCall) -> Response:
+    """The addresses that lead to a session now."""
+    session = await call.context.find_session(call.caller, call.path["id"])
+    return build_json_response({"session": session.id, "addresses": await call.context.control.list_addresses(session)})
+
+
+async def search(call: ApiCall) -> Response:
+    """Find what was said, in every session."""
+    text = call.query.get("q", "")
+    if not text.split():
+        raise InvalidRequest("the search has no words", remedy="everhold sessions search 'some words'")
+    limit = call.get_number("limit", least=1, most=MOST_HITS) or 50
+    hits = await call.context.control.search_entries(text, limit=limit)
+    return build_json_response({"hits": [{"session": entry.session, **render_entry(entry)} for entry in hits]})
+
+
+# -- what may be done --------------------------------------------------------------------------------------------------
+
+
+async def undo_operations(call: ApiCall) -> Response:
+    """Take back the newest turns, or the newest compression."""
+    given = call.decode_body(schemas.UndoRequest)
+    session = await call.context.find_session(call.caller, call.path["id"])
+    by = await _get_author(call)
+    said = await call.context.control.undo_turns(session.id, what=given.what, count=given.count, by=by)
+    return await _amended(call, session, said)
+
+
+async def compress_session(call: ApiCall) -> Response:
+    """Compress a conversation, or only see what that would do. Answered when it is done, or was refused."""
+    given = call.decode_body(schemas.CompressRequest)
+    session = await call.context.find_session(call.caller, call.path["id"])
+    control = call.context.control
+    before = len(await control.list_compressions(session.id))
+    said = await control.compress_session(
+        session.id, keep=given.keep, focus=given.focus, preview=given.preview, by=await _get_author(call)
+    )
+    done = len(await control.list_compressions(session.id)) > before
+    return build_json_response({"session": session.id, "message": said, "done": done})
+
+
+async def stop_operation(call: ApiCall) -> Response:
+    """End what is running."""
+    session = await call.context.find_session(call.caller, call.path["id"])
+    said = await call.context.control.stop_turn(session.id, by=await _get_author(call))
+    return await _amended(call, session, said)
+
+
+async def add_note(call: ApiCall) -> Response:
+    """Remember a fact. Answered only after it is committed, whatever the memory services do."""
+    given = call.decode_body(schemas.NoteRequest)
+    session = await call.context.find_session(call.caller, given.session)
+    seq = await call.context.control.add_note(session.id, given.text, by=await _get_author(call))
+    return build_json_response({"session": session.id, "seq": seq}, status=202)
+
+
+async def erase(call: ApiCall) -> Response:
+    """Remove the bodies of entries for good."""
+    given = call.decode_body(schemas.Erase)
+    session = await call.context.find_session(call.caller, call.path["id"])
+    erased = await call.context.control.erase_entries(session.id, given.seqs, by=await _get_author(call), why=given.why)
+    return build_json_response({"session": session.id, "erased": list(erased)})
+
+
+async def _amended(call: ApiCall, before: Session, message: str) -> Response:
+    """What was done, in words, and whether that wrote anything."""
+    after = await call.context.store.get_session(before.id)
+    return build_json_response({"session": before.id, "message": message, "done": after.last_seq > before.last_seq})
+
+
+async def _get_author(call: ApiCall) -> str:
+    """Who changes something. A command on this machine does it as the operator."""
+    return "operator" if call.is_operator_connection else f"person:{await call.person()}"

@@ -1,0 +1,128 @@
+"""HTTP/1.1 as the gateway speaks it: uvicorn's protocol on a parser in C, with a bound on the head of a request.
+
+What is said in two parts, a head and its body, leaves in one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from everhold.api.loopback import LoopbackEndpoint, ServerHandshake
+from everhold.api.scope_keys import CORK, OPERATOR_CONNECTION
+from everhold.api.unix_socket import is_trusted_peer
+
+MAX_HEAD_BYTES: Final = 64 * 1024
+
+
+class BoundedHeadProtocol(HttpToolsProtocol):
+    """The parser itself would read a head that never ends for as long as somebody sends one."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._in_head = True
+        self._head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(CorkedTransport(transport))  # type: ignore[arg-type]  # it passes on whatever it does not know
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)  # before it is read: the end of a request in it begins the count anew
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too long.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[CORK] = self.transport  # type: ignore[typeddict-unknown-key]
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_complete()
+
+
+class OperatorProtocol(BoundedHeadProtocol):
+    """A connection from `api.sock`, or to its stand-in on loopback after both sides have proved who they are.
+
+    `on_refusal` is told when a peer is another user, or does not know the loopback token.
+    """
+
+    def __init__(
+        self, *args: Any, endpoint: LoopbackEndpoint | None, on_refusal: Callable[[], None], **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self._handshake = ServerHandshake(endpoint) if endpoint is not None else None
+        self._on_refusal = on_refusal
+        self._is_trusted = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        if self._handshake is None:
+            self._is_trusted = is_trusted_peer(transport.get_extra_info("socket"))
+            if not self._is_trusted:
+                self._refuse()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_trusted:
+            data = self._prove(data)
+        if self._is_trusted and data:
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[OPERATOR_CONNECTION] = True  # type: ignore[typeddict-unknown-key]
+
+    def _prove(self, data: bytes) -> bytes:
+        """Continue the handshake; returns what is left for HTTP."""
+        handshake = self._handshake
+        if handshake is None or self.transport.is_closing():
+            return b""
+        if reply := handshake.receive(data):
+            self.transport.write(reply)
+        if handshake.is_refused:
+            self._refuse()
+        self._is_trusted = handshake.is_proven
+        return handshake.take_rest() if self._is_trusted else b""
+
+    def _refuse(self) -> None:
+        self._on_refusal()
+        self.transport.close()
+
+
+class CorkedTransport:
+    """A transport that can hold back what is written until the rest of it is there: two writes cost twice as much."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._held: list[bytes] = []
+        self._holding = False
+        self.is_closing = transport.is_closing
+
+    def hold(self) -> None:
+        self._holding = True
+
+    def flush_held(self) -> None:
+        self._holding = False
+        if self._held:
+            held, self._held = self._held, []
+            self._transport.write(b"".join(held))
+
+    def write(self, data: bytes) -> None:
+        if self._holding:
+            self._held.append(data)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self.flush_held()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)

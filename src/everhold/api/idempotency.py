@@ -1,0 +1,51 @@
+"""Requests that came with a key of their own and left no trace in the log: asked again, they get the same answer.
+
+Kept in memory and for a while only. Whatever belongs to a session is recognised by the log instead, for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Generic, TypeVar
+
+from everhold.errors import Conflict, Transient
+
+KEEP_SECONDS: Final = 600.0
+MAX_TASKS: Final = 256
+
+T = TypeVar("T")
+
+
+class IdempotentTasks(Generic[T]):
+    """One piece of work per key, shared by everybody who asks for it."""
+
+    def __init__(self, *, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._tasks: OrderedDict[tuple[str, str], tuple[bytes, float, asyncio.Task[T]]] = OrderedDict()
+
+    def start(self, key: tuple[str, str], digest: bytes, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+        """The work under `key`: the one that was started for the same `digest`, or a new one."""
+        self._forget_oldest(lambda since: self._monotonic() - since >= KEEP_SECONDS)
+        if key in self._tasks:
+            known, _, task = self._tasks[key]
+            if known != digest:
+                raise Conflict(f"key {key[1]!r} was used for another request", remedy="give a new request a new key")
+            if not (task.done() and (task.cancelled() or task.exception() is not None)):
+                return task
+            del self._tasks[key]
+        self._forget_oldest(lambda _: len(self._tasks) >= MAX_TASKS)
+        if len(self._tasks) >= MAX_TASKS:
+            raise Transient("too many requests with a key are being answered", retry_after=1.0, remedy="try again")
+        task = asyncio.get_running_loop().create_task(work())
+        self._tasks[key] = (digest, self._monotonic(), task)
+        return task
+
+    def _forget_oldest(self, whether: Callable[[float], bool]) -> None:
+        """The oldest, by when they were started. Nobody waits for what is done; for what is not, somebody may."""
+        for key, (_, since, task) in list(self._tasks.items()):
+            if not whether(since):
+                return
+            if task.done():
+                del self._tasks[key]

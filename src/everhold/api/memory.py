@@ -1,0 +1,124 @@
+"""What may be asked of memory: search, why, and for operators status, resend, backfill, forget, export, import."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import msgspec
+from starlette.responses import Response, StreamingResponse
+
+from everhold.admin import memory_files
+from everhold.admin.forgetting import ForgetReport
+from everhold.admin.memory import render_fact
+from everhold.api import schemas
+from everhold.api.errors import ApiError, build_json_response
+from everhold.api.request import ApiCall
+from everhold.errors import InvalidRequest
+
+MAX_HITS: Final = 100
+DEFAULT_HITS: Final = 20
+NDJSON: Final = "application/x-ndjson"
+
+
+async def show_memory_status(call: ApiCall) -> Response:
+    """Every memory of every agent."""
+    return build_json_response(await call.context.memory.collect_status())
+
+
+async def search_memory(call: ApiCall) -> Response:
+    """What an agent remembers of a person: the facts in every prompt, and what its memories find."""
+    query = call.query
+    agent = call.resolve_agent(query.get("agent", ""))
+    person = query.get("person", "")
+    own = await call.person()
+    if person not in ("", own) and not call.caller.operator:
+        raise ApiError(
+            403, "denied", "only an operator may look into somebody else's memory", remedy="leave person out"
+        )
+    person = person or own
+    limit = call.get_number("limit", least=1, most=MAX_HITS) or DEFAULT_HITS
+    text = query.get("q", "")
+    if text.strip():
+        found = await call.context.memory.search_memories(text, agent=agent, person=person, limit=limit)
+    else:
+        found = {"agent": agent, "person": person, "memories": [], "unavailable": []}
+    facts = await call.context.memory.list_facts(agent, person)
+    return build_json_response({**found, "facts": [render_fact(fact) for fact in facts]})
+
+
+async def explain_answer(call: ApiCall) -> Response:
+    """What an answer rested on."""
+    at = call.get_number("at", least=1)
+    session = await call.context.find_session(call.caller, call.path["id"])
+    return build_json_response(await call.context.memory.explain_answer(session.id, at=at))
+
+
+async def resend_to_memory(call: ApiCall) -> Response:
+    """Send a memory again what it received since a time."""
+    given = call.decode_body(schemas.ResendToMemory)
+    found = await call.context.memory.resend_memory(
+        call.path["name"], since=given.since, agent=given.agent, really=not given.dry_run
+    )
+    return build_json_response(found)
+
+
+async def backfill_memory(call: ApiCall) -> Response:
+    """Send a memory the history from before it was attached."""
+    given = call.decode_body(schemas.BackfillMemory)
+    found = await call.context.memory.backfill_memory(
+        call.path["name"],
+        agent=given.agent,
+        since=given.since,
+        until=float("inf") if given.until is None else given.until,
+        per_minute=given.per_minute,
+        really=not given.dry_run,
+    )
+    return build_json_response(found)
+
+
+async def forget_person(call: ApiCall) -> Response:
+    """Forget a person everywhere, or only plan it."""
+    given = call.decode_body(schemas.ForgetPerson)
+    memory = call.context.memory
+    found = await (memory.plan_forgetting(given.person) if given.dry_run else memory.forget_person(given.person))
+    return build_json_response(_show_forgetting(found))
+
+
+def _show_forgetting(found: ForgetReport) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(found)
+    return {**plain, "dead_letters": plain.pop("parked"), "entries": found.entry_count}
+
+
+# -- in and out --------------------------------------------------------------------------------------------------------
+
+
+async def export_person(call: ApiCall) -> Response:
+    """Everything that is a person's, as JSON lines."""
+    return StreamingResponse(_stream_export(call, _person(call)), media_type=NDJSON)
+
+
+async def _stream_export(call: ApiCall, person: str) -> AsyncIterator[bytes]:
+    async for record in call.context.memory.export_person(person):
+        yield msgspec.json.encode(record) + b"\n"
+
+
+async def show_memory_files(call: ApiCall) -> Response:
+    """The facts about a person, as the Markdown files that an import takes."""
+    return build_json_response({"files": await memory_files.render_memory_files(call.context.memory, _person(call))})
+
+
+async def import_memory_files(call: ApiCall) -> Response:
+    """Note what Markdown files hold, once."""
+    given = call.decode_body(schemas.ImportMemoryFiles)
+    session = await call.context.find_session(call.caller, given.session)
+    return build_json_response(
+        await memory_files.import_memory_files(call.context.memory, session.id, given.files, really=not given.dry_run)
+    )
+
+
+def _person(call: ApiCall) -> str:
+    person = call.query.get("person", "")
+    if not person:
+        raise InvalidRequest("the query names no person", remedy="add ?person=NAME")
+    return person

@@ -1,0 +1,287 @@
+"""The door of the server: bounds first, then who calls. What is refused here has read nothing and written nothing.
+
+Every route lies behind it, also those that do not exist. Nothing is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from everhold.api.auth import (
+    LOOPBACK_ACCOUNT,
+    OPERATOR_SOCKET,
+    ApiCaller,
+    RequestHead,
+    extract_token,
+    find_caller_by_token,
+    find_loopback_caller,
+    identify_by_connection,
+    is_browser_request,
+    is_same_origin,
+    parse_request_head,
+)
+from everhold.api.errors import ApiError, format_retry_after
+from everhold.api.rate_limits import RateLimit, RateLimitBuckets, get_peer_network
+from everhold.api.scope_keys import BODY, CALLER, CORK, HEAD, OPERATOR_CONNECTION
+from everhold.config.settings import HttpSettings, Settings
+from everhold.infra.deadline import TaskDeadline
+from everhold.ports.log import EventLogger
+
+if TYPE_CHECKING:
+    from everhold.api.http_protocol import CorkedTransport
+
+MAX_BODY_BYTES: Final = 1 << 20
+OPERATOR_BODY_BYTES: Final = 16 << 20
+"""What a request through `api.sock` may hold."""
+BODY_SECONDS: Final = 5.0
+MAX_ARRIVING: Final = 64
+"""Requests whose body is not there yet."""
+DRAIN_BYTES: Final = 8 << 20
+DRAIN_SECONDS: Final = 2.0
+MAX_DRAINING: Final = 64
+"""What is swallowed of a refused body, so that whoever still sends it gets to read why."""
+
+LOOPBACK_RATE: Final = RateLimit(burst=5_000, per_second=2_000)
+TOKEN_RATE: Final = RateLimit(burst=500, per_second=100)
+ANONYMOUS_RATE: Final = RateLimit(burst=60, per_second=2)
+GUESS_RATE: Final = RateLimit(burst=10, per_second=1 / 6)
+"""Wrong tokens. Once they are used up, no further one is even looked at."""
+MAX_PROVEN_TOKENS: Final = 1_000
+
+RESPONSE_HEADERS: Final = (
+    (
+        b"content-security-policy",
+        b"default-src 'self'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        b"object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+)
+
+
+class GuardMiddleware:
+    """Wraps the routes. `settings` gives those in force at this very request, so a changed token counts at once."""
+
+    def __init__(
+        self,
+        inner_app: ASGIApp,
+        *,
+        settings: Callable[[], Awaitable[Settings]],
+        monotonic: Callable[[], float],
+        log: EventLogger,
+        local: str,
+        body_seconds: float = BODY_SECONDS,
+    ) -> None:
+        self.inner_app = inner_app
+        self.settings = settings
+        self.log = log
+        self.local = local
+        """Who sits at this machine."""
+        self.body_seconds = body_seconds
+        self.response_counts: Counter[int] = Counter()
+        """How many requests were answered with which status."""
+        self.arriving = 0
+        self.draining = 0
+        self._loopback_buckets = RateLimitBuckets(LOOPBACK_RATE, monotonic=monotonic)
+        self.token_buckets = RateLimitBuckets(TOKEN_RATE, monotonic=monotonic)
+        self._anonymous_buckets = RateLimitBuckets(ANONYMOUS_RATE, monotonic=monotonic)
+        self._guess_buckets = RateLimitBuckets(GUESS_RATE, monotonic=monotonic)
+        self._proven_tokens: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        peer = scope["client"][0] if scope.get("client") else ""
+        head = parse_request_head(
+            scope["method"],
+            scope["path"],
+            peer,
+            scope["http_version"],
+            scope["headers"],
+            is_operator_connection=scope.get(OPERATOR_CONNECTION, False),
+        )
+        send = self._wrap_send(send, scope.get(CORK))
+        try:
+            scope[CALLER], scope[BODY] = await self._admit_within_limit(head, receive)
+        except ApiError as refusal:
+            await self._send_refusal(refusal, head, receive, send)
+            return
+        scope[HEAD] = head
+        await self.inner_app(scope, receive, send)
+
+    # -- coming in ---------------------------------------------------------------------------------------------------
+
+    async def _admit_within_limit(self, head: RequestHead, receive: Receive) -> tuple[ApiCaller, bytes]:
+        if self.arriving >= MAX_ARRIVING and not head.is_operator_connection:  # those have a bound of their own
+            raise ApiError(
+                503, "busy", "too many requests are arriving", remedy="try again", headers={"retry-after": "1"}
+            )
+        self.arriving += 1
+        try:
+            return await self._admit_request(head, receive)
+        finally:
+            self.arriving -= 1
+
+    async def _admit_request(self, head: RequestHead, receive: Receive) -> tuple[ApiCaller, bytes]:
+        _check_head_limits(head)
+        settings = await self.settings()
+        caller = self._identify_caller(head, settings.http)
+        buckets = (
+            self._loopback_buckets if caller.account in (LOOPBACK_ACCOUNT, OPERATOR_SOCKET) else self.token_buckets
+        )
+        if wait := buckets.take(get_peer_network(head.peer), caller.account):
+            raise _build_rate_limit_error(wait)
+        if head.method in ("GET", "HEAD"):
+            return caller, b""
+        return caller, await self._read_body(head, receive)
+
+    def _identify_caller(self, head: RequestHead, settings: HttpSettings) -> ApiCaller:
+        if not is_same_origin(head):
+            raise ApiError(
+                403, "cross_origin", "a page of another origin may not ask this", remedy="open everhold's own"
+            )
+        here = identify_by_connection(head, self.local) or find_loopback_caller(head, self.local)
+        token, where = extract_token(head), get_peer_network(head.peer)
+        if token and (caller := self._check_token(token, where, settings, guess=here is None)):
+            return caller
+        if here is not None:
+            return here
+        if wait := self._anonymous_buckets.take(where):
+            raise _build_rate_limit_error(wait)
+        raise _build_unauthorized_error(head)
+
+    def _check_token(self, token: str, where: str, settings: HttpSettings, *, guess: bool) -> ApiCaller | None:
+        mark = (where, hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest())
+        if guess and mark not in self._proven_tokens and (wait := self._guess_buckets.get_wait_seconds(where)):
+            raise _build_rate_limit_error(wait)
+        caller = find_caller_by_token(token, settings)
+        if caller is not None:
+            self._proven_tokens[mark] = None
+            self._proven_tokens.move_to_end(mark)
+            if len(self._proven_tokens) > MAX_PROVEN_TOKENS:
+                self._proven_tokens.popitem(last=False)
+        else:
+            self._proven_tokens.pop(mark, None)
+            if guess:
+                self._guess_buckets.take(where)
+                self.log.warning("http.denied", peer=where, reason="wrong token")
+        return caller
+
+    async def _read_body(self, head: RequestHead, receive: Receive) -> bytes:
+        if (
+            is_browser_request(head)
+            and head.get("content-type").partition(";")[0].strip().lower() != "application/json"
+        ):
+            raise ApiError(415, "media_type", "a body must be JSON", remedy="send content-type: application/json")
+        body = bytearray()
+        try:
+            with TaskDeadline(asyncio.get_running_loop().time() + self.body_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ApiError(400, "gone", "the caller left before the request was complete")
+                    body += message.get("body", b"")
+                    if len(body) > _max_body_bytes(head):
+                        raise _build_too_large_error(head)
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise ApiError(408, "too_slow", f"the request was not complete within {self.body_seconds:g} s") from None
+
+    # -- going out ---------------------------------------------------------------------------------------------------
+
+    async def _send_refusal(self, refusal: ApiError, head: RequestHead, receive: Receive, send: Send) -> None:
+        """Say no, and swallow a little of what is still being sent: a connection reset would eat the answer."""
+        refusal.headers["connection"] = "close"
+        response = refusal.to_response()
+        await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+        body = b"" if head.method == "HEAD" else bytes(response.body)
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        if self.draining < MAX_DRAINING and ("content-length" in head.headers or "transfer-encoding" in head.headers):
+            self.draining += 1
+            try:
+                await _drain_body(receive)
+            finally:
+                self.draining -= 1
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _wrap_send(self, send: Send, cork: CorkedTransport | None) -> Send:
+        async def dressed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.response_counts[message["status"]] += 1
+                headers = [*message.get("headers", ()), *RESPONSE_HEADERS]
+                names = [name for name, _ in headers]
+                if b"cache-control" not in names:
+                    headers.append((b"cache-control", b"no-store"))
+                message = {**message, "headers": headers}
+                if cork is not None and b"content-length" in names:
+                    cork.hold()  # its body follows at once
+                await send(message)
+                return
+            await send(message)
+            if cork is not None:
+                cork.flush_held()
+
+        return dressed
+
+
+async def _drain_body(receive: Receive) -> None:
+    swallowed = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while swallowed < DRAIN_BYTES:
+                message = await receive()
+                swallowed += len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+
+
+def _check_head_limits(head: RequestHead) -> None:
+    """What can be said before anything is looked at."""
+    if {"host", "authorization", "content-length", "origin"} & head.repeated_headers:
+        raise ApiError(400, "malformed", "a header that may be there once is there twice")
+    length = head.get("content-length")
+    # very many digits cannot be made a number of, whatever they mean
+    if length and (
+        len(length) > 20 or not length.isascii() or not length.isdigit() or int(length) > _max_body_bytes(head)
+    ):
+        raise _build_too_large_error(head)
+
+
+def _max_body_bytes(head: RequestHead) -> int:
+    return OPERATOR_BODY_BYTES if head.is_operator_connection else MAX_BODY_BYTES
+
+
+def _build_too_large_error(head: RequestHead) -> ApiError:
+    most = _max_body_bytes(head)
+    return ApiError(413, "too_large", f"a request may hold {most:,} bytes", remedy="send less, or in parts")
+
+
+def _build_rate_limit_error(wait: float) -> ApiError:
+    remedy = f"try again in {format_retry_after(wait)} s"
+    return ApiError(
+        429, "too_often", "too many requests", remedy=remedy, headers={"retry-after": format_retry_after(wait)}
+    )
+
+
+def _build_unauthorized_error(head: RequestHead) -> ApiError:
+    browsing = "text/html" in head.get("accept")
+    scheme = 'Basic realm="everhold", charset="UTF-8"' if browsing else 'Bearer realm="everhold"'
+    return ApiError(
+        401,
+        "unauthorized",
+        "this needs a token",
+        remedy="send `Authorization: Bearer …` with a token from `http.tokens`; at this machine use http://127.0.0.1",
+        headers={"www-authenticate": scheme},
+    )

@@ -1,0 +1,189 @@
+"""POST /v1/chat/completions and GET /v1/models: an agent looks like a model. The model's name is the agent's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.responses import Response, StreamingResponse
+
+from everhold.api.errors import ApiError, build_json_response, convert_error
+from everhold.api.openai_input import extract_text, format_arguments, parse_tool_call, parse_tool_choice, parse_tools
+from everhold.api.openai_shared import PASSED_PARAMS, OpenAIQuery, collect_reply, prime_stream, stream_reply
+from everhold.api.reply_wait import FinalReply, ReplyGrowth
+from everhold.api.request import ApiCall, JsonObject
+from everhold.api.streaming import ReplyWriter
+from everhold.core.entries import ModelUsage, ToolCall
+from everhold.errors import EverholdError
+from everhold.ports.model import ModelMessage
+
+
+class ChatMessage(Struct):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class ChatCompletionRequest(Struct):
+    """A chat completion, as the original describes it; what is not listed here is passed over."""
+
+    model: Annotated[str, Meta(description="The agent.")]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    n: Annotated[int, Meta(ge=1, le=1, description="How many answers: one, no more.")] | None = None
+
+
+async def list_models(call: ApiCall) -> Response:
+    """The agents."""
+    return build_json_response(
+        {"object": "list", "data": [_build_model(name) for name in sorted(call.context.agents.settings.agents)]}
+    )
+
+
+async def get_model(call: ApiCall) -> Response:
+    """One agent."""
+    return build_json_response(_build_model(call.resolve_agent(call.path["id"])))
+
+
+def _build_model(name: str) -> JsonObject:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "everhold"}
+
+
+async def create_completion(call: ApiCall) -> Response:
+    """Talk to an agent; with `X-Everhold-Session` in a conversation that is kept."""
+    given = call.decode_body(ChatCompletionRequest)
+    growth = await stream_reply(call, _parse_request(call, given), stream=bool(given.stream))
+    created = int(call.context.control.gates.clock.now())
+    if given.stream:
+        usage = bool(given.stream_options and given.stream_options.include_usage)
+        lines = _stream_chunks(call, await prime_stream(call, growth), model=given.model, created=created, usage=usage)
+        return StreamingResponse(lines, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+    reply = await collect_reply(call, growth)
+    if reply is None:
+        return Response(status_code=499)
+    message: JsonObject = {"role": "assistant", "content": reply.text or None, "refusal": None}
+    if reply.calls:
+        message["tool_calls"] = [_format_call(made) for made in reply.calls]
+    elif not reply.text:
+        message["content"] = ""
+    return build_json_response(
+        {
+            "id": f"chatcmpl-{reply.id}",
+            "object": "chat.completion",
+            "created": created,
+            "model": given.model,
+            "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": _get_finish_reason(reply)}],
+            "usage": _format_usage(reply.usage),
+        }
+    )
+
+
+def _parse_request(call: ApiCall, given: ChatCompletionRequest) -> OpenAIQuery:
+    agent = call.resolve_agent(given.model)
+    system: list[str] = []
+    messages: list[ModelMessage] = []
+    for index, message in enumerate(given.messages):
+        where = f"messages[{index}]"
+        text = extract_text(message.content, where)
+        match message.role:
+            case "system" | "developer":
+                system.append(text)
+            case "tool" | "function":
+                messages.append(ModelMessage(role="tool", text=text, call=message.tool_call_id or ""))
+            case "assistant":
+                calls = tuple(_parse_call(made, where) for made in message.tool_calls or ())
+                messages.append(ModelMessage(role="assistant", text=text, calls=calls))
+            case "user":
+                messages.append(ModelMessage(role="user", text=text, name=message.name or ""))
+    wishes = {name: getattr(given, name) for name in PASSED_PARAMS}
+    if given.max_completion_tokens is not None:  # the newer name of the same wish
+        wishes["max_tokens"] = given.max_completion_tokens
+    wishes["tool_choice"] = parse_tool_choice(given.tool_choice)
+    return OpenAIQuery(
+        agent=agent,
+        system="\n\n".join(system),
+        messages=tuple(messages),
+        tools=parse_tools(given.tools),
+        params={name: value for name, value in wishes.items() if value is not None},
+    )
+
+
+def _parse_call(made: JsonObject, where: str) -> ToolCall:
+    function = made.get("function")
+    function = function if isinstance(function, dict) else {}
+    return parse_tool_call(made.get("id"), function.get("name"), function.get("arguments"), where)
+
+
+def _format_call(made: ToolCall) -> JsonObject:
+    return {"id": made.id, "type": "function", "function": {"name": made.tool, "arguments": format_arguments(made)}}
+
+
+def _get_finish_reason(reply: FinalReply) -> str:
+    return "tool_calls" if reply.calls else "length" if reply.is_truncated else "stop"
+
+
+def _format_usage(usage: ModelUsage) -> JsonObject:
+    return {
+        "prompt_tokens": usage.input,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.input + usage.output,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
+
+
+# -- streaming ---------------------------------------------------------------------------------------------------------
+
+
+async def _stream_chunks(
+    call: ApiCall, growth: AsyncIterator[ReplyGrowth], *, model: str, created: int, usage: bool
+) -> AsyncIterator[bytes]:
+    id = f"chatcmpl-{call.context.control.gates.chance.bytes(12).hex()}"
+    frame: JsonObject = {"id": id, "object": "chat.completion.chunk", "created": created, "model": model}
+
+    def chunk(delta: JsonObject, finish: str | None = None) -> bytes:
+        return _encode_sse(
+            {**frame, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]}
+        )
+
+    yield chunk({"role": "assistant", "content": ""})
+    ink = ReplyWriter()
+    try:
+        async for more in growth:
+            if text := ink.write_growth(more):
+                yield chunk({"content": text})
+            if isinstance(more, FinalReply):
+                if more.calls:
+                    yield chunk(
+                        {"tool_calls": [{"index": i, **_format_call(made)} for i, made in enumerate(more.calls)]}
+                    )
+                yield chunk({}, _get_finish_reason(more))
+                if usage:
+                    yield _encode_sse({**frame, "choices": [], "usage": _format_usage(more.usage)})
+    except ApiError as refusal:
+        yield _encode_sse(refusal.to_json())
+    except EverholdError as error:
+        yield _encode_sse(convert_error(error).to_json())
+    yield b"data: [DONE]\n\n"
+
+
+def _encode_sse(value: JsonObject) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"

@@ -1,0 +1,340 @@
+"""What the OpenAI-compatible routes share: from a request to words that grow, with a session or without.
+
+With a session only what follows the last assistant message is heard: the log knows the rest better than any caller.
+Without one the request goes to the agent's model as it is, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from everhold.api.context import ApiContext
+from everhold.api.errors import ApiError, format_retry_after
+from everhold.api.reply_wait import FinalReply, ReplyGrowth, ReplyRestarted, ReplyText, follow_reply
+from everhold.api.request import ApiCall
+from everhold.core.entries import Began, Ended, EntryKind, Heard, ModelUsage, Stamp, Thought, Took
+from everhold.core.tokens import weigh_request
+from everhold.core.turn import ModelAnswered, ModelUnreachable, RequestTooLong, TurnBroken
+from everhold.engine import effects
+from everhold.engine.agent_runtime import list_turn_budgets
+from everhold.engine.budgets import BudgetLimit, WorstCaseCost
+from everhold.errors import Refused
+from everhold.platforms.http import format_address, with_message_id
+from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse, ToolSpec
+from everhold.ports.platform import IncomingMessage
+from everhold.ports.store import Change, Spend, Step
+
+SESSION_HEADER: Final = "x-everhold-session"
+PERSON_HEADER: Final = "x-everhold-person"
+IDEMPOTENCY_KEY_HEADER: Final = "idempotency-key"
+LOOK_BACK_ENTRIES: Final = 500
+"""Entries that are looked at together."""
+LOOK_BACK_SECONDS: Final = 3_600.0
+"""No client waits so long for an answer and then asks once more by itself."""
+REPEAT_SECONDS: Final = 120.0
+"""Clients wait for at most a minute before they repeat something by themselves."""
+_LOOK_BACK_KINDS: Final = (EntryKind.HEARD, EntryKind.BEGAN, EntryKind.TOOK, EntryKind.ENDED)
+DISCONNECT_CHECK_SECONDS: Final = 0.1
+"""After this it is looked whether a caller has left; most are answered before they could."""
+
+PASSED_PARAMS: Final = ("temperature", "top_p", "max_tokens", "stop", "seed")
+
+
+class OpenAIQuery(Struct, frozen=True, kw_only=True):
+    """A request of either kind."""
+
+    agent: str
+    system: str
+    messages: tuple[ModelMessage, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    params: dict[str, Any] = {}
+
+    @property
+    def max_output_tokens(self) -> int:
+        """Tokens the caller allows the answer; 0 if they leave it to the model."""
+        allowed = self.params.get("max_tokens")
+        return allowed if isinstance(allowed, int) else 0
+
+    @property
+    def new_text(self) -> str:
+        """What follows the last assistant message."""
+        new: list[str] = []
+        for message in reversed(self.messages):
+            if message.role == "assistant":
+                break
+            if message.role == "user":
+                new.append(message.text)
+        return "\n\n".join(reversed(new))
+
+
+async def stream_reply(call: ApiCall, asked: OpenAIQuery, *, stream: bool) -> AsyncIterator[ReplyGrowth]:
+    """The answer as it grows, or only its end. Whatever can be refused at once is refused before this returns."""
+    session = get_header(call, SESSION_HEADER)
+    if session:
+        return await _stream_session_reply(call, asked, session, stream=stream)
+    return _stream_model_reply(call, asked)
+
+
+# -- with a session ----------------------------------------------------------------------------------------------------
+
+
+async def _stream_session_reply(
+    call: ApiCall, asked: OpenAIQuery, chat: str, *, stream: bool
+) -> AsyncIterator[ReplyGrowth]:
+    if not asked.new_text.strip():
+        raise ApiError(400, "misuse", "no user message follows the last assistant message", remedy="add one")
+    sender = call.caller.resolve_sender(get_header(call, PERSON_HEADER))
+    message = call.context.build_incoming_message(
+        agent=asked.agent, chat=chat, text=asked.new_text, sender=sender, id=""
+    )
+    message = with_message_id(message, await _derive_message_id(call, message))
+    verdict = await call.context.control.send_message(message)
+    match verdict.outcome:
+        case "accepted" | "duplicate":
+            return follow_reply(call.context, session=verdict.session, seq=verdict.seq, growing=stream)
+        case "differs":
+            raise ApiError(
+                409,
+                "conflict",
+                "this Idempotency-Key was used for another message",
+                remedy="give a new message a new key",
+                headers={"x-should-retry": "false"},
+            )
+        case _:
+            raise ApiError(403, "denied", verdict.reason)
+
+
+async def _derive_message_id(call: ApiCall, message: IncomingMessage) -> str:
+    """What makes this message recognisable. Clients that repeat by themselves say so and send the very same bytes."""
+    if key := get_header(call, IDEMPOTENCY_KEY_HEADER):
+        return f"key:{key}"
+    digest = hashlib.sha256(call.raw_body).hexdigest()[:24]
+    repeats = call.headers.get("x-stainless-retry-count", "0")
+    if repeats != "0":
+        found = await call.context.store.get_bound_session(format_address(message.origin, agent=message.agent))
+        if found and (id := await _find_repeated_message(call.context, found[0], f"auto:{digest}:")):
+            return id
+    return f"auto:{digest}:{call.context.control.gates.chance.bytes(9).hex()}"
+
+
+async def _find_repeated_message(context: ApiContext, session: str, start: str) -> str:
+    """The id of the message that a client repeats: one that is not answered yet, or has just been.
+
+    People say the same twice. What was answered a while ago has reached whoever asked, and they are not asking again.
+    """
+    now, upto = context.control.gates.clock.now(), (await context.store.get_session(session)).last_seq
+    ended: dict[int, float] = {}
+    over: dict[int, float | None] = {}
+    while upto > 0:
+        page = await context.store.list_entries(
+            session, after=max(0, upto - LOOK_BACK_ENTRIES), upto=upto, kinds=_LOOK_BACK_KINDS
+        )
+        for entry in reversed(page):
+            match entry.body:
+                case Ended(outcome=outcome) if outcome != "released":
+                    ended[entry.op or 0] = entry.at
+                case Began(takes=takes) | Took(takes=takes):
+                    for seq in takes:
+                        over.setdefault(seq, ended.get(entry.op or 0))
+                case Heard(origin=origin) if origin.message.startswith(start):
+                    answered = over.get(entry.seq)
+                    return origin.message if answered is None or now - answered < REPEAT_SECONDS else ""
+                case _:
+                    pass
+        if page and now - page[0].at > LOOK_BACK_SECONDS:
+            break
+        upto -= LOOK_BACK_ENTRIES
+    return ""
+
+
+# -- without one -------------------------------------------------------------------------------------------------------
+
+
+async def _stream_model_reply(call: ApiCall, asked: OpenAIQuery) -> AsyncIterator[ReplyGrowth]:
+    """Ask the agent's model. With a key a repeat gets the same answer; without, leaving ends the call."""
+    pieces: asyncio.Queue[ReplyGrowth | None] = asyncio.Queue()
+    key = get_header(call, IDEMPOTENCY_KEY_HEADER)
+    if key:
+        digest = hashlib.sha256(call.raw_body).digest()
+        task = call.context.idempotent_tasks.start(
+            (call.caller.account, key), digest, lambda: _call_model(call, asked, pieces)
+        )
+    else:
+        task = asyncio.get_running_loop().create_task(_call_model(call, asked, pieces))
+    task.add_done_callback(lambda _: pieces.put_nowait(None))
+    try:
+        while (piece := await pieces.get()) is not None:
+            yield piece
+        yield await asyncio.shield(task)
+    finally:
+        if not key and not task.done():
+            task.cancel()
+
+
+async def _call_model(call: ApiCall, asked: OpenAIQuery, pieces: asyncio.Queue[ReplyGrowth | None]) -> FinalReply:
+    context = call.context
+    runtime = context.agents.get_runtime(asked.agent, {})
+    person = await context.resolve_person(call.caller.resolve_sender(get_header(call, PERSON_HEADER)))
+    # nothing is kept of what is said, but what it costs is: it comes out of the same purses as everything else
+    limits = runtime.limits(Stamp(person=person))[:2]
+    request = ModelRequest(
+        system="\n\n".join(part for part in (runtime.system, asked.system) if part),
+        messages=asked.messages,
+        tools=asked.tools,
+        params=asked.params,
+    )
+    weight, grown = weigh_request(request), list[str]()
+    reading, writing = runtime.meter.estimate_max_tokens(weight), asked.max_output_tokens or runtime.max_output_tokens
+    worst = WorstCaseCost(usd=runtime.price_usd(reading, writing), tokens=reading + writing)
+
+    def on_text(piece: str | None) -> None:
+        grown.append(piece or "")
+        pieces.put_nowait(ReplyRestarted() if piece is None else ReplyText(piece))
+
+    async with _reserve_budget(context, limits, worst):
+        try:
+            event = await effects.ask_models(
+                context.control.gates,
+                runtime.models,
+                request,
+                deadline=runtime.model_deadline_seconds,
+                record=_to_thought,
+                on_text=on_text,
+            )
+        except asyncio.CancelledError:  # the caller left; what was asked is paid for all the same
+            await _record_spending(
+                context, asked.agent, person, runtime.estimate_abandoned_usage(weight, "".join(grown))
+            )
+            raise
+        if isinstance(event, ModelAnswered):
+            await _record_spending(context, asked.agent, person, event.thought.usage)
+    match event:
+        case ModelAnswered(thought):
+            id = context.control.gates.chance.bytes(12).hex()
+            cut = thought.finish == "length"
+            return FinalReply(id=id, text=thought.text, usage=thought.usage, calls=thought.calls, is_truncated=cut)
+        case ModelUnreachable(reason=reason, retry_after=wait):
+            headers = {"retry-after": format_retry_after(wait)} if wait is not None else {}
+            raise ApiError(503, "overloaded", context.redact_text(reason), remedy="try again", headers=headers)
+        case RequestTooLong(reason=reason):
+            raise ApiError(400, "too_long", context.redact_text(reason), remedy="send less")
+        case TurnBroken(reason=reason):
+            raise ApiError(502, "refused", context.redact_text(reason), headers={"x-should-retry": "false"})
+        case _:
+            raise AssertionError(event)
+
+
+@contextlib.asynccontextmanager
+async def _reserve_budget(
+    context: ApiContext, limits: Sequence[BudgetLimit], worst: WorstCaseCost
+) -> AsyncIterator[None]:
+    try:
+        async with context.budgets.prepare_reservation(limits, worst):
+            yield
+    except Refused as error:
+        headers = {"x-should-retry": "false"}
+        raise ApiError(429, "refused", error.message, remedy=error.remedy or "", headers=headers) from error
+
+
+async def _record_spending(context: ApiContext, agent: str, person: str, usage: ModelUsage) -> None:
+    gates, tokens = context.control.gates, usage.input + usage.output
+    if tokens:
+        spends = [
+            Spend(budget=budget, day=context.agents.get_today(), usd=usage.usd, tokens=tokens)
+            for budget in list_turn_budgets(agent, Stamp(person=person))[:2]
+        ]
+        await gates.store.commit(Change(step=Step.SPEND, session="", at=gates.clock.now(), spends=tuple(spends)))
+
+
+def _to_thought(answer: ModelResponse) -> Thought:
+    return Thought(
+        text=answer.text,
+        calls=answer.calls,
+        reasoning=answer.reasoning,
+        model=answer.model,
+        usage=answer.usage,
+        finish=answer.finish,
+    )
+
+
+# -- both --------------------------------------------------------------------------------------------------------------
+
+
+def get_header(call: ApiCall, name: str) -> str:
+    """A header's text; names that are not ASCII come as UTF-8."""
+    raw = call.headers.get(name, "").strip()
+    try:
+        text = raw.encode("latin-1").decode()
+    except UnicodeError:
+        text = raw
+    if len(text) > 200 or not text.isprintable():
+        raise ApiError(400, "misuse", f"{name} must be at most 200 printable characters")
+    return text
+
+
+async def prime_stream(call: ApiCall, growth: AsyncIterator[ReplyGrowth]) -> AsyncIterator[ReplyGrowth]:
+    """The same, after its beginning has come or has been waited for: an early failure is raised here."""
+
+    async def begin() -> ReplyGrowth:
+        async for more in growth:
+            if not isinstance(more, ReplyRestarted):
+                return more
+        raise AssertionError("an answer ends with what was recorded")
+
+    first = asyncio.ensure_future(begin())
+    await asyncio.wait((first,), timeout=call.context.first_text_wait_seconds)
+    if first.done():
+        first.result()
+    return _chain_stream(first, growth)
+
+
+async def _chain_stream(
+    first: asyncio.Future[ReplyGrowth], growth: AsyncIterator[ReplyGrowth]
+) -> AsyncIterator[ReplyGrowth]:
+    try:
+        yield await first
+        async for more in growth:
+            yield more
+    finally:
+        first.cancel()
+
+
+async def collect_reply(call: ApiCall, growth: AsyncIterator[ReplyGrowth]) -> FinalReply | None:
+    """The record, once it is there; None if the caller left before."""
+
+    reading, left = asyncio.current_task(), False
+    reply: FinalReply | None = None
+    gone: asyncio.Future[None] | None = None
+    assert reading is not None
+
+    def leave(_: object) -> None:
+        nonlocal left
+        left = True
+        reading.cancel()
+
+    def look_out() -> None:
+        nonlocal gone
+        gone = asyncio.ensure_future(call.wait_for_disconnect())
+        gone.add_done_callback(leave)
+
+    alarm = asyncio.get_running_loop().call_later(DISCONNECT_CHECK_SECONDS, look_out)
+    try:
+        async for more in growth:  # to its end: what is left in the middle has to be closed by somebody
+            if isinstance(more, FinalReply):
+                reply = more
+    except asyncio.CancelledError:
+        if not left:
+            raise
+        reading.uncancel()
+    finally:
+        alarm.cancel()
+        if gone is not None:
+            gone.remove_done_callback(leave)
+            gone.cancel()
+    return reply

@@ -1,0 +1,115 @@
+"""The table of routes -> an OpenAPI 3.1 document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from everhold import __version__
+from everhold.api import schemas
+from everhold.api.request import JsonObject
+from everhold.api.routes import ApiRoute, ResponseBody
+
+REF_TEMPLATE: Final = "#/components/schemas/{name}"
+COMMON_REFUSALS: Final = (401, 403, 408, 413, 415, 429, 503)
+"""What any route may refuse with, before it is reached."""
+
+REFUSAL_TEXTS: Final = {
+    400: "What was asked makes no sense as it stands.",
+    401: "A token is needed, and a right one.",
+    403: "Not allowed.",
+    404: "There is no such thing.",
+    408: "The request did not come in time.",
+    409: "It contradicts what came before under this id or key, or the turn was cut short.",
+    410: "What it was about was erased.",
+    413: "More than one request may hold.",
+    415: "A browser must send JSON.",
+    429: "Too often; `Retry-After` says how long to wait.",
+    502: "The turn, or the model, failed.",
+    503: "Not now. A message that was accepted is kept and will be answered.",
+    504: "No answer yet. The message is kept and will be answered.",
+    507: "The disk is full. Nothing was accepted.",
+}
+
+INTRODUCTION: Final = (
+    "The gateway serves this API over TCP and on `api.sock` in the home. On `api.sock` every caller is an operator: "
+    "only the home's own user and root can connect to it. Over TCP at this machine no token is needed. From anywhere "
+    "else every route needs one from `http.tokens`, as `Authorization: Bearer …`. A token pins the speaker; an "
+    "operator's may speak for others and see everything, any other sees its own sessions."
+)
+
+
+def build_document(table: Iterable[ApiRoute]) -> JsonObject:
+    """The document for these routes."""
+    table = tuple(table)
+    types = [route.request_type for route in table if route.request_type] + [
+        body.shape for route in table for body in route.response_bodies.values() if body.shape
+    ]
+    _, components = msgspec.json.schema_components([*types, schemas.ErrorResponse], ref_template=REF_TEMPLATE)
+    paths: dict[str, JsonObject] = {}
+    for route in table:
+        paths.setdefault(route.path, {})[route.method.lower()] = _build_operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "everhold", "version": __version__, "description": INTRODUCTION},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}, {}],
+    }
+
+
+def _build_operation(route: ApiRoute) -> JsonObject:
+    about = " ".join(filter(None, (route.about, "Operators only." if route.operator else "")))
+    found: JsonObject = {"summary": route.summary, "operationId": _build_operation_id(route)}
+    if about:
+        found["description"] = about
+    if route.parameters:
+        found["parameters"] = [
+            {
+                "name": parameter.name,
+                "in": parameter.where,
+                "description": parameter.about,
+                "required": parameter.where == "path",
+                "schema": parameter.schema,
+            }
+            for parameter in route.parameters
+        ]
+    if route.request_type is not None:
+        required = any(field.required for field in msgspec.structs.fields(route.request_type))
+        found["requestBody"] = {
+            "required": required,
+            "content": {"application/json": {"schema": _build_ref(route.request_type)}},
+        }
+    answers = {str(status): _build_response(body) for status, body in route.response_bodies.items()}
+    answers |= {str(status): _build_refusal(status) for status in sorted({*route.refusal_statuses, *COMMON_REFUSALS})}
+    found["responses"] = answers
+    return found
+
+
+def _build_response(body: ResponseBody) -> JsonObject:
+    schema: Any = _build_ref(body.shape) if body.shape is not None else body.schema
+    content = {body.media: {"schema": schema}}
+    if body.streams:
+        content["text/event-stream"] = {"schema": {}}
+    return {"description": body.about, "content": content}
+
+
+def _build_refusal(status: int) -> JsonObject:
+    return {
+        "description": REFUSAL_TEXTS[status],
+        "content": {"application/json": {"schema": _build_ref(schemas.ErrorResponse)}},
+    }
+
+
+def _build_ref(shape: type) -> JsonObject:
+    return {"$ref": REF_TEMPLATE.format(name=shape.__name__)}
+
+
+def _build_operation_id(route: ApiRoute) -> str:
+    words = [word.strip("{}") for word in route.path.split("/") if word]
+    return "-".join([route.method.lower(), *words]) or "get"

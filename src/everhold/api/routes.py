@@ -1,0 +1,739 @@
+"""Every route there is, in one table. The router, the OpenAPI document and the reference page are made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from everhold.api import (
+    admin,
+    chat_locations,
+    console,
+    events,
+    handlers as api_handlers,
+    health as api_health,
+    memory,
+    openai_chat,
+    openai_responses,
+    people,
+    schemas,
+)
+from everhold.api.request import ApiCall, JsonObject, RouteHandler
+
+
+class RouteParameter(Struct, frozen=True, kw_only=True):
+    """Something a route reads from its path, its query or a header."""
+
+    name: str
+    about: str
+    where: Literal["path", "query", "header"] = "query"
+    schema: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "string"})
+
+
+class ResponseBody(Struct, frozen=True, kw_only=True):
+    """What an answer holds: a shape, or text of some media type."""
+
+    about: str
+    shape: type | None = None
+    media: str = "application/json"
+    schema: dict[str, Any] | None = None
+    streams: bool = False
+    """May also come as server-sent events."""
+
+
+class ApiRoute(Struct, frozen=True, kw_only=True):
+    """One route."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    handler: RouteHandler
+    summary: str
+    about: str = ""
+    parameters: tuple[RouteParameter, ...] = ()
+    request_type: type | None = None
+    response_bodies: dict[int, ResponseBody]
+    refusal_statuses: tuple[int, ...] = ()
+    operator: bool = False
+    """Only for operators."""
+
+
+_NUMBER_SCHEMA: Final[JsonObject] = {"type": "integer", "minimum": 0, "maximum": 2**53}
+_COUNT_SCHEMA: Final[JsonObject] = {"type": "integer", "minimum": 1, "maximum": 2**53}
+_SESSION_ID_PARAMETER: Final = RouteParameter(
+    name="id", where="path", about="A session: its id; operators may also give a unique prefix, a title or `last`."
+)
+_SESSION_HEADER: Final = RouteParameter(
+    name="X-Everhold-Session",
+    where="header",
+    about="The conversation, by a name you choose. Without it nothing is stored or recalled.",
+)
+_PERSON_HEADER: Final = RouteParameter(name="X-Everhold-Person", where="header", about="Who speaks. Operators only.")
+_MEMORY: Final = RouteParameter(
+    name="name", where="path", about="A memory, as `memories` in the configuration names it."
+)
+_OF_PERSON: Final = RouteParameter(name="person", about="A name, or an identity such as `telegram:1001`.")
+_IDEMPOTENCY_KEY_HEADER: Final = RouteParameter(
+    name="Idempotency-Key",
+    where="header",
+    about="Sent again with the same body, the request is recognised and gets the same answer.",
+)
+_STREAM_TEXT: Final = " With `stream: true` the answer comes as server-sent events."
+_SESSION_TEXT: Final = (
+    "In a session only what follows the last assistant message is heard, as one message; the log knows the rest. The "
+    "reply is committed whether or not the caller stays to read it. Without a session the request goes to the agent's "
+    "model, with the agent's persona before your own system text, and nothing is kept."
+)
+_ANY_OBJECT_SCHEMA: Final[JsonObject] = {"type": "object"}
+
+
+def _build_json_body(about: str, shape: type | None) -> ResponseBody:
+    return ResponseBody(about=about, shape=shape)
+
+
+def build_routes(
+    *, files: console.ConsoleFiles, metrics: api_health.MetricsEndpoint, document: RouteHandler
+) -> tuple[ApiRoute, ...]:
+    """The table."""
+    return (
+        *_build_message_routes(),
+        *_build_session_routes(),
+        *_session_changes(),
+        *_compressions(),
+        *_memory(),
+        *_memory_transfer(),
+        *_dead_letters(),
+        *_gateway(),
+        *_backups(),
+        *_people(),
+        *_pairing(),
+        *_schedules(),
+        *_build_openai_routes(),
+        *_build_health_routes(metrics, document),
+        *_build_console_routes(files),
+    )
+
+
+def _build_message_routes() -> Iterable[ApiRoute]:
+    yield ApiRoute(
+        method="POST",
+        path="/api/messages",
+        handler=api_handlers.accept_message,
+        summary="Send a message",
+        about="Answered only after the message is committed. Read the reply from `/api/events` or from the session's "
+        "entries. The same `id` with the same text again gets 200 and the same place; with another text 409.",
+        request_type=schemas.MessageRequest,
+        response_bodies={
+            202: _build_json_body("It is committed and will be answered.", schemas.AcceptedResponse),
+            200: _build_json_body("It was accepted before: where it stands.", schemas.AcceptedResponse),
+        },
+        refusal_statuses=(400, 403, 404, 409, 507),
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/events",
+        handler=events.stream_events,
+        summary="Everything as it happens",
+        about="Server-sent events. `entry` is an entry with its `session`, the moment it is committed; its id is its "
+        "`pos`. Come back with the last id you saw and nothing is missed, also across restarts. `delta` "
+        "(`{session, op, at, text}`) is more of a reply while it is made, from character `at` on. It has no id and may "
+        "be lost. `reset` (`{session, op}`) says that the deltas before it are no part of the reply. `hello` tells "
+        "where the stream starts.",
+        parameters=(
+            RouteParameter(name="Last-Event-ID", where="header", about="The last id you saw; without it: from now on."),
+            RouteParameter(name="after", about="The same, for clients that cannot set headers.", schema=_NUMBER_SCHEMA),
+            RouteParameter(name="session", about="Only this session."),
+            RouteParameter(
+                name="after_seq", about="With `session`: every entry after this seq of it.", schema=_NUMBER_SCHEMA
+            ),
+        ),
+        response_bodies={
+            200: ResponseBody(about="Events, until you leave.", media="text/event-stream", schema={"type": "string"})
+        },
+        refusal_statuses=(400, 404, 503),
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/chat-locations",
+        handler=chat_locations.find_chat_location,
+        summary="Where a terminal speaks",
+        about="The `location` for a message that should reach the chat or session called `name`. A name that means "
+        "nothing yet is a new chat.",
+        parameters=(
+            RouteParameter(
+                name="name", about="A chat's name, or a session: id, unique prefix, title, address or `last`."
+            ),
+            RouteParameter(name="agent", about="The agent to speak to; the default agent if not given."),
+        ),
+        response_bodies={200: _build_json_body("The location.", schemas.FoundLocation)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    )
+
+
+def _build_session_routes() -> Iterable[ApiRoute]:
+    yield ApiRoute(
+        method="GET",
+        path="/api/me",
+        handler=api_handlers.get_caller,
+        summary="Who you are here",
+        response_bodies={200: _build_json_body("You.", schemas.CallerView)},
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/sessions",
+        handler=api_handlers.list_sessions,
+        summary="Sessions, newest first",
+        parameters=(
+            RouteParameter(
+                name="limit",
+                about="How many; 100 if not given.",
+                schema={**_COUNT_SCHEMA, "maximum": api_handlers.MAX_SESSIONS},
+            ),
+            RouteParameter(name="after", about="The next page: `next` of the page before."),
+            RouteParameter(
+                name="name",
+                about="Only the session of this id; operators may also give a prefix, title, address or `last`.",
+            ),
+        ),
+        response_bodies={200: _build_json_body("The sessions you may see.", schemas.SessionListResponse)},
+        refusal_statuses=(400, 404),
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/sessions/{id}",
+        handler=api_handlers.get_session,
+        summary="One session",
+        parameters=(_SESSION_ID_PARAMETER,),
+        response_bodies={200: _build_json_body("The session.", schemas.SessionView)},
+        refusal_statuses=(400, 404),
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/sessions/{id}/entries",
+        handler=api_handlers.list_entries,
+        summary="A session's log",
+        parameters=(
+            _SESSION_ID_PARAMETER,
+            RouteParameter(name="after", about="Only entries after this seq.", schema=_NUMBER_SCHEMA),
+            RouteParameter(name="limit", about="At most so many; all if not given.", schema=_COUNT_SCHEMA),
+        ),
+        response_bodies={200: _build_json_body("The entries, oldest first.", schemas.EntryListResponse)},
+        refusal_statuses=(400, 404),
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/sessions/{id}/context",
+        handler=api_handlers.get_context,
+        summary="What the model sees",
+        about="Built from the log and compared with the digest that was recorded when it was sent.",
+        parameters=(
+            _SESSION_ID_PARAMETER,
+            RouteParameter(
+                name="at",
+                about="The thought at, or next after, this seq; without it the next turn's.",
+                schema=_COUNT_SCHEMA,
+            ),
+        ),
+        response_bodies={200: _build_json_body("The request to the model.", schemas.ContextView)},
+        refusal_statuses=(400, 404),
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/sessions/{id}/addresses",
+        handler=api_handlers.addresses,
+        summary="The addresses of a session",
+        about="Those that lead to it now.",
+        parameters=(_SESSION_ID_PARAMETER,),
+        response_bodies={200: _build_json_body("The addresses.", schemas.Addresses)},
+        refusal_statuses=(400, 404),
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/entries",
+        handler=api_handlers.search,
+        summary="Search every log",
+        about="Entries that hold all the words, the newest, grouped by session.",
+        parameters=(
+            RouteParameter(name="q", about="The words."),
+            RouteParameter(
+                name="limit",
+                about="At most so many; 50 if not given.",
+                schema={**_COUNT_SCHEMA, "maximum": api_handlers.MOST_HITS},
+            ),
+        ),
+        response_bodies={200: _build_json_body("The entries.", schemas.Hits)},
+        refusal_statuses=(400,),
+        operator=True,
+    )
+
+
+def _session_changes() -> Iterable[ApiRoute]:
+    yield ApiRoute(
+        method="POST",
+        path="/api/sessions/{id}/undo",
+        handler=api_handlers.undo_operations,
+        summary="Undo turns, or a compression",
+        about="Nothing is deleted: what is undone leaves the context.",
+        parameters=(_SESSION_ID_PARAMETER,),
+        request_type=schemas.UndoRequest,
+        response_bodies={200: _build_json_body("What was done.", schemas.ActionResponse)},
+        refusal_statuses=(400, 404),
+    )
+    yield ApiRoute(
+        method="POST",
+        path="/api/sessions/{id}/stop",
+        handler=api_handlers.stop_operation,
+        summary="End the running turn",
+        parameters=(_SESSION_ID_PARAMETER,),
+        response_bodies={200: _build_json_body("What was done.", schemas.ActionResponse)},
+        refusal_statuses=(400, 404),
+    )
+    yield ApiRoute(
+        method="POST",
+        path="/api/sessions/{id}/erase",
+        handler=api_handlers.erase,
+        summary="Erase entries for good",
+        about="Their bodies are removed, with every record that repeats them, in branches too. This cannot be undone.",
+        parameters=(_SESSION_ID_PARAMETER,),
+        request_type=schemas.Erase,
+        response_bodies={200: _build_json_body("The entries that were erased.", schemas.ErasedEntries)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    )
+    yield ApiRoute(
+        method="POST",
+        path="/api/notes",
+        handler=api_handlers.add_note,
+        summary="Remember a fact",
+        request_type=schemas.NoteRequest,
+        response_bodies={
+            202: _build_json_body("It is committed and will reach every memory.", schemas.AcceptedResponse)
+        },
+        refusal_statuses=(400, 404),
+    )
+
+
+def _compressions() -> Iterable[ApiRoute]:
+    yield ApiRoute(
+        method="POST",
+        path="/api/sessions/{id}/compress",
+        handler=api_handlers.compress_session,
+        summary="Compress the conversation",
+        about="The session keeps its id; `undo` with `compress` brings the originals back. The answer comes when it is "
+        "done, or at once with `preview`.",
+        parameters=(_SESSION_ID_PARAMETER,),
+        request_type=schemas.CompressRequest,
+        response_bodies={200: _build_json_body("What came of it.", schemas.ActionResponse)},
+        refusal_statuses=(400, 404),
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/sessions/{id}/compressions",
+        handler=api_handlers.compressions,
+        summary="A session's compressions",
+        parameters=(_SESSION_ID_PARAMETER,),
+        response_bodies={200: _build_json_body("The compressions, oldest first.", schemas.Compressions)},
+        refusal_statuses=(400, 404),
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/sessions/{id}/compressions/{op}/diff",
+        handler=api_handlers.compression_diff,
+        summary="What a compression replaced",
+        parameters=(
+            _SESSION_ID_PARAMETER,
+            RouteParameter(name="op", where="path", about="The compression's `op`.", schema=_COUNT_SCHEMA),
+        ),
+        response_bodies={200: _build_json_body("The messages before and after.", schemas.CompressionDiff)},
+        refusal_statuses=(400, 404),
+    )
+
+
+def _memory() -> Iterable[ApiRoute]:
+    yield ApiRoute(
+        method="GET",
+        path="/api/memory/search",
+        handler=memory.search_memory,
+        summary="What is remembered of a person",
+        about="The facts about a person that are in every prompt, with those that held before, and what the agent's "
+        "memories find for them. Without `q` nothing is searched.",
+        parameters=(
+            RouteParameter(name="q", about="The words to search for."),
+            RouteParameter(name="agent", about="Whose memory; the default agent's if not given."),
+            RouteParameter(name="person", about="Of whom; yourself if not given. Operators only."),
+            RouteParameter(
+                name="limit",
+                about="At most so many; 20 if not given.",
+                schema={**_COUNT_SCHEMA, "maximum": memory.MAX_HITS},
+            ),
+        ),
+        response_bodies={200: _build_json_body("What is remembered.", schemas.MemorySearchResponse)},
+        refusal_statuses=(400, 403, 404),
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/sessions/{id}/why",
+        handler=memory.explain_answer,
+        summary="What an answer rested on",
+        about="What was recalled for it, from where, and what was left out by budget or deadline.",
+        parameters=(
+            _SESSION_ID_PARAMETER,
+            RouteParameter(name="at", about="The answer at, or last before, this seq.", schema=_COUNT_SCHEMA),
+        ),
+        response_bodies={200: _build_json_body("What was recalled.", schemas.ExplanationView)},
+        refusal_statuses=(400, 404),
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/memory/status",
+        handler=memory.show_memory_status,
+        summary="Each agent's memories",
+        about="Backlog, dead letters and last error of each.",
+        response_bodies={200: _build_json_body("One row per agent and memory.", schemas.MemoryStatus)},
+        operator=True,
+    )
+    yield ApiRoute(
+        method="POST",
+        path="/api/memory/providers/{name}/resend",
+        handler=memory.resend_to_memory,
+        summary="Send a memory again what it received",
+        about="In order, under the same keys. Refused where everything would be there twice.",
+        parameters=(_MEMORY,),
+        request_type=schemas.ResendToMemory,
+        response_bodies={200: _build_json_body("How much goes again.", schemas.ResentItems)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    )
+    yield ApiRoute(
+        method="POST",
+        path="/api/memory/providers/{name}/backfill",
+        handler=memory.backfill_memory,
+        summary="Send a memory older history",
+        about="What was said before the memory was attached, at a limited rate. It resumes after a restart.",
+        parameters=(_MEMORY,),
+        request_type=schemas.BackfillMemory,
+        response_bodies={200: _build_json_body("How much goes.", schemas.BackfilledItems)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    )
+
+
+def _memory_transfer() -> Iterable[ApiRoute]:
+    yield ApiRoute(
+        method="POST",
+        path="/api/memory/forget",
+        handler=memory.forget_person,
+        summary="Forget a person everywhere",
+        about="Erases what is theirs in every log and asks every memory to delete it. This cannot be undone. The same "
+        "request again continues where a memory has not confirmed.",
+        request_type=schemas.ForgetPerson,
+        response_bodies={200: _build_json_body("What is, or would be, erased.", schemas.ForgottenPerson)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/memory/export",
+        handler=memory.export_person,
+        summary="Export everything of a person",
+        about="From the logs, the schedules, and each memory that can tell. A record with `missing` names one that "
+        "cannot.",
+        parameters=(_OF_PERSON,),
+        response_bodies={
+            200: ResponseBody(about="One JSON record per line.", media=memory.NDJSON, schema={"type": "string"})
+        },
+        refusal_statuses=(400,),
+        operator=True,
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/memory/files",
+        handler=memory.show_memory_files,
+        summary="Facts about a person as Markdown",
+        parameters=(_OF_PERSON,),
+        response_bodies={200: _build_json_body("The memory files, as an import takes them.", schemas.MemoryFiles)},
+        refusal_statuses=(400,),
+        operator=True,
+    )
+    yield ApiRoute(
+        method="POST",
+        path="/api/memory/import",
+        handler=memory.import_memory_files,
+        summary="Note what Markdown files hold",
+        about="Each part once: what was imported before is skipped.",
+        request_type=schemas.ImportMemoryFiles,
+        response_bodies={200: _build_json_body("What the files hold.", schemas.ImportedFiles)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    )
+
+
+def _dead_letters() -> Iterable[ApiRoute]:
+    yield ApiRoute(
+        method="GET",
+        path="/api/dead-letters",
+        handler=admin.list_dead_letters,
+        summary="What could not be delivered",
+        parameters=(
+            RouteParameter(
+                name="limit",
+                about="How many; 200 if not given.",
+                schema={**_COUNT_SCHEMA, "maximum": admin.MAX_DEAD_LETTERS},
+            ),
+            RouteParameter(name="after", about="The next page: `next` of the page before.", schema=_NUMBER_SCHEMA),
+        ),
+        response_bodies={200: _build_json_body("Dead letters, oldest first.", schemas.DeadLetters)},
+        refusal_statuses=(400,),
+        operator=True,
+    )
+    yield ApiRoute(
+        method="POST",
+        path="/api/dead-letters/replay",
+        handler=admin.replay_dead_letters,
+        summary="Send dead letters again",
+        request_type=schemas.ReplayDeadLetters,
+        response_bodies={200: _build_json_body("How many are sent again.", schemas.ReplayResponse)},
+        refusal_statuses=(400,),
+        operator=True,
+    )
+
+
+def _gateway() -> Iterable[ApiRoute]:
+    yield ApiRoute(
+        method="GET",
+        path="/api/status",
+        handler=admin.show_status,
+        summary="Health at a glance",
+        response_bodies={200: _build_json_body("The status.", schemas.StatusView)},
+        operator=True,
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/agents",
+        handler=admin.list_agents,
+        summary="The agents",
+        response_bodies={200: _build_json_body("The agents in force, and which is the default.", schemas.AgentList)},
+        operator=True,
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/api/audit",
+        handler=admin.run_audit,
+        summary="Check the promises on the store",
+        about="Reads every entry, which takes a while in a large home.",
+        parameters=(RouteParameter(name="session", about="Only this session."),),
+        response_bodies={200: _build_json_body("The report.", schemas.AuditReport)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    )
+
+
+def _backups() -> Iterable[ApiRoute]:
+    yield ApiRoute(
+        method="GET",
+        path="/api/backups",
+        handler=admin.list_backups,
+        summary="The copies of the store",
+        response_bodies={200: _build_json_body("Those in `backups/`, oldest first.", schemas.BackupList)},
+        operator=True,
+    )
+    yield ApiRoute(
+        method="POST",
+        path="/api/backups",
+        handler=admin.create_backup,
+        summary="Copy the store, and check the copy",
+        request_type=schemas.CreateBackup,
+        response_bodies={200: _build_json_body("What the copy holds.", schemas.CreatedBackup)},
+        refusal_statuses=(400, 403, 507),
+        operator=True,
+    )
+
+
+def _people() -> Iterable[ApiRoute]:
+    yield ApiRoute(
+        method="GET",
+        path="/api/people",
+        handler=people.list_people,
+        summary="Everybody known by name",
+        response_bodies={200: _build_json_body("People and their identities.", schemas.PersonList)},
+        operator=True,
+    )
+    yield ApiRoute(
+        method="POST",
+        path="/api/people/link",
+        handler=people.link_identity,
+        summary="Link an identity to a person",
+        request_type=schemas.LinkIdentity,
+        response_bodies={200: _build_json_body("The link.", schemas.LinkedIdentity)},
+        refusal_statuses=(400,),
+        operator=True,
+    )
+    yield ApiRoute(
+        method="POST",
+        path="/api/people/unlink",
+        handler=people.unlink_identity,
+        summary="Unlink an identity from its person",
+        request_type=schemas.UnlinkIdentity,
+        response_bodies={200: _build_json_body("The link that was removed.", schemas.LinkedIdentity)},
+        refusal_statuses=(400,),
+        operator=True,
+    )
+
+
+def _pairing() -> Iterable[ApiRoute]:
+    yield ApiRoute(
+        method="GET",
+        path="/api/pairing",
+        handler=people.list_pairing,
+        summary="Pairing requests and grants",
+        response_bodies={
+            200: _build_json_body("Who waits with a code, and who was let in by one.", schemas.PairingState)
+        },
+        operator=True,
+    )
+    yield ApiRoute(
+        method="POST",
+        path="/api/pairing/approve",
+        handler=people.approve_pairing,
+        summary="Approve a pairing code",
+        request_type=schemas.ApprovePairing,
+        response_bodies={200: _build_json_body("Who is let in.", schemas.ApprovedPairing)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    )
+    yield ApiRoute(
+        method="POST",
+        path="/api/pairing/revoke",
+        handler=people.revoke_pairing,
+        summary="Revoke what a code granted",
+        request_type=schemas.UnlinkIdentity,
+        response_bodies={200: _build_json_body("What was revoked.", schemas.RevokedPairing)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    )
+
+
+def _schedules() -> Iterable[ApiRoute]:
+    yield ApiRoute(
+        method="GET",
+        path="/api/schedules",
+        handler=people.list_schedules,
+        summary="Every schedule",
+        response_bodies={200: _build_json_body("The schedules, and when each fires next.", schemas.ScheduleList)},
+        operator=True,
+    )
+    yield ApiRoute(
+        method="POST",
+        path="/api/schedules/{id}/delete",
+        handler=people.delete_schedule,
+        summary="Delete a schedule",
+        parameters=(RouteParameter(name="id", where="path", about="The schedule's id."),),
+        response_bodies={200: _build_json_body("The id.", schemas.DeletedSchedule)},
+        refusal_statuses=(404,),
+        operator=True,
+    )
+
+
+def _build_openai_routes() -> Iterable[ApiRoute]:
+    yield ApiRoute(
+        method="POST",
+        path="/v1/chat/completions",
+        handler=openai_chat.create_completion,
+        summary="Chat completions",
+        about=_SESSION_TEXT + _STREAM_TEXT,
+        parameters=(_SESSION_HEADER, _PERSON_HEADER, _IDEMPOTENCY_KEY_HEADER),
+        request_type=openai_chat.ChatCompletionRequest,
+        response_bodies={
+            200: ResponseBody(about="The reply, or a stream of it.", schema=_ANY_OBJECT_SCHEMA, streams=True)
+        },
+        refusal_statuses=(400, 403, 404, 409, 410, 502, 503, 504, 507),
+    )
+    yield ApiRoute(
+        method="POST",
+        path="/v1/responses",
+        handler=openai_responses.create_response,
+        summary="Responses",
+        about=_SESSION_TEXT + _STREAM_TEXT,
+        parameters=(_SESSION_HEADER, _PERSON_HEADER, _IDEMPOTENCY_KEY_HEADER),
+        request_type=openai_responses.ResponseRequest,
+        response_bodies={
+            200: ResponseBody(about="The response, or a stream of it.", schema=_ANY_OBJECT_SCHEMA, streams=True)
+        },
+        refusal_statuses=(400, 403, 404, 409, 410, 502, 503, 504, 507),
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/v1/models",
+        handler=openai_chat.list_models,
+        summary="The agents, as models",
+        response_bodies={200: _build_json_body("One model per agent.", schemas.ModelListResponse)},
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/v1/models/{id}",
+        handler=openai_chat.get_model,
+        summary="One agent, as a model",
+        parameters=(RouteParameter(name="id", where="path", about="The agent's name."),),
+        response_bodies={200: _build_json_body("The model.", schemas.ModelView)},
+        refusal_statuses=(404,),
+    )
+
+
+def _build_health_routes(metrics: api_health.MetricsEndpoint, document: RouteHandler) -> Iterable[ApiRoute]:
+    yield ApiRoute(
+        method="GET",
+        path="/health",
+        handler=api_health.get_health,
+        summary="Is the process there?",
+        response_bodies={200: _build_json_body("It is.", schemas.HealthResponse)},
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/ready",
+        handler=api_health.get_readiness,
+        summary="Can messages be accepted?",
+        response_bodies={200: _build_json_body("They can.", schemas.HealthResponse)},
+        refusal_statuses=(503,),
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/metrics",
+        handler=metrics,
+        summary="Numbers for Prometheus",
+        response_bodies={
+            200: ResponseBody(about="Text in Prometheus' format.", media="text/plain", schema={"type": "string"})
+        },
+        operator=True,
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/openapi.json",
+        handler=document,
+        summary="This document",
+        response_bodies={200: ResponseBody(about="OpenAPI 3.1.", schema=_ANY_OBJECT_SCHEMA)},
+    )
+
+
+def _build_console_routes(files: console.ConsoleFiles) -> Iterable[ApiRoute]:
+    yield ApiRoute(
+        method="GET",
+        path="/",
+        handler=files.get_index,
+        summary="The page in the browser",
+        response_bodies={200: ResponseBody(about="HTML.", media="text/html", schema={"type": "string"})},
+    )
+    yield ApiRoute(
+        method="GET",
+        path="/static/{name}",
+        handler=files.get_file,
+        summary="A part of the page",
+        parameters=(RouteParameter(name="name", where="path", about="A file."),),
+        response_bodies={200: ResponseBody(about="The file.", media="*/*", schema={"type": "string"})},
+        refusal_statuses=(404,),
+    )
+
+
+__all__ = ["ApiCall", "ApiRoute", "ResponseBody", "RouteParameter", "build_routes"]

@@ -1,0 +1,139 @@
+"""The HTTP server, inside the gateway's own loop: starts, serves, and stops without keeping anybody waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from everhold.api.context import ApiContext
+from everhold.api.http_protocol import BoundedHeadProtocol
+from everhold.api.middleware import GuardMiddleware
+from everhold.errors import InvalidRequest
+
+GRACE_SECONDS: Final = 2
+IDLE_SECONDS: Final = 10.0
+"""How long a connection may be there without a complete request head."""
+SWEEP_SECONDS: Final = 2.0
+MAX_CONNECTIONS: Final = 600
+
+
+class HttpServer:
+    """One listening socket and everything behind it."""
+
+    def __init__(self, context: ApiContext, guard: GuardMiddleware, *, host: str, port: int) -> None:
+        self.context = context
+        self.socket = _open_socket(host, port)
+        self.guard = guard
+        config = make_config(guard, BoundedHeadProtocol, max_connections=MAX_CONNECTIONS)
+        self._uvicorn = uvicorn.Server(config)
+        self._uvicorn.lifespan = config.lifespan_class(config)
+        self._sweeper: asyncio.Task[None] | None = None
+        self.idle_seconds = IDLE_SECONDS
+        self.sweep_seconds = SWEEP_SECONDS
+
+    @property
+    def url(self) -> str:
+        """Where people at this machine find it."""
+        host, port = self.socket.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def start(self) -> None:
+        await self._uvicorn.startup(sockets=[self.socket])
+        sweep = close_idle_connections(self._uvicorn.server_state, self, self.context.control.gates.clock.monotonic)
+        self._sweeper = asyncio.get_running_loop().create_task(sweep, name="http idle connections")
+
+    async def stop(self) -> None:
+        """Close every stream, let short requests end, and let go."""
+        self.context.tail.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeper
+            await self._uvicorn.shutdown(sockets=[self.socket])
+        self.socket.close()
+
+
+class IdleLimits(Protocol):
+    """How long a connection may be idle, and how often that is checked."""
+
+    idle_seconds: float
+    sweep_seconds: float
+
+
+async def close_idle_connections(state: ServerState, limits: IdleLimits, monotonic: Callable[[], float]) -> None:
+    """Close connections without a complete request head, for ever: uvicorn does not limit how slowly one arrives."""
+    idle: dict[int, tuple[Any, float]] = {}
+    while True:
+        await asyncio.sleep(limits.sweep_seconds)
+        now = monotonic()
+        waiting = {id(connection): connection for connection in _list_idle(state)}
+        before, idle = idle, {}
+        for key, connection in waiting.items():
+            # a connection that has answered another request since the last look was not idle in between
+            last, since = before.get(key, (None, now))
+            idle[key] = (connection.cycle, since if last is connection.cycle else now)
+            if now - idle[key][1] > limits.idle_seconds:
+                connection.transport.close()
+
+
+def _list_idle(state: ServerState) -> Iterator[Any]:
+    """Connections on which nothing is being answered."""
+    for connection in list(state.connections):
+        cycle = getattr(connection, "cycle", None)
+        if cycle is None or cycle.response_complete:
+            yield connection
+
+
+def make_config(guard: GuardMiddleware, protocol: Any, *, max_connections: int) -> uvicorn.Config:
+    """How uvicorn serves the API, on every socket."""
+    config = uvicorn.Config(
+        guard,
+        http=protocol,  # whatever else is installed: its strictness is what the guard was tested with
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        proxy_headers=False,  # nobody tells us who calls
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        limit_concurrency=max_connections,
+    )
+    config.load()
+    return config
+
+
+def _open_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens, or an error that says what to do."""
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise InvalidRequest(
+            f"cannot listen on {host}: {error}", remedy="set http.host to an address of this machine"
+        ) from error
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(where)
+        listening.listen(256)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise InvalidRequest(
+                f"port {port} is in use", remedy="choose another with --port, or stop what uses it"
+            ) from error
+        if error.errno == errno.EACCES:
+            raise InvalidRequest(f"port {port} is not allowed", remedy="choose one above 1023 with --port") from error
+        remedy = "set http.host to an address of this machine"
+        raise InvalidRequest(f"cannot listen on {host}:{port}: {error}", remedy=remedy) from error
+    return listening

@@ -1,0 +1,1 @@
+"""Turns settings into objects: agents, platform accounts, memory providers, plug-in tools."""

@@ -1,0 +1,424 @@
+"""Accounts: which platforms are connected, by the configuration in force now. One account's trouble is its own.
+
+An account is built when it is configured and complete, listens under supervision, and is left when it is not wanted any
+more. What changes for one never touches another, and what does not concern its adapter (who may speak, which agent
+answers) changes nothing here at all. A token is listened to by one process at a time, whatever home that works for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from everhold.config import AccountSettings, ConfigProblem, Settings, build_plugin_settings
+from everhold.core.commands import COMMAND_MENU
+from everhold.engine.state_updates import update_state_record
+from everhold.errors import EverholdError, HomeBusy, InvalidRequest, Refused
+from everhold.infra.fetch import UrlFetcher
+from everhold.infra.home_lock import HomeLock
+from everhold.infra.plugins import PLATFORM_PLUGINS, PluginCatalogue
+from everhold.infra.secret import SecretString
+from everhold.ingress.chat_aliases import ChatAliases
+from everhold.ports.clock import Clock, RandomSource
+from everhold.ports.log import EventLogger
+from everhold.ports.platform import AcceptMessage, AcceptResult, IncomingMessage, Platform, SupportsClose
+from everhold.ports.plugin import AccountContext, FetchUrl, PluginContext
+from everhold.ports.store import StateNamespace, Store, make_state_scope
+
+if sys.platform != "win32":
+    import pwd
+
+AccountKey = tuple[str, str]
+KeepRunning = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]]
+
+CLOSE_DELAY_SECONDS: Final = 40.0
+"""How long an adapter that was replaced is kept for what it was sending: longer than a send may take."""
+ADAPTER_ERRORS: Final = (ImportError, AttributeError, LookupError, TypeError, ValueError, RuntimeError, OSError)
+"""What building somebody's adapter may raise, short of bugs we want to see as such."""
+TOKEN_RETRY_SECONDS: Final = 30.0
+"""How often somebody whose token is listened to elsewhere looks whether it still is."""
+
+
+@dataclasses.dataclass
+class PlatformAccount:
+    """One account as it stands."""
+
+    key: AccountKey
+    agent: str
+    settings: BaseModel
+    platform: Platform
+    secrets: tuple[SecretString, ...]
+    task: asyncio.Task[None] | None = None
+    problem: str = ""
+    """What is wrong with its connection now."""
+    remedy: str = ""
+    last_heard_at: float = 0.0
+    """When something was last heard from it."""
+
+
+class PlatformAccounts:
+    """Every platform account that the configuration names. `platforms` is where the flows look them up."""
+
+    def __init__(
+        self,
+        *,
+        platforms: MutableMapping[AccountKey, Platform],
+        accept: AcceptMessage,
+        store: Store,
+        log: EventLogger,
+        clock: Clock,
+        chance: RandomSource,
+        directory: Path,
+        keep: KeepRunning,
+        fetch: FetchUrl | None = None,
+        catalogue: PluginCatalogue[Platform] = PLATFORM_PLUGINS,
+        locks: Callable[[], Path],
+        chat_aliases: ChatAliases | None = None,
+        look_again: float = TOKEN_RETRY_SECONDS,
+    ) -> None:
+        self.accounts: dict[AccountKey, PlatformAccount] = {}
+        self._platforms = platforms
+        self._accept = accept
+        self._store = store
+        self._log = log
+        self._clock = clock
+        self._chance = chance
+        self._directory = directory
+        self._keep = keep
+        self._fetch = fetch or UrlFetcher()
+        self._catalogue = catalogue
+        self._locks = locks
+        self._chat_aliases = chat_aliases or ChatAliases(store, clock=clock, log=log)
+        self._token_retry_seconds = look_again
+        self._settings: Settings | None = None
+        self._problems: dict[AccountKey, ConfigProblem] = {}
+        self._listening = False
+        self._closing = asyncio.Event()
+        self._closing_tasks: set[asyncio.Task[None]] = set()
+        self._ending_listeners: dict[asyncio.Task[None], PlatformAccount] = {}
+        """Whose listener is being ended, and may hold its tokens still."""
+
+    # -- what is wanted ----------------------------------------------------------------------------------------------
+
+    def apply_settings(self, settings: Settings) -> None:
+        """Another revision is in force. Only accounts whose adapter would be built otherwise are touched."""
+        wanted = {(it.platform, it.account): it for it in settings.list_accounts() if it.enabled and it.is_ready}
+        self._settings = settings
+        self._problems.clear()
+        for key in [key for key in self.accounts if key not in wanted]:
+            self._close_account(self.accounts.pop(key))
+            self._platforms.pop(key, None)
+            self._log.info("account.left", platform=key[0], account=key[1])
+        for key, account in wanted.items():
+            self._build_account(key, account)
+
+    def start_listening(self) -> None:
+        """Begin to hear. Until then accounts can only speak."""
+        self._listening = True
+        for account in self.accounts.values():
+            if account.task is None:
+                self._start_listener(account)
+
+    async def stop_listening(self) -> None:
+        """Hear nothing more; what is to be said can still be said."""
+        self._listening = False
+        tasks = [account.task for account in self.accounts.values() if account.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Leave every account at once."""
+        self._closing.set()
+        for account in self.accounts.values():
+            self._close_account(account)
+        self.accounts.clear()
+        await asyncio.gather(*self._closing_tasks, return_exceptions=True)
+
+    # -- how it is ---------------------------------------------------------------------------------------------------
+
+    def list_problems(self) -> Iterator[ConfigProblem]:
+        """What keeps configured accounts from working, besides what the configuration itself told."""
+        yield from self._problems.values()
+        for (platform, name), account in self.accounts.items():
+            if account.problem:
+                path = ("platforms", platform, name)
+                disables = f"platforms.{platform}.{name}"
+                yield ConfigProblem(account.problem, account.remedy, path=path, fatal=False, disables=disables)
+
+    def describe(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "platform": platform,
+                "account": name,
+                "agent": account.agent,
+                "listening": account.task is not None and not account.task.done() and not account.problem,
+                "trouble": account.problem,
+                "heard": account.last_heard_at,
+            }
+            for (platform, name), account in sorted(self.accounts.items())
+        ]
+
+    # -- building ----------------------------------------------------------------------------------------------------
+
+    def _build_account(self, key: AccountKey, settings: AccountSettings) -> None:
+        former = self.accounts.get(key)
+        try:
+            factory = self._catalogue.load(settings.platform)
+            own = build_plugin_settings(settings, factory.Settings)
+            if former is not None and former.settings == own:
+                former.agent = settings.agent
+                return
+            account = PlatformAccount(key, settings.agent, own, _MISSING_PLATFORM, tuple(_find_secrets(settings.extra)))
+            account.platform = factory(own, self._build_context(account))
+        except EverholdError as error:
+            self._record_unavailable(key, error)
+            return
+        except ADAPTER_ERRORS as error:
+            fell = InvalidRequest(
+                f"its adapter fell: {type(error).__name__}: {error}", remedy="please tell whoever wrote it"
+            )
+            self._record_unavailable(key, fell)
+            return
+        self.accounts[key] = account
+        self._platforms[key] = account.platform
+        if former is not None:
+            self._close_account(former)
+        if self._listening:
+            self._start_listener(account)
+        self._log.info("account.taken", platform=key[0], account=key[1], agent=settings.agent)
+
+    def _record_unavailable(self, key: AccountKey, error: EverholdError) -> None:
+        """An account cannot be built. One that worked goes on working as it was."""
+        path, disables = ("platforms", *key), f"platforms.{key[0]}.{key[1]}"
+        self._problems[key] = ConfigProblem(error.message, error.remedy, path=path, fatal=False, disables=disables)
+        self._log.warning("account.unavailable", platform=key[0], account=key[1], error=error)
+
+    def _build_context(self, account: PlatformAccount) -> PluginContext:
+        platform, name = account.key
+        directory = self._directory / "platforms" / platform / name
+        log = self._log.bind(platform=platform, account=name)
+
+        def report(trouble: str = "", remedy: str = "") -> None:
+            if trouble and trouble != account.problem:
+                log.warning("account.trouble", error=trouble, remedy=remedy)
+            elif account.problem and not trouble:
+                log.info("account.well")
+            account.problem, account.remedy = trouble, remedy
+
+        return PluginContext(
+            agent=account.agent,
+            instance=name,
+            directory=directory,
+            log=log,
+            clock=self._clock,
+            blob=self._store.get_blob,
+            account_context=AccountContext(
+                account=name,
+                offsets=StoredPlatformOffsets(self._store, self._clock, platform=platform, account=name),
+                fetch=self._fetch,
+                chance=self._chance,
+                sleep=asyncio.sleep,
+                commands=COMMAND_MENU,
+                report=report,
+                add_chat_alias=functools.partial(self._chat_aliases.add_alias, platform),
+                list_known_senders=functools.partial(self._list_known_senders, account.key),
+            ),
+        )
+
+    def _list_known_senders(self, key: AccountKey) -> frozenset[str]:
+        """The ids of those who may write to an account directly, as far as the configuration names them."""
+        platform, name = key
+        settings = self._settings
+        account = settings.platforms.get(platform, {}).get(name) if settings is not None else None
+        if settings is None or account is None:
+            return frozenset()
+        allowed = {*account.access.direct, *settings.access.owners}
+        ids = allowed | {id for id, person in settings.identities.items() if person in allowed}
+        prefix = f"{platform}:"
+        return frozenset(id.removeprefix(prefix) for id in ids if id.startswith(prefix))
+
+    # -- listening ---------------------------------------------------------------------------------------------------
+
+    def _start_listener(self, account: PlatformAccount) -> None:
+        # two listeners of one account would take each other's messages, also if it has another name now
+        behind = [task for task, former in self._ending_listeners.items() if _is_same_account(account, former)]
+
+        async def listen() -> None:
+            if behind:
+                await asyncio.wait(behind)
+            while True:
+                with self._hold_tokens(account) as alone:
+                    if alone:
+                        return await self._run_listener(account)
+                await asyncio.sleep(self._token_retry_seconds)
+
+        platform, name = account.key
+        work = self._keep(f"{platform}/{name}", listen)
+        account.task = asyncio.get_running_loop().create_task(_await_work(work), name=f"listen {platform}/{name}")
+
+    async def _run_listener(self, account: PlatformAccount) -> None:
+        async def accept(incoming: IncomingMessage) -> AcceptResult:
+            verdict = await self._accept(incoming)
+            account.last_heard_at = self._clock.now()
+            return verdict
+
+        account.problem = account.remedy = ""
+        try:
+            await account.platform.listen(accept)
+        except EverholdError as error:
+            account.problem, account.remedy = error.message, error.remedy
+            raise
+        except BaseException as error:
+            account.problem = "" if isinstance(error, asyncio.CancelledError) else type(error).__name__
+            raise
+
+    def _close_account(self, account: PlatformAccount) -> None:
+        """End an account: its listener at once, its connections when nothing can be under way through them."""
+
+        async def leave() -> None:
+            if account.task is not None:
+                account.task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await account.task
+
+        async def close() -> None:
+            await asyncio.wait([ended])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_DELAY_SECONDS):
+                    await self._closing.wait()
+            if isinstance(account.platform, SupportsClose):
+                await account.platform.aclose()
+
+        ended = asyncio.get_running_loop().create_task(leave())
+        self._ending_listeners[ended] = account
+        ended.add_done_callback(self._ending_listeners.pop)
+        for task in (ended, asyncio.get_running_loop().create_task(close())):
+            self._closing_tasks.add(task)
+            task.add_done_callback(self._closing_tasks.discard)
+
+    @contextlib.contextmanager
+    def _hold_tokens(self, account: PlatformAccount) -> Iterator[bool]:
+        """Hold the account's tokens against every other process of this user, for as long as the block lasts."""
+        directory = self._locks()
+        with contextlib.ExitStack() as held:
+            for secret in account.secrets:
+                digest = hashlib.sha256(f"{account.key[0]}\0{secret.reveal()}".encode()).hexdigest()
+                try:
+                    held.enter_context(HomeLock(directory / f"{digest[:32]}.lock"))
+                except HomeBusy as error:
+                    who = error.message.partition(" is using")[0]
+                    trouble = f"its token is listened to already: {who} does"
+                    remedy = "stop that one, or give this account a token of its own"
+                    if trouble != account.problem:
+                        platform, name = account.key
+                        self._log.warning(
+                            "account.trouble", platform=platform, account=name, error=trouble, remedy=remedy
+                        )
+                    account.problem, account.remedy = trouble, remedy
+                    yield False
+                    return
+            yield True
+
+
+def _is_same_account(one: PlatformAccount, other: PlatformAccount) -> bool:
+    """Whether two accounts are one to the far side: of one name, or with one token."""
+    tokens = {secret.reveal() for secret in one.secrets} & {secret.reveal() for secret in other.secrets}
+    return one.key == other.key or (one.key[0] == other.key[0] and bool(tokens))
+
+
+class StoredPlatformOffsets:
+    """An account's positions. Implements `ports.plugin.Positions`."""
+
+    def __init__(self, store: Store, clock: Clock, *, platform: str, account: str) -> None:
+        self._store = store
+        self._clock = clock
+        self._scope = make_state_scope(platform, account)
+
+    async def read(self, name: str) -> str | None:
+        record = await self._store.get_state_record(StateNamespace.PLATFORM_OFFSET, name, scope=self._scope)
+        return None if record is None else record.value
+
+    async def advance(self, name: str, value: str) -> None:
+        # an account has one reader, and its last word counts: a conflict can only be with its own messages
+        await update_state_record(
+            self._store,
+            StateNamespace.PLATFORM_OFFSET,
+            name,
+            scope=self._scope,
+            at=self._clock.now(),
+            decide=lambda _: value or None,
+        )
+
+
+class _MissingPlatform:
+    """Stands in an account's place while it is being built."""
+
+
+_MISSING_PLATFORM: Final[Any] = _MissingPlatform()
+
+
+async def _await_work(work: Awaitable[None]) -> None:
+    await work
+
+
+def _find_secrets(value: object) -> Iterator[SecretString]:
+    if isinstance(value, SecretString):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _find_secrets(item)
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _find_secrets(item)
+
+
+def find_locks_directory(environ: Mapping[str, str], *, user_home: Callable[[], Path | None] | None = None) -> Path:
+    """A directory of this user's own that every everhold on this machine looks into.
+
+    It lies in the user's home as the system knows it: what a shell, a service and a job of cron's are told about
+    places for such files differs, a temporary directory is swept, and then they would not see each other's locks.
+    """
+    if named := environ.get("EVERHOLD_LOCKS", "").strip():
+        return _require_own_directory(Path(named))
+    home = (user_home or _find_user_home)()
+    if home is not None and home.is_dir():
+        path = home / ".local" / "state" / "everhold"
+        with contextlib.suppress(OSError):  # not ours to write to, or read-only: so it is for all of us
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return _require_own_directory(path)
+    return _require_own_directory(
+        Path(tempfile.gettempdir()) / (f"everhold-{os.getuid()}" if os.name == "posix" else "everhold")
+    )
+
+
+def _find_user_home() -> Path | None:
+    if sys.platform == "win32":
+        return Path.home()
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return None
+
+
+def _require_own_directory(path: Path) -> Path:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    state = os.lstat(path)
+    if os.name == "posix" and (
+        not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or stat.S_IMODE(state.st_mode) & 0o077
+    ):
+        raise Refused(f"{path} is not a directory of this user's alone", remedy=f"remove it, or chmod 700 {path}")
+    return path

@@ -1,0 +1,103 @@
+"""Keeps a command in touch with whoever holds the home, over restarts and changes of hand."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
+
+from everhold.cli.client import ApiClient
+from everhold.cli.connect import DRAIN_SECONDS, GatewayConnection, connect_gateway, find_home, find_running_gateway
+from everhold.cli.render import CommandScreen
+from everhold.cli.transport import GatewayGone
+from everhold.errors import HomeBusy
+
+RETRY_SECONDS: Final = 0.2
+T = TypeVar("T")
+
+
+class ReconnectingClient:
+    """Asks until somebody answers.
+
+    A gateway that is gone is waited for: whoever looks after it starts it again, and must find the home free. After a
+    passing `chat` or `send` has left, nobody comes back, and this process takes its place.
+    """
+
+    def __init__(
+        self,
+        *,
+        connect: Callable[[], Awaitable[GatewayConnection]],
+        wait: Callable[[], Awaitable[GatewayConnection | None]],
+        remark: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.connect = connect
+        self.wait = wait
+        self.remark = remark
+        self.connection: GatewayConnection | None = None
+        self._mending = asyncio.Lock()
+
+    async def open(self) -> ApiClient:
+        self.connection = await self.connect()
+        return self.connection.calls
+
+    async def close(self, *, seconds: float = DRAIN_SECONDS) -> None:
+        if self.connection is not None:
+            await self.connection.close(seconds=seconds)
+
+    async def call(self, question: Callable[[ApiClient], Awaitable[T]]) -> T:
+        """The answer. What is asked may be asked twice, so it has to be harmless then."""
+        while True:
+            reached = self.connection
+            assert reached is not None
+            try:
+                return await question(reached.calls)
+            except GatewayGone:
+                await self._reconnect(reached)
+
+    async def follow_session(self, session: str, *, after: int) -> AsyncGenerator[dict[str, Any], None]:
+        """A session as it grows, for ever and without a gap."""
+        while True:
+            reached = self.connection
+            assert reached is not None
+            try:
+                async with aclosing(reached.calls.follow_session(session, after=after)) as events:
+                    async for event in events:
+                        if "entry" in event:
+                            after = event["entry"]["seq"]
+                        yield event
+            except GatewayGone:
+                await self._reconnect(reached)
+
+    async def _reconnect(self, lost: GatewayConnection) -> None:
+        async with self._mending:
+            if self.connection is not lost:
+                return  # somebody has mended it meanwhile
+            gateway = lost.role == "gateway"
+            if gateway:
+                self.remark("the gateway is gone; waiting for it to come back")
+            found: GatewayConnection | None = None
+            while found is None:
+                try:
+                    found = await self.wait() if gateway else await self.connect()
+                except (HomeBusy, GatewayGone):
+                    found = None
+                if found is None:
+                    await asyncio.sleep(RETRY_SECONDS)
+            self.connection = found
+            self.remark("it is back" if found.app is None else "going on without a gateway")
+
+
+def make_reconnecting_client(
+    args: argparse.Namespace, screen: CommandScreen, *, role: str, remark: Callable[[str], None] = lambda _: None
+) -> ReconnectingClient:
+    """For a command that talks: through a running gateway, or by itself for as long as it takes."""
+
+    async def anybody() -> GatewayConnection:
+        return await connect_gateway(args, screen, role=role, starts=True)
+
+    async def gateway() -> GatewayConnection | None:
+        return await find_running_gateway(find_home(args))
+
+    return ReconnectingClient(connect=anybody, wait=gateway, remark=remark)

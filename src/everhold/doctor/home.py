@@ -1,0 +1,316 @@
+"""Looks at our own home: files, configuration, store, lanes, copies, disk, clock, service. It only looks."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from everhold.admin.backups import list_backups
+from everhold.app import load_home_settings
+from everhold.config import ConfigError, ConfigProblem, Settings
+from everhold.core.wording import describe_count
+from everhold.doctor.finding import DoctorFinding
+from everhold.errors import EverholdError, StoreError
+from everhold.infra.home import Home
+from everhold.service import installation
+from everhold.service.manager import detect_service_backend
+from everhold.stores.sqlite import backup, connect, migrate, watermark
+
+OLDEST_SQLITE: Final = (3, 51, 3)
+"""Older ones can lose pages of the write-ahead log."""
+MAX_LAG_SECONDS: Final = 600.0
+MIN_FREE_BYTES: Final = 256 << 20
+MAX_CLOCK_AHEAD_SECONDS: Final = 120.0
+"""How far in the future an entry may lie before the clock is doubted."""
+
+SYSTEM_UNIT: Final = Path("/etc/systemd/system/everhold.service")
+
+
+@dataclass(frozen=True)
+class FixableFinding:
+    """A finding, and what `--fix` would do about it."""
+
+    finding: DoctorFinding
+    fix: Callable[[], str] | None = None
+    """Does it; what was done."""
+
+
+@dataclass
+class HomeCheckup:
+    """One look at a home. `alone`: no other process holds it, so that files may be changed."""
+
+    home: Home
+    environ: Mapping[str, str]
+    now: float
+    holds_home: bool
+    status: Mapping[str, Any] | None = None
+    """What a running gateway says about itself."""
+    settings: Settings | None = None
+
+    def find_problems(self) -> Iterator[FixableFinding]:
+        if not self.home.path.exists():
+            yield _make_finding(
+                "home", f"there is no {self.home.path}", "`everhold chat` makes one; --home names another"
+            )
+            return
+        yield from self._check_files()
+        yield from self._check_configuration()
+        yield from self._check_library()
+        if self.home.store.exists() or watermark.build_watermark_path(self.home.store).exists():
+            yield from self._check_store()
+        yield from self._check_backups()
+        yield from self._check_index()
+        yield from self._check_disk()
+        yield from self._check_gateway()
+        yield from self._check_service()
+
+    def check_keys(self, keys: Sequence[str]) -> Iterator[FixableFinding]:
+        """The short look after something was written: the files it went to, and what is said about these keys."""
+        yield from self._check_files()
+        for cure in self._check_configuration():
+            if any(key in cure.finding.text for key in keys):
+                yield cure
+        if "service" in keys:
+            yield from self._check_service()
+        yield from self._check_disk()
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def _check_files(self) -> Iterator[FixableFinding]:
+        try:
+            self.home.check_private()
+        except ConfigError as error:
+            for problem in error.problems:
+                path = Path(problem.file or str(self.home.path))
+                act = _make_chmod_fix(path, 0o700) if "others may write" in problem.message else None
+                yield _make_finding("home", f"{problem.file}: {problem.message}", problem.remedy, act=act)
+        private = [
+            self.home.env,
+            self.home.salt,
+            self.home.store,
+            self.home.index,
+            self.home.erasures,
+            self.home.last_good,
+        ]
+        private += [*self.home.path.glob("everhold.db-*"), *self.home.backups.glob("*.db"), *self.home.logs.glob("*")]
+        for path in private if sys.platform != "win32" else ():  # whose modes say nothing about who may read
+            if path.is_file() and not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077:
+                yield _make_finding(
+                    "permissions", f"others may read {path}", f"chmod 600 {path}", act=_make_chmod_fix(path, 0o600)
+                )
+        for path in [*self.home.path.glob("*.restored*"), *self.home.backups.glob("*.partial")]:
+            note = f"{path.name} was left behind by something that did not finish"
+            yield _make_finding(
+                "leftover", note, f"rm {path}", level="note", act=_make_removal_fix(path) if self.holds_home else None
+            )
+
+    def _check_configuration(self) -> Iterator[FixableFinding]:
+        try:
+            self.settings = load_home_settings(self.home, environ=self.environ)
+        except ConfigError as error:
+            for problem in error.problems:
+                yield _make_finding("config", _format_problem(problem), problem.remedy or "everhold config check")
+            return
+        for problem in self.settings.problems:
+            check = "secrets" if "not set" in problem.message else "config"
+            yield _make_finding(
+                check, f"{_format_problem(problem)}; it is off until then", problem.remedy or "everhold config check"
+            )
+
+    def _check_library(self) -> Iterator[FixableFinding]:
+        version = tuple(int(part) for part in apsw.sqlite_lib_version().split(".")[:3])
+        if version < OLDEST_SQLITE:
+            yield _make_finding(
+                "sqlite", f"SQLite {apsw.sqlite_lib_version()} can lose pages of the log", "pip install -U apsw"
+            )
+
+    # -- the store ---------------------------------------------------------------------------------------------------
+
+    def _check_store(self) -> Iterator[FixableFinding]:
+        store = self.home.store
+        try:
+            held = backup.inspect_copy(store)
+            watermark.check_watermark(watermark.build_watermark_path(store), held.pos)
+        except StoreError as error:
+            yield _make_finding("store", error.message, error.remedy)
+            return
+        for line in held.contradictions[:20]:
+            yield _make_finding("integrity", line, "everhold restore; the last copy may have it as it was")
+        for line in held.broken_promises[:20]:
+            yield _make_finding("promises", line, "everhold audit says more; please report it")
+        if held.newest_at > self.now + MAX_CLOCK_AHEAD_SECONDS:
+            ahead = int(held.newest_at - self.now)
+            yield _make_finding(
+                "clock", f"the log is {ahead} s ahead of this machine's clock", "set the clock: timedatectl status"
+            )
+        db = connect.open_for_reading(store)
+        try:
+            yield from self._check_pragmas(db)
+            yield from self._check_cursors(db)
+        except apsw.Error as error:
+            yield _make_finding("store", str(error), "everhold restore")
+        finally:
+            db.close()
+
+    def _check_pragmas(self, db: apsw.Connection) -> Iterator[FixableFinding]:
+        mode = str(db.pragma("journal_mode"))
+        if mode != "wal":
+            yield _make_finding("sqlite", f"the store is in {mode} mode", "`everhold up` puts it right", level="note")
+        newest = migrate.list_migrations()[-1].number
+        if db.pragma("user_version") < newest:
+            yield _make_finding("sqlite", "the store has an older schema", "the next start upgrades it", level="note")
+
+    def _check_cursors(self, db: apsw.Connection) -> Iterator[FixableFinding]:
+        late = db.execute(
+            "select consumer, count(*), min(since), max(attempts), max(error) from cursors "
+            "where due is not null and (error <> '' or since < ?) group by consumer order by consumer",
+            (self.now - MAX_LAG_SECONDS,),
+        )
+        for consumer, count, since, attempts, error in late:
+            waited = int(max(0.0, self.now - since)) // 60
+            text = f"{consumer} is behind in {describe_count(count, 'session')}, the oldest for {waited} min"
+            if error:
+                yield _make_finding(
+                    "lanes", f"{text}: {error} (tried {attempts} times)", "it is tried again by itself; everhold logs"
+                )
+            elif self.status is None:
+                yield _make_finding("lanes", f"{text}: nobody is working", "everhold up")
+            else:
+                yield _make_finding("lanes", text, "everhold logs", level="note")
+        dead_letters = db.execute(
+            "select consumer, count(*), max(reason) from dead_letters where state = 'dead' group by 1 order by 1"
+        )
+        for consumer, count, reason in dead_letters:
+            text = f"{consumer} gave up on {describe_count(count, 'item')}: {reason}"
+            yield _make_finding("parked", text, "everhold dead-letters list; everhold dead-letters replay")
+
+    # -- around it ---------------------------------------------------------------------------------------------------
+
+    def _check_backups(self) -> Iterator[FixableFinding]:
+        wanted = self.settings.backup if self.settings else None
+        if not self.home.store.exists() or wanted is None or not wanted.every_hours:
+            return
+        there = [it for it in list_backups(self.home.backups) if it.is_sound]
+        began = self.home.store.stat().st_ctime
+        newest = max((it.at for it in there), default=None)
+        due = 2 * wanted.every_hours * 3600
+        grown = not there or there[-1].pos < _read_last_pos(self.home.store)
+        if grown and self.now - (newest or began) > due:
+            since = "there is none" if newest is None else f"the last is {int((self.now - newest) // 3600)} h old"
+            yield _make_finding(
+                "backup", f"no recent copy of the store: {since}", "everhold backup; `everhold up` makes them by itself"
+            )
+        for it in list_backups(self.home.backups):
+            if not it.is_sound:
+                yield _make_finding(
+                    "backup", f"{it.path.name} is a copy that was not sound", "everhold audit", level="note"
+                )
+
+    def _check_index(self) -> Iterator[FixableFinding]:
+        if not self.home.index.exists():
+            return
+        try:
+            db = apsw.Connection(str(self.home.index), flags=apsw.SQLITE_OPEN_READONLY)
+            try:
+                found = [str(row[0]) for row in db.execute("pragma quick_check(3)")]
+            finally:
+                db.close()
+        except apsw.Error as error:
+            found = [str(error)]
+        if found != ["ok"]:
+            act = _make_removal_fix(self.home.index, *self.home.path.glob("index.db-*")) if self.holds_home else None
+            text = f"the search index is damaged: {found[0]}"
+            yield _make_finding("index", text, f"rm {self.home.index}; it is made again from the log", act=act)
+
+    def _check_disk(self) -> Iterator[FixableFinding]:
+        disk = shutil.disk_usage(self.home.path)
+        size = self.home.store.stat().st_size if self.home.store.exists() else 0
+        needed = max(MIN_FREE_BYTES, 2 * size)
+        if disk.free < needed:
+            text = f"{disk.free >> 20} MB are free where the home is, and {needed >> 20} MB are wanted"
+            yield _make_finding("disk", text, f"free space on the disk of {self.home.path}")
+
+    def _check_gateway(self) -> Iterator[FixableFinding]:
+        if self.status is None:
+            return
+        for account in self.status.get("accounts", ()):
+            if account.get("trouble"):
+                name = f"{account['platform']}/{account['account']}"
+                yield _make_finding("platform", f"{name}: {account['trouble']}", "everhold status")
+        if self.status.get("store"):
+            yield _make_finding("store", str(self.status["store"]), "everhold logs")
+        for problem in self.status.get("refused", ()):
+            said = ": ".join(part for part in ("refused", problem["key"], problem["message"]) if part)
+            yield _make_finding("config", said, problem["remedy"])
+
+    def _check_service(self) -> Iterator[FixableFinding]:
+        try:
+            manager = detect_service_backend(self.environ)
+            found = installation.find_service_of_home(manager, self.home)
+            usual = installation.read_service(manager, installation.SERVICE_NAME)
+        except EverholdError as error:  # a file that cannot be read, or a system without a manager we know
+            if sys.platform != "win32":
+                yield _make_finding("service", error.message, error.remedy, level="note")
+            return
+        if found is None and SYSTEM_UNIT.is_file():  # one that an administrator wrote; nothing of it is ours
+            found = installation.InstalledService(
+                installation.SERVICE_NAME,
+                SYSTEM_UNIT,
+                manager.parse_description(SYSTEM_UNIT.read_text("utf-8", "replace")),
+            )
+        for level, text, remedy in installation.list_complaints(found) if found is not None else ():
+            yield _make_finding("service", text, remedy, level=level)
+        if found is None and usual is not None:
+            text = f"{usual.path} starts another home: {usual.description.home or 'unknown'}"
+            yield _make_finding(
+                "service", text, "everhold service install --name NAME, if this one shall run, too", level="note"
+            )
+        if found is not None and self.status is None:
+            text = f"{found.path} is installed, and no gateway answers"
+            yield _make_finding("service", text, "everhold service start; everhold service status", level="note")
+
+
+def _read_last_pos(store: Path) -> int:
+    try:
+        db = connect.open_for_reading(store)
+        try:
+            return int(db.execute("select max(pos) from entries").get or 0)
+        finally:
+            db.close()
+    except apsw.Error:
+        return 0
+
+
+def _format_problem(problem: ConfigProblem) -> str:
+    where = f"{problem.file}:{problem.line}" if problem.line else problem.file
+    return ": ".join(part for part in (where, problem.key, problem.message) if part)
+
+
+def _make_finding(
+    check: str, text: str, remedy: str, *, level: Any = "wrong", act: Callable[[], str] | None = None
+) -> FixableFinding:
+    return FixableFinding(DoctorFinding(check, text, remedy=remedy, level=level), act)
+
+
+def _make_chmod_fix(path: Path, mode: int) -> Callable[[], str]:
+    def act() -> str:
+        path.chmod(mode)
+        return f"chmod {mode:o} {path}"
+
+    return act
+
+
+def _make_removal_fix(*paths: Path) -> Callable[[], str]:
+    def act() -> str:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        return f"removed {', '.join(path.name for path in paths)}"
+
+    return act

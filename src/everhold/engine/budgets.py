@@ -1,0 +1,115 @@
+"""Money before calls: reserves the worst case, settles the truth, refuses while it still costs nothing.
+
+What was spent is in the store, committed with the thought it paid for. What is reserved for a call is held until that
+commit: whoever looks meanwhile sees the one or the other, or both, and never neither.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from everhold.core.budget import BudgetRefusal, DailyBudget, reserve_amount
+from everhold.errors import Refused
+from everhold.ports.store import Store
+
+
+class BudgetLimit(Struct, frozen=True, kw_only=True):
+    """What a purse may give in a day; None for as much as is asked."""
+
+    budget: str
+    usd: float | None = None
+    tokens: int | None = None
+
+
+class WorstCaseCost(Struct, frozen=True, kw_only=True):
+    """The most a call may come to."""
+
+    usd: float = 0.0
+    tokens: int = 0
+
+
+class BudgetLedger:
+    """Every purse of one process. One process spends at a time, so what it has reserved it knows itself."""
+
+    def __init__(self, store: Store, *, get_today: Callable[[], str]) -> None:
+        self.store = store
+        self.get_today = get_today
+        self._reserved_usd: defaultdict[str, float] = defaultdict(float)
+        self._reserved_tokens: defaultdict[str, int] = defaultdict(int)
+        self._release_count = 0
+
+    def prepare_reservation(self, limits: Sequence[BudgetLimit], worst: WorstCaseCost) -> BudgetReservation:
+        """What will hold the worst case of a call: `take` it before, `give_back` once what it came to is committed."""
+        bound = [limit for limit in limits if limit.usd is not None or limit.tokens is not None]
+        return BudgetReservation(self, bound, worst)
+
+    def get_reserved(self, budget: str) -> WorstCaseCost:
+        """What a purse holds back at this moment for calls that are being made."""
+        return WorstCaseCost(usd=self._reserved_usd[budget], tokens=self._reserved_tokens[budget])
+
+    async def reserve(self, bound: Sequence[BudgetLimit], worst: WorstCaseCost) -> None:
+        day = self.get_today()
+        while True:
+            before = self._release_count
+            spents = [await self.store.get_spend(limit.budget, day) for limit in bound]
+            if before == self._release_count:
+                break  # else something was spent and given back since we read what was spent: we would see neither
+        # from here to the reservation nobody else gets a turn: two calls cannot both have the last of a purse
+        for limit, spent in zip(bound, spents, strict=True):
+            usd = DailyBudget(
+                name=limit.budget, limit=limit.usd, spent=spent.usd, reserved=self._reserved_usd[limit.budget]
+            )
+            self._raise_if_refused(reserve_amount([usd], worst.usd), "USD")
+            tokens = DailyBudget(
+                name=limit.budget, limit=limit.tokens, spent=spent.tokens, reserved=self._reserved_tokens[limit.budget]
+            )
+            self._raise_if_refused(reserve_amount([tokens], worst.tokens), "tokens")
+        for limit in bound:
+            self._reserved_usd[limit.budget] += worst.usd
+            self._reserved_tokens[limit.budget] += worst.tokens
+
+    def release(self, bound: Sequence[BudgetLimit], worst: WorstCaseCost) -> None:
+        self._release_count += 1
+        for limit in bound:
+            self._reserved_usd[limit.budget] -= worst.usd
+            self._reserved_tokens[limit.budget] -= worst.tokens
+
+    def _raise_if_refused(self, outcome: list[DailyBudget] | BudgetRefusal, unit: str) -> None:
+        if isinstance(outcome, BudgetRefusal):
+            form = ",.0f" if unit == "tokens" else ".4f"  # in full: people read this
+            asked, left = (format(amount, form) for amount in (outcome.requested, outcome.remaining))
+            raise Refused(
+                f"today's budget of {outcome.budget} does not allow it: it may take {asked} {unit}, {left} are left",
+                remedy="raise `budget` in config.yaml, or wait for tomorrow",
+            )
+
+
+class BudgetReservation:
+    """What purses hold back for one call, until it is given back or the block ends."""
+
+    def __init__(self, ledger: BudgetLedger, bound: Sequence[BudgetLimit], worst: WorstCaseCost) -> None:
+        self._ledger = ledger
+        self._limits = bound
+        self._worst_case = worst
+        self._held = False
+
+    async def reserve(self) -> None:
+        """Raises Refused, before anything is spent."""
+        if self._limits:
+            await self._ledger.reserve(self._limits, self._worst_case)
+            self._held = True
+
+    def release(self) -> None:
+        """What the call came to is committed, or it came to nothing. Once is enough."""
+        if self._held:
+            self._held = False
+            self._ledger.release(self._limits, self._worst_case)
+
+    async def __aenter__(self) -> None:
+        await self.reserve()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()

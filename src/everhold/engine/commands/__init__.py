@@ -1,0 +1,1 @@
+"""Carries out chat commands as operations of their own."""

@@ -1,0 +1,175 @@
+"""What people ask of memory in a chat: what is kept in mind, why an answer was what it was, note this, forget that."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+
+from everhold.core.commands import Subcommand
+from everhold.core.entries import Entry, EntryBody, EntryKind, Heard, Noted, Said, Stamp, Thought
+from everhold.core.facts import Fact, match_facts, render_fact_list
+from everhold.core.recall import RecallRecord, list_cited_places, render_recall_record, render_search_results
+from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
+from everhold.engine.gates import Gates
+from everhold.engine.memory.recall import recall_for_turn
+from everhold.ports.store import Session, Store
+
+MAX_TURNS_BACK: Final = 20
+"""How many turns back a reason is looked for."""
+MAX_REPLY_CHARS: Final = 8_000
+MAX_LISTED_NOTES: Final = 5
+"""How many notes are listed."""
+MEMORY_USAGE: Final = (
+    "/memory shows what I keep in mind, /memory why what my last answer rested on, /memory search WORDS what I remember"
+    " of something; /memory note TEXT notes something, /memory forget WORDS takes back a fact or a note that contains"
+    " them."
+)
+
+
+async def run_memory_command(
+    gates: Gates, runtimes: AgentRuntimes, session: Session, runtime: AgentRuntime, heard: Heard, arguments: Subcommand
+) -> tuple[tuple[EntryBody, ...], str]:
+    """What `/memory ...` writes, and what it says."""
+    store = gates.store
+    rest = arguments.text
+    match arguments.word:
+        case "why":
+            return (), await _explain_last_answer(store, session, heard.stamp)
+        case "search":
+            if not rest:
+                return (), "Say what to look for: /memory search WORDS"
+            searching = dataclasses.replace(runtime, recall_memories=runtime.all_memories)
+            looked = await recall_for_turn(
+                gates, runtimes, searching, session, op=0, takes=(), text=rest, stamp=heard.stamp, visible=()
+            )
+            if looked.record is None:
+                return (), "Nothing can be looked for here: recall is off, or it is not known who is present."
+            return (), render_search_results(
+                looked.record, await read_cited_texts(store, looked.record, session.agent, present=heard.stamp.audience)
+            )
+        case "note":
+            if not heard.stamp.audience:
+                return (), "Nothing can be noted here: it is not known who is present."
+            if not rest or len(rest) > MAX_REPLY_CHARS:
+                return (), f"Say what to note, in at most {MAX_REPLY_CHARS} characters: /memory note TEXT"
+            return (Noted(text=rest, stamp=heard.stamp),), "Noted."
+        case "forget":
+            return await _forget_matching(store, session, runtime, heard.stamp, rest)
+        case "":
+            facts = await _list_facts(runtime, session, heard.stamp)
+            notes = [
+                f"- {note.text}" for _, note in (await _list_notes(store, session, heard.stamp))[-MAX_LISTED_NOTES:]
+            ]
+            lately = ["Noted here lately:", *notes] if notes else []
+            return (), "\n".join([f"I keep in mind:\n{render_fact_list(facts)}", *lately, MEMORY_USAGE])
+        case _:
+            return (), MEMORY_USAGE
+
+
+async def _list_facts(runtime: AgentRuntime, session: Session, stamp: Stamp) -> list[Fact]:
+    return [] if runtime.fact_cache is None else await runtime.fact_cache.list_valid(session.agent, stamp.audience)
+
+
+async def _explain_last_answer(store: Store, session: Session, stamp: Stamp) -> str:
+    newest = await find_recall_record(store, session, present=stamp.audience)
+    if newest is None:
+        return "Nothing was recalled for any answer that was given to those who are here."
+    _, why = newest
+    return render_recall_record(why, await read_cited_texts(store, why, session.agent, present=stamp.audience))
+
+
+async def _forget_matching(
+    store: Store, session: Session, runtime: AgentRuntime, stamp: Stamp, rest: str
+) -> tuple[tuple[EntryBody, ...], str]:
+    """Take back the fact or the notes that are meant. The log keeps that they were there; `forget PERSON` erases."""
+    if not rest:
+        return (), "Say what to forget: /memory forget WORDS"
+    facts = match_facts(await _list_facts(runtime, session, stamp), rest)
+    removed: list[EntryBody] = [
+        Noted(
+            text=fact.text,
+            action="remove",
+            fact=fact.id,
+            supersedes=fact.seq if fact.session == session.id else 0,
+            tags=(fact.target,),
+            stamp=stamp,
+        )
+        for fact in facts
+    ]
+    removed += [
+        Noted(text=note.text, action="remove", supersedes=seq, tags=note.tags, stamp=stamp)
+        for seq, note in await _list_notes(store, session, stamp)
+        if rest in note.text
+    ]
+    if not removed:
+        return (), "I have noted nothing that contains that. What was said stays in the log: /undo takes back turns."
+    lines = "\n".join(f"- {note.text}" for note in removed if isinstance(note, Noted))
+    return tuple(removed), f"Taken back:\n{lines}"
+
+
+async def _list_notes(store: Store, session: Session, stamp: Stamp) -> list[tuple[int, Noted]]:
+    """What was noted here for those who are present, is no fact, and was not taken back."""
+    noted = [
+        (entry.seq, entry.body)
+        for entry in await store.list_entries(session.id, kinds=(EntryKind.NOTED,))
+        if isinstance(entry.body, Noted)
+    ]
+    taken = {note.supersedes for _, note in noted}
+    return [
+        (seq, note)
+        for seq, note in noted
+        if not note.fact and note.action != "remove" and seq not in taken and _can_hear(note, stamp)
+    ]
+
+
+def _can_hear(note: Noted, stamp: Stamp) -> bool:
+    return bool(stamp.audience) and set(stamp.audience) <= set(note.stamp.audience)
+
+
+# -- what a turn was shown ---------------------------------------------------------------------------------------------
+
+
+async def find_recall_record(
+    store: Store, session: Session, *, present: Collection[str] | None = None, at: int | None = None
+) -> tuple[Entry, RecallRecord] | None:
+    """The newest thought, up to entry `at`, with the record of what was recalled for it.
+
+    With `present`, only one that was thought for all of them: a session can be led to from elsewhere.
+    """
+    before = None if at is None else at + 1
+    turns = await store.list_operations(
+        session.id, types=("turn",), before=before, newest_first=True, limit=MAX_TURNS_BACK
+    )
+    for turn in turns:
+        upto = turn.last or None
+        for entry in await store.list_entries(session.id, after=turn.first - 1, upto=upto, kinds=(EntryKind.THOUGHT,)):
+            if entry.op != turn.op or not isinstance(entry.body, Thought) or not entry.body.why:
+                continue
+            blob = await store.get_blob(entry.body.why)
+            if blob is None:
+                continue  # it told of something that was erased
+            why = msgspec.json.decode(blob, type=RecallRecord)
+            if present is None or (present and set(present) <= set(why.audience)):
+                return entry, why
+    return None
+
+
+async def read_cited_texts(
+    store: Store, why: RecallRecord, agent: str, *, present: Collection[str] | None = None
+) -> dict[tuple[str, int], str]:
+    """The words a record refers to, as far as they are still there, and may be read by those present."""
+    read: dict[tuple[str, int], str] = {}
+    agents: dict[str, str] = {}
+    for session, seq in list_cited_places(why):
+        if session not in agents:
+            known = await store.find_sessions(session)
+            agents[session] = (await store.get_session(session)).agent if session in known else ""
+        if agents[session] != agent:
+            continue
+        body = (await store.get_entry(session, seq)).body
+        if isinstance(body, Heard | Said | Noted) and (present is None or set(present) <= set(body.stamp.audience)):
+            read[session, seq] = body.text
+    return read

@@ -1,0 +1,91 @@
+"""`/schedule`: what a command makes of the schedules of its conversation. Commits nothing by itself."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from everhold.core.entries import Entry, Heard
+from everhold.core.ids import make_session_id
+from everhold.core.schedule import SCHEDULE_HELP, Schedule, find_next_tick, format_local_time, parse_rule
+from everhold.engine.gates import Gates
+from everhold.ports.store import Session, StateNamespace, StateRecord, StateWrite
+
+SCHEDULE_PREFIX: Final = "schedule/"
+"""The beginning of the message ids of scheduled messages."""
+MAX_SCHEDULES: Final = 20
+"""How many schedules one conversation may have."""
+
+
+class ScheduleReply(Struct, frozen=True, kw_only=True):
+    """What to answer, and what to keep with the answer."""
+
+    reply: str
+    state_write: StateWrite | None = None
+
+
+async def run_schedule_command(
+    gates: Gates, session: Session, entry: Entry, argument: str, *, zone: datetime.tzinfo
+) -> ScheduleReply:
+    assert isinstance(entry.body, Heard)
+    mine = await _list_own_schedules(gates, entry.body)
+    word, _, rest = argument.partition(" ")
+    now = gates.clock.now()
+    match word:
+        case "" | "list":
+            lines = [f"{it.id} · {it.words} · {it.text}" for _, it in mine]
+            return ScheduleReply(reply="\n".join(lines) or f"Nothing is scheduled here. {SCHEDULE_HELP}")
+        case "remove" | "delete":
+            kept = next((record for record, it in mine if it.id == rest.strip()), None)
+            if kept is None:
+                return ScheduleReply(reply="There is no such schedule here. /schedule lists them.")
+            return ScheduleReply(reply="Removed.", state_write=kept.replace_with(None))
+    found = parse_rule(argument)
+    if found is None or not found[2]:
+        return ScheduleReply(reply=f"Say when, and what: {SCHEDULE_HELP}")
+    if len(mine) >= MAX_SCHEDULES:
+        return ScheduleReply(reply=f"There are {MAX_SCHEDULES} schedules here already. /schedule remove ID makes room.")
+    rule, words, text = found
+    tick = find_next_tick(rule, after=now, made=now, zone=zone)
+    if tick is None:
+        return ScheduleReply(reply="That time never comes.")
+    body = entry.body
+    schedule = Schedule(
+        id=make_session_id(now, gates.chance.bytes(10))[-6:],
+        rule=rule,
+        words=words,
+        text=text,
+        place=msgspec.structs.replace(body.origin, message=""),
+        sender=_get_sender(body),
+        kind=_get_chat_kind(body),
+        made=now,
+        agent=session.agent,
+        address=body.stamp.address,
+    )
+    value = msgspec.json.encode(schedule).decode()
+    write = StateWrite(namespace=StateNamespace.SCHEDULE, key=schedule.id, value=value, version=0)
+    once = find_next_tick(rule, after=tick, made=now, zone=zone) is None
+    word = "At" if once else "First at"
+    return ScheduleReply(reply=f"Scheduled ({schedule.id}). {word} {format_local_time(tick, zone)}.", state_write=write)
+
+
+async def _list_own_schedules(gates: Gates, body: Heard) -> list[tuple[StateRecord, Schedule]]:
+    """The schedules of this very conversation."""
+    place = msgspec.structs.replace(body.origin, message="")
+    found = await gates.store.list_state_records(StateNamespace.SCHEDULE)
+    every = [(record, msgspec.json.decode(record.value, type=Schedule)) for record in found]
+    # one that does not say where it was made is older than that
+    return [
+        (record, it) for record, it in every if (it.address == body.stamp.address if it.address else it.place == place)
+    ]
+
+
+def _get_sender(body: Heard) -> str:
+    return body.speaker or body.stamp.person
+
+
+def _get_chat_kind(body: Heard) -> str:
+    return body.stamp.address.split(":")[3] if body.stamp.address else "dm"

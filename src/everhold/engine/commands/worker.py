@@ -1,0 +1,140 @@
+"""Commands -> one commit each. They do not wait behind messages and need no model.
+
+What each command does is in `engine/commands/handlers.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from everhold.core import consumers
+from everhold.core.entries import OWN_OPERATION, Began, Ended, Entry, EntryBody, EntryDraft, Heard, Noted, Notified
+from everhold.core.message_split import split_text
+from everhold.engine import session_changes
+from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
+from everhold.engine.commands.handlers import CommandRequest, handle_command
+from everhold.engine.gates import Gates, Wakeups
+from everhold.errors import Conflict
+from everhold.ports.store import Change, Claim, CursorUpdate, Session, StateWrite, Step, Wakeup
+
+MAX_FAILURES: Final = 4
+"""A command that fell over so often is given up."""
+
+
+class CommandWorker:
+    """Obeys the commands of one session, in order."""
+
+    def __init__(
+        self, gates: Gates, claim: Claim, *, runtimes: AgentRuntimes, wakeups: Wakeups, get_today: Callable[[], str]
+    ) -> None:
+        self.gates = gates
+        self.store = gates.store
+        self.claim = claim
+        self.runtimes = runtimes
+        self.wakeups = wakeups
+        self.get_today = get_today
+        self.failures = claim.cursor.attempts
+        self.log = gates.log.bind(session=claim.session)
+
+    async def run(self) -> None:
+        while True:
+            session = await self.store.get_session(self.claim.session)
+            pending = await self.store.list_pending(session.id)
+            entry = next((e for e in pending if isinstance(e.body, Heard) and e.body.command), None)
+            if entry is None:
+                update = CursorUpdate(idle_at=session.last_seq, attempts=0, error="", release=True)
+                await self._commit(Step.CURSOR_SETTLE, (), update=update)
+                return
+            try:
+                if self.failures >= MAX_FAILURES:
+                    await self._give_up(session, entry)
+                else:
+                    await self._obey(session, entry, pending)
+            except Conflict:
+                continue  # the session moved while we looked: look again
+            self.failures = 0
+
+    async def _give_up(self, session: Session, entry: Entry) -> None:
+        """A command that fell over again and again must not keep the others waiting: it ends failed, and says so."""
+        assert isinstance(entry.body, Heard)
+        runtime = self.runtimes.get_runtime(session.agent, session.choices)
+        reason = self.claim.cursor.error or "it fell over"
+        text = f"That command could not be carried out: {reason}"
+        told = _notice(entry.body, text, about="command", runtime=runtime)
+        bodies: tuple[EntryBody, ...] = (
+            Began(type="command", takes=(entry.seq,), consumer=consumers.COMMANDS, trigger="failed"),
+            told,
+            Ended(outcome="failed", reason=reason),
+        )
+        await self._commit(Step.COMMAND, bodies, seen=session.last_seq, wakeups=runtime.list_platform_wakeups(bodies))
+
+    async def _obey(self, session: Session, entry: Entry, pending: list[Entry]) -> None:
+        """Have the command's handler carry it out, and commit the result as one operation."""
+        assert isinstance(entry.body, Heard)
+        assert entry.body.command is not None
+        heard, command = entry.body, entry.body.command
+        runtime = self.runtimes.get_runtime(session.agent, session.choices)
+        request = CommandRequest(
+            name=command.name,
+            session=session,
+            entry=entry,
+            heard=heard,
+            pending=pending,
+            runtime=runtime,
+            gates=self.gates,
+            runtimes=self.runtimes,
+            bells=self.wakeups,
+            today=self.get_today(),
+        )
+        result = await handle_command(request, command.argument)
+        told = (_notice(heard, result.reply, about=command.name, runtime=runtime),) if result.reply else ()
+        takes = tuple(sorted((entry.seq, *result.takes)))
+        bodies = session_changes.wrap_as_command(
+            (*result.changes, *told), trigger=command.name, takes=takes, consumer=consumers.COMMANDS
+        )
+        await self._commit(
+            Step.COMMAND,
+            bodies,
+            by=entry.author,
+            seen=session.last_seq,
+            wakeups=(*result.wakes, *runtime.list_platform_wakeups(bodies)),
+            state_write=result.state_write,
+        )
+        self.log.info("command.done", command=command.name)
+
+    async def _commit(
+        self,
+        step: Step,
+        bodies: tuple[EntryBody, ...],
+        *,
+        by: str = "system",
+        seen: int | None = None,
+        update: CursorUpdate | None = None,
+        wakeups: tuple[Wakeup, ...] = (),
+        state_write: StateWrite | None = None,
+    ) -> None:
+        await self.gates.commit(
+            Change(
+                step=step,
+                session=self.claim.session,
+                at=self.gates.clock.now(),
+                # what somebody has noted is theirs; the rest is the gateway's doing
+                entries=tuple(
+                    EntryDraft(body=body, author=by if isinstance(body, Noted) else "system", op=OWN_OPERATION)
+                    for body in bodies
+                ),
+                claim=self.claim,
+                seen=seen,
+                cursor=update,
+                wakeups=wakeups,
+                state_writes=() if state_write is None else (state_write,),
+            )
+        )
+        if wakeups:
+            self.wakeups.notify(self.claim.session)
+
+
+def _notice(heard: Heard, text: str, *, about: str, runtime: AgentRuntime) -> Notified:
+    """A notice to the chat that a command came from."""
+    return Notified(text=text, about=about, to=heard.origin, parts=split_text(text, runtime.text_limit(heard.origin)))

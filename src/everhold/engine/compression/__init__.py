@@ -1,0 +1,1 @@
+"""Replaces old operations in the context by a summary."""

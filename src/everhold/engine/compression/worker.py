@@ -1,0 +1,425 @@
+"""Old operations -> one summary, appended to the log they came from. Fails closed: what people said stays as it is."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, Protocol
+
+from msgspec import structs
+
+from everhold.core import compression
+from everhold.core.compression import CompressionPlan
+from everhold.core.consumers import COMPRESSION
+from everhold.core.context import SessionContext
+from everhold.core.entries import (
+    Began,
+    Changed,
+    ChatLocation,
+    Compressed,
+    CompressionRequested,
+    Ended,
+    Entry,
+    EntryBody,
+    EntryDraft,
+    EntryKind,
+    ModelUsage,
+    Notified,
+    Thought,
+)
+from everhold.core.retry import retry_delay_seconds
+from everhold.core.tokens import weigh_request
+from everhold.core.turn import ModelAnswered, ModelUnreachable, RequestTooLong, TurnBroken, TurnEvent
+from everhold.core.wording import describe_count
+from everhold.engine import effects
+from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes, build_job_spends
+from everhold.engine.budgets import BudgetLedger, BudgetReservation, WorstCaseCost
+from everhold.engine.context_cache import ContextCache, build_cached_context, load_context_at
+from everhold.engine.gates import Gates, Wakeups
+from everhold.errors import Conflict, Refused
+from everhold.ports.log import EventLogger
+from everhold.ports.model import ModelRequest
+from everhold.ports.store import Change, Claim, CursorUpdate, Operation, RetryDelay, Session, Step, Wakeup
+
+MAX_REFUSALS: Final = 5
+"""So often in a row a fold ahead of need is tried; every try is an operation in the log."""
+SUMMARY_DEADLINE_SECONDS: Final = 180.0
+BUSY_RETRY_SECONDS: Final = 1.0
+"""How long a compression that was asked for waits for a running turn before it looks again."""
+
+
+class CompressionOutcome(StrEnum):
+    """How an attempt to compress ended."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    """It was tried, and the context is as it was."""
+    BUSY = "busy"
+    """It could not be begun now."""
+    NOTHING = "nothing"
+    """There was nothing to fold."""
+
+
+class CompressionPreparer(Protocol):
+    """What is done with a part of the conversation before a summary stands for it."""
+
+    async def collect_advice(self, session: Session, part: SessionContext) -> str:
+        """What the summary should not lose, as memories see it."""
+
+    async def note_before_compression(
+        self, claim: Claim, session: Session, part: SessionContext, *, advice: str
+    ) -> None:
+        """Note what is worth remembering."""
+
+
+class SessionCompressor:
+    """Makes one fold at a time, for the session of its claim and no other."""
+
+    def __init__(
+        self,
+        gates: Gates,
+        claim: Claim,
+        runtime: AgentRuntime,
+        *,
+        wakeups: Wakeups,
+        budgets: BudgetLedger,
+        preparer: CompressionPreparer | None = None,
+    ) -> None:
+        self.gates = gates
+        self.store = gates.store
+        self.claim = claim
+        self.runtime = runtime
+        self.wakeups = wakeups
+        self.budgets = budgets
+        self.preparer = preparer
+        self.log = gates.log.bind(session=claim.session)
+        self.thoughts: list[Thought] = []
+        """What was answered and is not yet paid for."""
+        self.reservation: list[BudgetReservation] = []
+
+    async def compress(
+        self,
+        session: Session,
+        view: SessionContext,
+        *,
+        trigger: str,
+        keep: int,
+        blocking: bool = False,
+        focus: str = "",
+        tell: ChatLocation | None = None,
+        available_tokens: float = 0.0,
+        used: int | None = None,
+    ) -> CompressionOutcome:
+        """Fold what `view` shows, if it can be and helps; with `room`, only if enough is new. `used`: what it weighs.
+
+        The mark is taken before the summary is asked for; what arrives meanwhile is after it, and stays live. A view
+        that was changed by somebody else meanwhile makes the summary void.
+        """
+        plan = compression.plan_compression(view, keep=keep, session=session.id, used=used)
+        if plan is None or not compression.is_worthwhile(plan, available_tokens):
+            return CompressionOutcome.NOTHING
+        began = Began(
+            type="compression",
+            compression=plan.based_on,
+            generation=session.generation,
+            blocking=blocking,
+            consumer=self.claim.consumer,
+            trigger=trigger,
+        )
+        notice: tuple[EntryBody, ...] = ()
+        if tell is not None:
+            text = "I am compressing our conversation. Your message is kept and will be answered right after."
+            notice = (Notified(text=text, about="compression", to=tell, parts=(text,)),)
+        try:
+            op = await self._commit(Step.COMPRESSION_BEGIN, (began, *notice), op=None, generation=session.generation)
+        except Conflict:
+            return CompressionOutcome.BUSY  # something runs that must not run beside it, or the view moved: decide anew
+        messages_ = sum(len(exchange.heard) for exchange in plan.covered_context.turns)
+        log = self.log.bind(
+            op=op, trigger=trigger, mark=plan.covers, messages=messages_, model=self.runtime.summariser.name
+        )
+        log.info("compression.started", tokens=plan.tokens_before)
+        try:
+            return await self._make_summary(
+                session, plan, op=op, trigger=trigger, messages=messages_, focus=focus, log=log
+            )
+        finally:
+            for reservation in self.reservation:
+                reservation.release()
+            self.reservation.clear()
+
+    async def _make_summary(
+        self,
+        session: Session,
+        plan: CompressionPlan,
+        *,
+        op: int,
+        trigger: str,
+        messages: int,
+        focus: str,
+        log: EventLogger,
+    ) -> CompressionOutcome:
+        advice = await self.preparer.collect_advice(session, plan.covered_context) if self.preparer is not None else ""
+        asked = await self._summarise_plan(plan, focus=focus, advice=advice)
+        if not isinstance(asked, ModelAnswered):
+            reason = asked.reason if isinstance(asked, ModelUnreachable | RequestTooLong | TurnBroken) else "cut short"
+            return await self._end_refused(op, f"no summary: {reason}", log)
+        if reason := compression.find_summary_objection(asked.thought.text, plan):
+            return await self._end_refused(op, reason, log)
+        if self.preparer is not None:
+            await self.preparer.note_before_compression(self.claim, session, plan.covered_context, advice=advice)
+        compressed = Compressed(
+            summary=asked.thought.text,
+            covers=plan.covers,
+            kept=plan.kept,
+            effects=plan.effects,
+            based_on=plan.based_on,
+            generation=session.generation,
+            model=asked.thought.model,
+            trigger=trigger,
+            messages=messages,
+            tokens_before=plan.tokens_before,
+        )
+        compressed = structs.replace(compressed, tokens_after=compression.estimate_tokens_after(compressed, plan))
+        try:
+            await self._commit(
+                Step.COMPRESSION_END,
+                (compressed, Ended(usage=asked.thought.usage)),
+                op=op,
+                generation=session.generation,
+            )
+        except Conflict:
+            return await self._end_refused(op, "the view changed while the summary was made", log)
+        log.info("compression.done", tokens_before=compressed.tokens_before, tokens_after=compressed.tokens_after)
+        return CompressionOutcome.DONE
+
+    async def _summarise_plan(self, plan: CompressionPlan, *, focus: str, advice: str) -> TurnEvent:
+        """The summary of all of a plan, or why there is none.
+
+        What does not fit the summariser at once is summarised a portion at a time, each from the summary of those
+        before it. Only the last summary is ever shown to anybody: if one of them fails, nothing has happened.
+        """
+        most = self.runtime.summariser.context_tokens
+        used = ModelUsage()
+        while True:
+            portion = compression.take_portion(plan, most=most, focus=focus, advice=advice)
+            asked = await self._ask_summariser(compression.build_summary_request(portion, focus=focus, advice=advice))
+            if isinstance(asked, RequestTooLong):
+                tight = compression.build_summary_request(portion, focus=focus, advice=advice, tight=True)
+                asked = await self._ask_summariser(tight)
+                if isinstance(asked, RequestTooLong) and len(portion.covered_context.turns) > 1:
+                    most = min(most, weigh_request(tight)) // 2  # it holds less than it says, or counts otherwise
+                    continue
+            if not isinstance(asked, ModelAnswered):
+                return asked
+            used += asked.thought.usage
+            summary = asked.thought.text
+            left = compression.build_remaining_plan(plan, portion, summary) if summary.strip() else None
+            if left is None:
+                return structs.replace(asked, thought=structs.replace(asked.thought, usage=used))
+            plan = left
+
+    async def _ask_summariser(self, request: ModelRequest) -> TurnEvent:
+        """One question to the summariser, out of the purse for work beside the conversation."""
+        runtime = self.runtime
+        reading, writing = runtime.meter.estimate_max_tokens(runtime.weigh_request(request)), runtime.max_output_tokens
+        worst = WorstCaseCost(usd=runtime.price_usd(reading, writing), tokens=reading + writing)
+        reservation = self.budgets.prepare_reservation(runtime.job_limits(), worst)
+        try:
+            await reservation.reserve()
+        except Refused as error:
+            return TurnBroken(reason=str(error))
+        self.reservation.append(reservation)
+        asked = await effects.ask_models(
+            self.gates,
+            (runtime.summariser,),
+            request,
+            deadline=SUMMARY_DEADLINE_SECONDS,
+            record=lambda answer: Thought(text=answer.text, model=answer.model, usage=answer.usage),
+        )
+        if isinstance(asked, ModelAnswered):
+            self.thoughts.append(asked.thought)
+        return asked
+
+    async def close_abandoned(self, operation: Operation, reason: str) -> None:
+        """End a fold that somebody left running."""
+        await self._end_refused(operation.op, reason, self.log.bind(op=operation.op))
+
+    async def _end_refused(self, op: int, reason: str, log: EventLogger) -> CompressionOutcome:
+        await self._commit(Step.COMPRESSION_END, (Ended(outcome="refused", reason=reason),), op=op)
+        log.warning("compression.refused", reason=reason)
+        return CompressionOutcome.REFUSED
+
+    async def _commit(
+        self, step: Step, bodies: tuple[EntryBody, ...], *, op: int | None, generation: int | None = None
+    ) -> int:
+        own = -1 if op is None else op
+        spends = build_job_spends(self.runtime, self.thoughts, day=self.budgets.get_today())
+        done = await self.gates.commit(
+            Change(
+                step=step,
+                session=self.claim.session,
+                at=self.gates.clock.now(),
+                entries=tuple(EntryDraft(body=body, author="system", op=own) for body in bodies),
+                claim=self.claim,
+                op=op,
+                generation=generation,
+                spends=spends,
+                wakeups=self.runtime.list_platform_wakeups(bodies)
+                + (self.runtime.list_switch_wakeups() if isinstance(bodies[0], Compressed) else ()),
+            )
+        )
+        self.thoughts.clear()
+        self.wakeups.notify(self.claim.session)
+        return done.seqs[0]
+
+
+class CompressionWorker:
+    """The fold lane: makes a summary beside the conversation, before it is needed."""
+
+    def __init__(
+        self,
+        gates: Gates,
+        claim: Claim,
+        *,
+        runtimes: AgentRuntimes,
+        wakeups: Wakeups,
+        budgets: BudgetLedger,
+        preparer: CompressionPreparer | None = None,
+        contexts: ContextCache | None = None,
+    ) -> None:
+        self.gates = gates
+        self.claim = claim
+        self.runtimes = runtimes
+        self.wakeups = wakeups
+        self.budgets = budgets
+        self.preparer = preparer
+        self.contexts = contexts or ContextCache()
+
+    async def run(self) -> None:
+        store = self.gates.store
+        session = await store.get_session(self.claim.session)
+        runtime = self.runtimes.get_runtime(session.agent, session.choices)
+        compressor = SessionCompressor(
+            self.gates, self.claim, runtime, wakeups=self.wakeups, budgets=self.budgets, preparer=self.preparer
+        )
+        for operation in await store.list_operations(session.id, types=("compression",), states=("running",)):
+            if operation.consumer == COMPRESSION:
+                await compressor.close_abandoned(operation, "cut short by a restart")
+        glance = await store.get_session_snapshot(self.claim.session)
+        session = glance.session
+        wanted = await self._find_request(session)
+        if wanted is not None:
+            await self._compress_on_request(compressor, session, runtime, wanted)
+            return
+        seen = self.contexts.get_cached(glance)
+        if seen is None:
+            view = await load_context_at(store, session, at=session.last_seq + 1)
+            seen = build_cached_context(view, session.id, generation=session.generation, newest=glance.newest_turn)
+        used = runtime.meter.estimate_tokens(seen.tokens + runtime.overhead_weight)
+        outcome = CompressionOutcome.NOTHING
+        window = runtime.models[0].context_tokens
+        if due := compression.measure_urgency(used, window, soft=runtime.soft_share, hard=runtime.hard_share):
+            available_tokens = window * (runtime.hard_share - runtime.soft_share) if due == "soft" else 0.0
+            outcome = await compressor.compress(
+                session,
+                seen.context,
+                trigger="soft",
+                keep=runtime.keep_turns,
+                available_tokens=available_tokens,
+                used=seen.tokens,
+            )
+        # a summary that was refused again and again waits until there is more to summarise
+        tired = outcome is CompressionOutcome.REFUSED and self.claim.cursor.attempts + 1 >= MAX_REFUSALS
+        again = outcome in (CompressionOutcome.REFUSED, CompressionOutcome.BUSY) and not tired
+        if not again:
+            session = await self._reload_session(session)
+        await self._settle_cursor(session, position=session.last_seq, again=again)
+
+    async def _reload_session(self, session: Session) -> Session:
+        """The session as it is by now, unless somebody asked for a compression meanwhile: then there is more to do.
+
+        That it has grown is no reason to look once more: a turn that makes a summary needful says so at its end.
+        """
+        now = await self.gates.store.get_session(session.id)
+        return now if await self._find_request(now) is None else session
+
+    async def _find_request(self, session: Session) -> Entry | None:
+        """The next compression that somebody asked for."""
+        after = self.claim.cursor.processed_seq
+        for entry in await self.gates.store.list_entries(session.id, after=after, kinds=(EntryKind.CHANGED,)):
+            if isinstance(entry.body, Changed) and isinstance(entry.body.change, CompressionRequested):
+                return entry
+        return None
+
+    async def _compress_on_request(
+        self, compressor: SessionCompressor, session: Session, runtime: AgentRuntime, entry: Entry
+    ) -> None:
+        """Make a compression that was asked for. The chat waits for it, and hears how it went."""
+        assert isinstance(entry.body, Changed)
+        assert isinstance(entry.body.change, CompressionRequested)
+        wanted = entry.body.change
+        keep = runtime.keep_turns if wanted.keep is None else wanted.keep
+        view = await load_context_at(self.gates.store, session, at=session.last_seq + 1)
+        outcome = await compressor.compress(
+            session, view, trigger="command", keep=keep, blocking=True, focus=wanted.focus
+        )
+        if outcome is CompressionOutcome.BUSY:
+            await self._settle_cursor(session, position=None, again=True, seconds=BUSY_RETRY_SECONDS)
+            return
+        told: tuple[EntryBody, ...] = ()
+        if wanted.tell is not None:
+            text = await self._render_outcome(session, outcome)
+            told = (Notified(text=text, about="compress", to=wanted.tell, parts=(text,)),)
+        await self._settle_cursor(
+            session, position=entry.seq, again=False, told=told, wakeups=runtime.list_platform_wakeups(told)
+        )
+
+    async def _render_outcome(self, session: Session, outcome: CompressionOutcome) -> str:
+        newest = await self.gates.store.list_operations(session.id, types=("compression",), newest_first=True, limit=1)
+        entries = (
+            await self.gates.store.list_entries(session.id, after=newest[0].op, upto=newest[0].last) if newest else []
+        )
+        if outcome is CompressionOutcome.DONE:
+            compressed = next(entry.body for entry in entries if isinstance(entry.body, Compressed))
+            return (
+                f"Compressed {describe_count(compressed.messages, 'message')}: "
+                f"{compressed.tokens_before} tokens are now {compressed.tokens_after}. "
+                "/undo compress brings the originals back."
+            )
+        if outcome is CompressionOutcome.NOTHING:
+            return "There is nothing to compress."
+        reason = next((entry.body.reason for entry in entries if isinstance(entry.body, Ended)), "")
+        return f"Not compressed: {reason}. Everything is as it was."
+
+    async def _settle_cursor(
+        self,
+        session: Session,
+        *,
+        position: int | None,
+        again: bool,
+        seconds: float | None = None,
+        told: tuple[EntryBody, ...] = (),
+        wakeups: tuple[Wakeup, ...] = (),
+    ) -> None:
+        attempts = self.claim.cursor.attempts + 1 if again else 0
+        wait = (seconds or retry_delay_seconds(attempts, jitter=self.gates.chance.random())) if again else None
+        update = CursorUpdate(
+            processed_seq=position,
+            attempts=attempts,
+            wait=RetryDelay(seconds=wait) if wait is not None else None,
+            idle_at=session.last_seq if wait is None else None,
+            release=True,
+        )
+        await self.gates.commit(
+            Change(
+                step=Step.CURSOR_SETTLE,
+                session=session.id,
+                at=self.gates.clock.now(),
+                entries=tuple(EntryDraft(body=body, author="system") for body in told),
+                claim=self.claim,
+                cursor=update,
+                wakeups=wakeups,
+                durable=bool(told),
+            )
+        )
+        self.wakeups.notify(session.id)

@@ -1,0 +1,253 @@
+"""Reads the part of the log that a context needs: the window, not the history."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection
+from typing import Final
+
+from msgspec import Struct, structs
+
+from everhold.core.compression import estimate_message_tokens
+from everhold.core.context import (
+    ContextSelection,
+    RequestPrefix,
+    SessionContext,
+    TurnEntries,
+    assemble_context,
+    is_in_context,
+    list_context_stubs,
+    list_turn_stubs,
+    render_messages,
+    select_operations,
+    start_request_prefix,
+)
+from everhold.core.entries import EntryKind
+from everhold.core.retry import retry_delay_seconds
+from everhold.ports.model import ModelMessage
+from everhold.ports.store import Glance, Operation, Session, Store
+
+
+class CachedContext(Struct, frozen=True, kw_only=True):
+    """A view with what follows from it, and what it was read from."""
+
+    context: SessionContext
+    messages: tuple[ModelMessage, ...]
+    tokens: int
+    generation: int
+    newest_turn: int
+    """The newest turn in it."""
+    seqs: frozenset[int]
+    """The session's own entries in it."""
+    stubs: frozenset[int] = frozenset()
+    """Those that are shown as stubs."""
+
+    def with_turn(self, exchange: TurnEntries) -> CachedContext:
+        """This with one more turn of the session at its end."""
+        last = SessionContext(turns=(exchange,))
+        view, stubs = self.context + last, self.stubs | list_turn_stubs(exchange)
+        if stubs == self.stubs:
+            more = render_messages(last, stubs=stubs)
+            shown, weight = self.messages + more, self.tokens + estimate_message_tokens(more)
+        else:
+            shown = render_messages(view, stubs=stubs)
+            weight = estimate_message_tokens(shown)
+        return CachedContext(
+            context=view,
+            messages=shown,
+            tokens=weight,
+            generation=self.generation,
+            newest_turn=exchange.op,
+            seqs=self.seqs.union(_list_turn_seqs(exchange)),
+            stubs=stubs,
+        )
+
+
+def build_cached_context(view: SessionContext, session: str, *, generation: int, newest: int) -> CachedContext:
+    """A view of `session`, with what follows from it."""
+    stubs = list_context_stubs(view)
+    shown = render_messages(view, stubs=stubs)
+    own = (exchange for exchange in view.turns if exchange.steps[0].session == session)
+    seqs = frozenset(seq for exchange in own for seq in _list_turn_seqs(exchange))
+    return CachedContext(
+        context=view,
+        messages=shown,
+        tokens=estimate_message_tokens(shown),
+        generation=generation,
+        newest_turn=newest,
+        seqs=seqs,
+        stubs=stubs,
+    )
+
+
+EMPTY_CONTEXT: Final = build_cached_context(SessionContext(), "", generation=0, newest=0)
+
+
+def _list_turn_seqs(exchange: TurnEntries) -> list[int]:
+    return [entry.seq for entry in (*exchange.heard, *exchange.steps)]
+
+
+class ContextCache:
+    """The views of sessions that are talking, so that a turn costs what is new in it.
+
+    Only a shortcut: what is kept is used while the session's generation and its newest turn are the ones it was read
+    under, and read again otherwise.
+    """
+
+    def __init__(self, *, max_sessions: int = 512) -> None:
+        self.max_sessions = max_sessions
+        self._contexts: OrderedDict[str, CachedContext] = OrderedDict()
+        self._prefixes: dict[str, RequestPrefix] = {}
+        self._stored_blobs: set[bytes] = set()
+        self._turn_counts: Counter[str] = Counter()
+        self._refused_compressions: dict[str, tuple[int, float]] = {}
+        """Sessions whose compression was refused: how often, and until when it is not tried again."""
+
+    def filter_unstored_blobs(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Those of `blobs` that this process has not stored yet: prompts are the same turn after turn."""
+        return tuple(blob for blob in blobs if blob not in self._stored_blobs)
+
+    def mark_blobs_stored(self, blobs: tuple[bytes, ...]) -> None:
+        """`blobs` are committed."""
+        if len(self._stored_blobs) > 4 * self.max_sessions:
+            self._stored_blobs.clear()
+        self._stored_blobs.update(blobs)
+
+    def count_turn(self, session: str) -> int:
+        """One more turn of a session in this process; how many there were."""
+        self._turn_counts[session] += 1
+        return self._turn_counts[session]
+
+    def can_compress(self, session: str, now: float) -> bool:
+        """Whether a compression that was refused has been left alone for long enough."""
+        return now >= self._refused_compressions.get(session, (0, 0.0))[1]
+
+    def record_compression_refused(self, session: str, now: float, jitter: float) -> None:
+        attempts = self._refused_compressions.get(session, (0, 0.0))[0] + 1
+        self._refused_compressions[session] = (attempts, now + (retry_delay_seconds(attempts, jitter=jitter) or 300.0))
+
+    def record_compressed(self, session: str) -> None:
+        self._refused_compressions.pop(session, None)
+
+    async def load_current(self, store: Store, glance: Glance) -> CachedContext:
+        """The session's view as it stands."""
+        session = glance.session
+        seen = self.get_cached(glance)
+        if seen is None:
+            view = await load_context_at(store, session, at=session.last_seq + 1)
+            seen = build_cached_context(view, session.id, generation=session.generation, newest=glance.newest_turn)
+        self.put(session.id, seen)
+        return seen
+
+    def get_cached(self, glance: Glance) -> CachedContext | None:
+        """The view that was kept, if it is the session's still."""
+        seen = self._contexts.get(glance.session.id)
+        same = seen is not None and (seen.generation, seen.newest_turn) == (
+            glance.session.generation,
+            glance.newest_turn,
+        )
+        return seen if same else None
+
+    def put(self, session: str, seen: CachedContext) -> None:
+        self._contexts[session] = seen
+        self._contexts.move_to_end(session)
+        while len(self._contexts) > self.max_sessions:
+            gone, _ = self._contexts.popitem(last=False)
+            self._prefixes.pop(gone, None)
+
+    def extend_prefix(self, session: str, shown: tuple[ModelMessage, ...], *, system: str) -> RequestPrefix:
+        """The beginning of a request that shows these messages first, sealed: most of it was shown before."""
+        before = self._prefixes.get(session)
+        sealed = None if before is None or before.system != system else before.extend_with(shown)
+        if sealed is None:
+            sealed = start_request_prefix(system).extend_with(shown)
+            assert sealed is not None, "whatever is shown begins with nothing"
+        if session in self._contexts:
+            self._prefixes[session] = sealed
+        return sealed
+
+
+async def load_context_at(
+    store: Store, session: Session, *, at: int, compression: int | None = None, over: bool = False, since: int = 0
+) -> SessionContext:
+    """The view just before seq `at`; `fold` pins one (0: none). A branch starts with its parent's view.
+
+    What the parent had not finished when the branch was made (`over`) is not part of it: it goes on over there. Who
+    wants only what was begun after `since` need not wait for the rest to be read.
+    """
+    erased: set[int] = set()
+    while True:
+        selection = await select_context(store, session.id, at=at, compression=compression, over=over, erased=erased)
+        if since:
+            selection = structs.replace(selection, turns=tuple(it for it in selection.turns if it.op > since))
+        view = await _load_selection(store, session.id, selection)
+        if selection.compression is None or view.compression is not None:
+            break
+        erased.add(selection.compression.op)  # it was in force at that time; what it stood for is told by the originals
+    if selection.is_whole and session.parent and not since:
+        parent = await store.get_session(session.parent)
+        return await load_context_at(store, parent, at=session.parent_at + 1, over=True) + view
+    return view
+
+
+async def select_context(
+    store: Store,
+    session: str,
+    *,
+    at: int,
+    compression: int | None = None,
+    over: bool = False,
+    erased: Collection[int] = (),
+) -> ContextSelection:
+    """Which operations are in the view, found through the newest fold and fresh context. Passes over `erased` folds."""
+    fresh = await _find_newest_operation(store, session, "context_reset", at=at)
+    if compression is None:
+        newest = await _find_newest_operation(store, session, "compression", at=at, without=erased)
+    else:
+        newest = await _find_pinned_compression(store, session, 0 if compression in erased else compression)
+    after = max(fresh.op if fresh else 0, newest.covers if newest else 0)
+    turns = await store.list_operations(session, types=("turn",), after=after, before=at)
+    marks = [operation for operation in (fresh, newest) if operation is not None]
+    return select_operations([*marks, *turns], at=at, compression=compression, over=over)
+
+
+async def _find_pinned_compression(store: Store, session: str, compression: int) -> Operation | None:
+    found = (
+        await store.list_operations(session, types=("compression",), after=compression - 1, before=compression + 1)
+        if compression
+        else []
+    )
+    return found[0] if found else None
+
+
+async def _find_newest_operation(
+    store: Store, session: str, what: str, *, at: int, without: Collection[int] = ()
+) -> Operation | None:
+    """The newest one that was in force just before `at`. Undone ones are few, so a small page nearly always does."""
+    before = at
+    while page := await store.list_operations(session, types=(what,), before=before, newest_first=True, limit=8):
+        for operation in page:
+            if (
+                operation.state == "done"
+                and operation.last < at
+                and is_in_context(operation, at)
+                and operation.op not in without
+            ):
+                return operation
+        before = page[-1].op
+    return None
+
+
+async def _load_selection(store: Store, session: str, selection: ContextSelection) -> SessionContext:
+    entries = []
+    if selection.compression is not None:
+        compression = selection.compression
+        entries += await store.list_entries(
+            session, after=compression.op, upto=compression.last, kinds=(EntryKind.COMPRESSED,)
+        )
+    if selection.turns:
+        first = min(turn.first for turn in selection.turns)
+        last = max(turn.last or 0 for turn in selection.turns)
+        running = any(not turn.last for turn in selection.turns)
+        entries += await store.list_entries(session, after=first - 1, upto=None if running else last)
+    return assemble_context(selection, entries)

@@ -1,0 +1,1 @@
+"""Operations outside the conversation: background tasks and reviews."""

@@ -1,0 +1,452 @@
+"""Work beside the conversation: background tasks and reviews. A model call over a view, with tools that change nothing.
+
+A job is no agent. It makes no session anywhere; what it learns is written to the session it works for, citing the
+entries it rests on, and what it found out is heard there by the next turn.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import structs
+
+from everhold.core import consumers, denial_detection, review
+from everhold.core.context import SessionContext, list_context_stubs, render_messages
+from everhold.core.entries import (
+    OWN_OPERATION,
+    Began,
+    Changed,
+    ChatLocation,
+    Ended,
+    Entry,
+    EntryBody,
+    EntryDraft,
+    EntryKind,
+    Heard,
+    ModelUsage,
+    Noted,
+    Notified,
+    Returned,
+    Said,
+    Stamp,
+    TaskRequested,
+    Thought,
+)
+from everhold.core.exchange import TASKS_PLATFORM, render_task_report
+from everhold.core.message_split import split_text
+from everhold.core.turn import ModelAnswered, ModelUnreachable, RequestTooLong, RunTool, TurnBroken, TurnEvent
+from everhold.engine import effects, model_waits
+from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes, build_job_spends
+from everhold.engine.budgets import BudgetLedger, BudgetReservation, WorstCaseCost
+from everhold.engine.context_cache import ContextCache, load_context_at
+from everhold.engine.gates import Gates, Wakeups
+from everhold.errors import Conflict, LeaseLost, Refused
+from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
+from everhold.ports.store import Change, Claim, CursorUpdate, RetryDelay, Session, Spend, Step, Store, Wakeup
+from everhold.ports.tool import ToolContext, ToolEffect
+
+MAX_JOB_ROUNDS: Final = 8
+JOB_DEADLINE_SECONDS: Final = 300.0
+CUT_OFF_SUFFIX: Final = " … (cut off at the model's length limit)"
+BEYOND_ANY_SEQ: Final = 2**62
+"""Further than any session goes: a lane that is idle at it is idle whatever was said meanwhile."""
+
+TASK_PROMPT: Final = (
+    "You work on a task beside the conversation above; nobody is waiting for you and you cannot ask back. Use tools to "
+    "find things out; you cannot change anything. Answer with the result, short and complete. The task: "
+)
+
+
+class JobFailed(Exception):
+    """The job cannot be done now (`again`), or at all."""
+
+    def __init__(self, reason: str, *, can_retry: bool, retry_after: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.can_retry = can_retry
+        self.retry_after = retry_after
+
+
+class JobWorker:
+    """The lane of a session's jobs: tasks that were asked for, or the review of what was said since the last one."""
+
+    def __init__(
+        self,
+        gates: Gates,
+        claim: Claim,
+        *,
+        runtimes: AgentRuntimes,
+        wakeups: Wakeups,
+        budgets: BudgetLedger,
+        contexts: ContextCache | None = None,
+    ) -> None:
+        self.gates = gates
+        self.store = gates.store
+        self.claim = claim
+        self.runtimes = runtimes
+        self.wakeups = wakeups
+        self.budgets = budgets
+        self.contexts = contexts or ContextCache()
+        self.thoughts: list[Thought] = []
+        """Every answer so far: it was paid for, whatever becomes of the job."""
+        self.reservation: list[BudgetReservation] = []
+        self.log = gates.log.bind(session=claim.session)
+
+    async def run(self) -> None:
+        try:
+            await self._run_once()
+        finally:
+            self._release_reservation()
+
+    async def _run_once(self) -> None:
+        session = await self.store.get_session(self.claim.session)
+        runtime = self.runtimes.get_runtime(session.agent, session.choices)
+        try:
+            if self.claim.consumer == consumers.REVIEW:
+                await self._run_review(session, runtime)
+            else:
+                await self._run_task(session, runtime)
+        except JobFailed as failure:
+            attempts = self.claim.cursor.attempts + 1
+            self.log.warning("job.later", reader=self.claim.consumer, reason=failure.reason, attempt=attempts)
+            chance = self.gates.chance
+            await self._commit(
+                Step.DELIVERY_RETRY,
+                (),
+                update=CursorUpdate(
+                    attempts=attempts,
+                    error=failure.reason,
+                    wait=model_waits.build_model_delay(
+                        failure.retry_after, attempts, chance=chance, waits_for=runtime.waits_for
+                    ),
+                    release=True,
+                ),
+                spends=build_job_spends(runtime, tuple(self.thoughts), day=self.budgets.get_today()),
+            )
+
+    # -- a task somebody asked for -----------------------------------------------------------------------------------
+
+    async def _run_task(self, session: Session, runtime: AgentRuntime) -> None:
+        entry = await self._find_next_task(session)
+        if entry is None:
+            update = CursorUpdate(
+                processed_seq=session.last_seq, idle_at=session.last_seq, attempts=0, error="", release=True
+            )
+            await self._commit(Step.CURSOR_SETTLE, (), update=update)
+            return
+        assert isinstance(entry.body, Changed)
+        assert isinstance(entry.body.change, TaskRequested)
+        task = entry.body.change
+        view = await load_context_at(self.store, session, at=entry.seq)
+        try:
+            text, thoughts = await self._work_on_task(session, runtime, view, task)
+        except JobFailed as failure:
+            if failure.can_retry:
+                raise
+            text, thoughts = f"The task could not be done: {failure.reason}", ()
+        result = render_task_report(task.text, text)
+        place = task.tell
+        bodies: tuple[EntryBody, ...] = (
+            Began(type="job", consumer=consumers.TASKS, trigger="background"),
+            *thoughts,
+            *(
+                (
+                    Notified(
+                        text=result, about="background", to=place, parts=split_text(result, runtime.text_limit(place))
+                    ),
+                )
+                if place
+                else ()
+            ),
+            Ended(usage=sum((thought.usage for thought in self.thoughts), ModelUsage())),
+        )
+        heard = Heard(
+            origin=ChatLocation(platform=TASKS_PLATFORM, chat=session.id, message=str(entry.seq)),
+            text=result,
+            asks=False,
+            sender="background task",
+            bot=True,
+            stamp=task.stamp,
+        )
+        await self._commit(
+            Step.JOB,
+            bodies,
+            generation=session.generation,
+            heard=(EntryDraft(body=heard, author=runtime.author, dedup=f"job:{session.id}:{entry.seq}"),),
+            update=CursorUpdate(processed_seq=entry.seq, attempts=0, error="", wait=RetryDelay(), release=True),
+            wakeups=runtime.list_platform_wakeups(bodies) + runtime.list_job_wakeups(),
+            spends=build_job_spends(runtime, tuple(self.thoughts), day=self.budgets.get_today()),
+        )
+        self.log.info("job.done", task=entry.seq)
+
+    async def _find_next_task(self, session: Session) -> Entry | None:
+        for entry in await self.store.list_entries(
+            session.id, after=self.claim.cursor.processed_seq, kinds=(EntryKind.CHANGED,)
+        ):
+            if isinstance(entry.body, Changed) and isinstance(entry.body.change, TaskRequested):
+                return entry
+        return None
+
+    async def _work_on_task(
+        self, session: Session, runtime: AgentRuntime, view: SessionContext, task: TaskRequested
+    ) -> tuple[str, tuple[Thought, ...]]:
+        """Ask, run what changes nothing, ask again, until there is a result."""
+        tools = {name: tool for name, tool in runtime.tools.items() if tool.effect is ToolEffect.PURE}
+        shown = (
+            *render_messages(view, stubs=list_context_stubs(view)),
+            ModelMessage(role="user", name="everhold", text=TASK_PROMPT + task.text),
+        )
+        thoughts: tuple[Thought, ...] = ()
+        for round_ in range(MAX_JOB_ROUNDS):
+            specs = tuple(tool.spec for tool in tools.values())
+            thought = await self._ask_model(
+                runtime, ModelRequest(system=runtime.system, messages=shown, tools=specs), session
+            )
+            thoughts = (*thoughts, thought)
+            if not thought.calls:
+                cut = CUT_OFF_SUFFIX if thought.finish == "length" else ""
+                return (thought.text or "(nothing)") + cut, thoughts
+            shown = (*shown, ModelMessage(role="assistant", text=thought.text, calls=thought.calls))
+            for call in thought.calls:
+                context = ToolContext(
+                    session=session.id,
+                    agent=session.agent,
+                    op=0,
+                    key=f"{session.id}:job:{self.claim.fence}:{round_}:{call.id}",
+                    stamp=task.stamp,
+                )
+                run = RunTool(call=call, key=context.key)
+                _, result = await effects.run_tool(self.gates, tools.get(call.tool), run, context)
+                shown = (*shown, ModelMessage(role="tool", call=call.id, text=result.text, error=result.error))
+        raise JobFailed(f"no result after {MAX_JOB_ROUNDS} rounds", can_retry=False)
+
+    # -- the review of what was said -----------------------------------------------------------------------------------
+
+    async def _run_review(self, session: Session, runtime: AgentRuntime) -> None:
+        view = await self.load_unreviewed(session, after=self.claim.cursor.processed_seq)
+        notes, thought = await self.extract_notes(session, runtime, view)
+        bodies: tuple[EntryBody, ...] = ()
+        if thought is not None:
+            bodies = (
+                Began(type="job", consumer=consumers.REVIEW, trigger="review"),
+                thought,
+                *notes,
+                Ended(usage=thought.usage),
+            )
+        await self._commit(
+            Step.JOB,
+            bodies,
+            generation=session.generation,
+            update=CursorUpdate(
+                processed_seq=session.last_seq,
+                idle_at=session.last_seq if await self._is_review_due(session, runtime) else BEYOND_ANY_SEQ,
+                attempts=0,
+                error="",
+                release=True,
+            ),
+            wakeups=runtime.list_memory_wakeups() if notes else (),
+            spends=build_job_spends(runtime, (thought,) if thought else (), day=self.budgets.get_today()),
+        )
+        self.log.info("review.done", notes=len(notes))
+
+    async def _is_review_due(self, session: Session, runtime: AgentRuntime) -> bool:
+        """Whether so much was said during a review that the next one is due: a few words wait for their turn."""
+        every = max(1, runtime.review_every_turns)
+        turns = await self.store.list_operations(
+            session.id, types=("turn",), states=("done",), after=session.last_seq, limit=every
+        )
+        return len(turns) >= every
+
+    async def note_before_compression(self, session: Session, part: SessionContext, *, advice: str = "") -> None:
+        """Note what a part of the conversation holds before a summary stands for it. Never holds the summary up: what
+        cannot be noted now is left to the next review, and the originals stay in the log."""
+        try:
+            await self._note_context(session, part, advice=advice)
+        finally:
+            self._release_reservation()
+
+    async def _note_context(self, session: Session, part: SessionContext, *, advice: str) -> None:
+        runtime = self.runtimes.get_runtime(session.agent, session.choices)
+        if not runtime.review_every_turns:
+            return
+        cursor = await self.store.get_cursor(consumers.REVIEW, session.id)
+        after = cursor.processed_seq if cursor is not None else 0
+        fresh = SessionContext(turns=tuple(e for e in part.turns if e.op > after and e.steps[0].session == session.id))
+        try:
+            notes, thought = await self.extract_notes(session, runtime, fresh, advice=advice)
+        except (JobFailed, Conflict) as failure:
+            self.log.warning("review.skipped", reason=str(failure))
+            return
+        if thought is None or not notes:
+            return
+        bodies: tuple[EntryBody, ...] = (
+            Began(type="job", consumer=self.claim.consumer, trigger="flush"),
+            thought,
+            *notes,
+            Ended(usage=thought.usage),
+        )
+        try:
+            await self._commit(
+                Step.JOB,
+                bodies,
+                generation=session.generation,
+                # a fold that is tried again notes nothing twice
+                dedup=f"flush:{session.id}:{after}:{fresh.turns[-1].op}",
+                update=None,
+                wakeups=runtime.list_memory_wakeups(),
+                spends=build_job_spends(runtime, (thought,), day=self.budgets.get_today()),
+            )
+        except Conflict as error:
+            self.log.warning("review.skipped", reason=str(error))
+
+    async def load_unreviewed(self, session: Session, *, after: int) -> SessionContext:
+        """What was said since the last review, as far as it is still in the view."""
+        seen = self.contexts.get_cached(await self.store.get_session_snapshot(session.id))
+        if seen is not None:
+            view = seen.context
+        else:
+            view = await load_context_at(self.store, session, at=session.last_seq + 1, since=after)
+        return SessionContext(
+            turns=tuple(
+                exchange
+                for exchange in view.turns
+                if exchange.op > after and exchange.steps and exchange.steps[0].session == session.id
+            )
+        )
+
+    async def extract_notes(
+        self, session: Session, runtime: AgentRuntime, view: SessionContext, *, advice: str = ""
+    ) -> tuple[tuple[Noted, ...], Thought | None]:
+        """What is worth noting about a view: facts that cite what they rest on, and no false claim of absence."""
+        request = review.build_review_request(view, advice=advice)
+        if request is None:
+            return (), None
+        thought = await self._ask_model(runtime, request, session)
+        stamps = {
+            entry.seq: entry.body.stamp
+            for exchange in view.turns
+            for entry in (*exchange.heard, *exchange.steps)
+            if isinstance(entry.body, Heard | Said)
+        }
+        bots = {
+            entry.seq: f"bot:{entry.body.sender or entry.author}"
+            for exchange in view.turns
+            for entry in exchange.heard
+            if isinstance(entry.body, Heard) and entry.body.bot
+        }
+        notes = []
+        for finding in review.parse_findings(thought.text, stamps):
+            if (contradiction := await find_contradicting_entry(self.store, session.id, finding.text)) is not None:
+                # what was said is in the log of the session, and nowhere that no erasure reaches
+                self.log.warning("note.refused", cites=list(finding.cites), because=f"entry {contradiction}")
+                continue
+            origin = next((bots[seq] for seq in finding.cites if seq in bots), "")
+            stamp = _merge_stamps(stamps, finding.cites)
+            notes.append(Noted(text=finding.text, cites=finding.cites, origin=origin, stamp=stamp))
+        return tuple(notes), thought
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    async def _ask_model(self, runtime: AgentRuntime, request: ModelRequest, session: Session) -> Thought:
+        """One question to the model that works beside the conversation, out of its own purse."""
+        await self._check_unchanged(session)
+
+        def record(answer: ModelResponse) -> Thought:
+            return Thought(
+                text=answer.text, calls=answer.calls, model=answer.model, usage=answer.usage, finish=answer.finish
+            )
+
+        weight = runtime.weigh_request(request)
+        reading = runtime.meter.estimate_max_tokens(weight)
+        worst = WorstCaseCost(
+            usd=runtime.price_usd(reading, runtime.max_output_tokens), tokens=reading + runtime.max_output_tokens
+        )
+        reservation = self.budgets.prepare_reservation(runtime.job_limits(), worst)
+        try:
+            await reservation.reserve()
+        except Refused as error:
+            raise JobFailed(str(error), can_retry=False) from error
+        self.reservation.append(reservation)
+        event: TurnEvent = await effects.ask_models(
+            self.gates, runtime.models, request, deadline=JOB_DEADLINE_SECONDS, record=record
+        )
+        match event:
+            case ModelAnswered(thought):
+                self.thoughts.append(thought)
+                return thought
+            case ModelUnreachable(reason=reason, retry_after=retry_after):
+                raise JobFailed(reason, can_retry=True, retry_after=retry_after)
+            case RequestTooLong(reason=reason) | TurnBroken(reason=reason):
+                raise JobFailed(reason, can_retry=False)
+            case _:
+                raise JobFailed("it was cut short", can_retry=True)
+
+    def _release_reservation(self) -> None:
+        """What was asked is booked, or never will be."""
+        for reservation in self.reservation:
+            reservation.release()
+        self.reservation.clear()
+
+    async def _check_unchanged(self, session: Session) -> None:
+        """Between its questions a job commits nothing that would tell it that it was taken over, or that something
+        it has read was erased."""
+        cursor = await self.store.get_cursor(self.claim.consumer, session.id)
+        if cursor is None or cursor.fence != self.claim.fence:
+            raise LeaseLost(f"session {session.id}: {self.claim.consumer} is in other hands")
+        if (await self.store.get_session(session.id)).generation != session.generation:
+            raise Conflict(f"session {session.id} changed its view while a job was at work")
+
+    async def _commit(
+        self,
+        step: Step,
+        bodies: tuple[EntryBody, ...],
+        *,
+        generation: int | None = None,
+        dedup: str | None = None,
+        heard: tuple[EntryDraft, ...] = (),
+        update: CursorUpdate | None,
+        wakeups: tuple[Wakeup, ...] = (),
+        spends: tuple[Spend, ...] = (),
+    ) -> None:
+        own = [EntryDraft(body=body, author="system", op=OWN_OPERATION) for body in bodies]
+        if dedup is not None:
+            own[0] = structs.replace(own[0], dedup=dedup)
+        await self.gates.commit(
+            Change(
+                step=step,
+                session=self.claim.session,
+                at=self.gates.clock.now(),
+                entries=(*own, *heard),
+                claim=self.claim,
+                # what a job read may have been erased while it worked: then nothing it made of it may be kept
+                generation=generation,
+                cursor=update,
+                wakeups=wakeups,
+                spends=spends,
+            )
+        )
+        self.wakeups.notify(self.claim.session)
+
+
+async def find_contradicting_entry(store: Store, session: str, text: str) -> int | None:
+    """The entry that contradicts a claim that something was never said; None if none does, or nothing is claimed."""
+    about = denial_detection.extract_denied_words(text)
+    if not about:
+        return None
+    for entry in await store.list_entries(
+        session, kinds=(EntryKind.HEARD, EntryKind.SAID, EntryKind.NOTED, EntryKind.RETURNED)
+    ):
+        match entry.body:
+            case Heard(text=said) | Said(text=said) | Noted(text=said) | Returned(text=said):
+                if denial_detection.is_denial_contradicted(about, said):
+                    return entry.seq
+            case _:
+                continue  # erased
+    return None
+
+
+def _merge_stamps(stamps: dict[int, Stamp], cites: tuple[int, ...]) -> Stamp:
+    """The identity a note is filed under: that of the last entry it rests on, for those who heard all of them."""
+    last = stamps[cites[-1]]
+    heard_all = tuple(one for one in last.audience if all(one in stamps[seq].audience for seq in cites))
+    return last if heard_all == last.audience else structs.replace(last, audience=heard_all)

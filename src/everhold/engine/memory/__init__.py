@@ -1,0 +1,1 @@
+"""Memories as destinations and as sources of recall: deliver, recall, backfill, resend, health."""

@@ -1,0 +1,451 @@
+"""exchanges and notes -> provider: the courier of one memory instance, under the identity of their time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from msgspec import structs
+
+from everhold.core import consumers
+from everhold.core.context import assemble_context, select_operations
+from everhold.core.entries import (
+    Changed,
+    Ended,
+    Entry,
+    EntryBody,
+    EntryDraft,
+    EntryKind,
+    Heard,
+    MemoryNameSet,
+    Noted,
+    Notified,
+    OperationsUndone,
+    Stamp,
+)
+from everhold.core.exchange import (
+    MEMORY_KINDS,
+    build_exchange,
+    build_job_result,
+    build_note,
+    build_retraction,
+    fingerprint_batch,
+    is_memory_entry,
+)
+from everhold.core.memory_naming import SessionOrigin
+from everhold.core.memory_pacing import MemoryPacing, PendingItem, select_due_items
+from everhold.engine.effects import deliver_outside
+from everhold.engine.gates import Gates
+from everhold.engine.memory.session_switch import MAX_ENTRIES_BACK, build_session_switch, is_session_switch
+from everhold.engine.memory_client import MemoryClient
+from everhold.engine.outbox.delivery import BatchScan, DeliveryBatch, FailureNotice
+from everhold.errors import EverholdError, Transient
+from everhold.ports.memory import (
+    Exchange,
+    JobResult,
+    MemoryBatch,
+    MemoryCapability,
+    MemoryItem,
+    MemoryNote,
+    MemoryRetraction,
+)
+from everhold.ports.platform import DeliveryGuarantee
+from everhold.ports.store import Claim, InFlightBatch, Item, Operation, Session, Wakeup
+
+MAX_BATCH_ITEMS: Final = 20
+PAGE_ENTRIES: Final = 200
+NOTICE_AT_ATTEMPT: Final = 3
+"""The attempt that, when it fails, is worth a word in the chat: a short hiccup is not."""
+OUTAGE_TEXT: Final = (
+    "My memory {memory} is not answering. Nothing is lost: what we say is kept, and goes there once it is back."
+)
+HOOK_DEADLINE_SECONDS: Final = 10.0
+"""For a provider to take note of something that concerns nobody else."""
+READ_KINDS: Final = (*MEMORY_KINDS, EntryKind.COMPRESSED)
+
+
+DeliverableItem: TypeAlias = MemoryItem | JobResult
+
+
+class MemoryDestination:
+    """Hands one session's memories to one provider, in order, a batch at a time."""
+
+    delivered_event = "memory.stored"
+    dead_letter_event = "memory.parked"
+
+    def __init__(
+        self,
+        gates: Gates,
+        provider: MemoryClient,
+        *,
+        current_provider: Callable[[], MemoryClient | None],
+        in_doubt_policy: str,
+        instance: str = "",
+        choose_name: Callable[[SessionOrigin], str] = lambda origin: origin.session,
+        pacing: MemoryPacing | None = None,
+        released_upto: float = float("-inf"),
+        sends_notices: bool = False,
+        wakeups_for: Callable[[Sequence[EntryBody]], tuple[Wakeup, ...]] = lambda _: (),
+        upto: int | None = None,
+    ) -> None:
+        """`now` is asked for the provider before every call: the one there was may have been replaced.
+
+        What was said up to `released` is not held back, whatever the pace. What stands behind `upto` is not looked at.
+        """
+        self.upto = upto
+        self.gates = gates
+        self.store = gates.store
+        self.provider = provider
+        self.current_provider = current_provider
+        self.instance = instance
+        self.choose_name = choose_name
+        self.in_doubt_policy = in_doubt_policy
+        self.pacing = pacing or MemoryPacing()
+        self.released_upto = released_upto
+        self.sends_notices = sends_notices
+        self.wakeups_for = wakeups_for
+        self.switch_entries: dict[int, Entry] = {}
+        """Where the talk took a turn, among what was looked at."""
+
+    @property
+    def delivery(self) -> DeliveryGuarantee:
+        return self.provider.delivery
+
+    @property
+    def deadline(self) -> float:
+        return self.provider.deadline
+
+    @property
+    def visible_after(self) -> float:
+        return self.provider.visible_after
+
+    @property
+    def rebuilds_in_flight(self) -> bool:
+        return False  # which exchanges went together is written down nowhere else
+
+    @property
+    def probes_before_resend(self) -> bool:
+        delivery = self.provider.delivery
+        return delivery is DeliveryGuarantee.PROBE or (
+            delivery is DeliveryGuarantee.UNACKNOWLEDGED and self.provider.has_capability(MemoryCapability.PROBE)
+        )
+
+    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> BatchScan:
+        session = await self.store.get_session(claim.session)
+        upto = session.last_seq if self.upto is None else self.upto
+        if not self._refresh_provider():
+            return BatchScan(batch=None, scanned_upto_seq=after)  # what is left stays due, and waits for a provider
+        most = max(MAX_BATCH_ITEMS, min(self.pacing.turns_per_batch, PAGE_ENTRIES))
+        while True:
+            page = await self.store.list_entries(
+                claim.session, after=after, upto=upto, kinds=READ_KINDS, limit=PAGE_ENTRIES
+            )
+            ready, wait = await self._select_ready(session, page)
+            self.switch_entries.update({entry.seq: entry for entry in ready if is_session_switch(entry)})
+            places = await self._select_places(session, [entry for entry in ready if is_memory_entry(entry)])
+            items: list[tuple[int, DeliverableItem]] = []
+            for entry in places[:most]:
+                if (memory := await self._build_item(session, entry, jobs=self._receives_jobs)) is not None:
+                    items.append((memory.seq if isinstance(memory, JobResult) else entry.seq, memory))
+            more = len(page) == PAGE_ENTRIES or len(places) > most
+            if items or not more:
+                batch, rest = await self._take_same_name(session, items) if items else (None, False)
+                return BatchScan(
+                    batch=batch,
+                    scanned_upto_seq=upto,
+                    generation=session.generation,
+                    has_more=more or rest,
+                    passed_upto_seq=ready[-1].seq if ready and not more and not rest else 0,
+                    wait_seconds=wait,
+                )
+            after = (places[most - 1] if len(places) > most else page[-1]).seq
+
+    async def _select_places(self, session: Session, places: list[Entry]) -> list[Entry]:
+        """Those of these places of which something is handed over at all: of the present, everything."""
+        return places
+
+    async def _select_ready(self, session: Session, page: Sequence[Entry]) -> tuple[list[Entry], float]:
+        """What of a page is to be handed over now, and after how many seconds the rest is, if there is one."""
+        found = [entry for entry in page if is_memory_entry(entry) or is_session_switch(entry)]
+        if len(page) == PAGE_ENTRIES or self.pacing.turns_per_batch == 1 or not found:
+            return found, 0.0
+        ops = [entry.op for entry in found if entry.op is not None] or [0]
+        ended = await self._list_operations(session.id, min(ops), max(ops), jobs=self._receives_jobs)
+        what = {op.op: op.type for op in ended}
+        # what ended and was no turn is nothing for memory: it neither fills a batch nor waits for one
+        found = [entry for entry in found if entry.kind is not EntryKind.ENDED or entry.op in what]
+        waiting = [
+            PendingItem(entry.at, urgent=entry.kind is not EntryKind.ENDED or what.get(entry.op or 0) == "job")
+            for entry in found
+        ]
+        verdict = select_due_items(self.pacing, waiting, now=self.gates.clock.now(), released=self.released_upto)
+        return found[: verdict.count], verdict.seconds
+
+    async def build_notice(self, claim: Claim, *, attempts: int) -> FailureNotice:
+        """The chat hears once, in every outage that lasts, that its memory is not answering."""
+        if attempts != NOTICE_AT_ATTEMPT or not self.sends_notices:
+            return FailureNotice()
+        latest = (await self.store.get_session(claim.session)).last_seq
+        heard = await self.store.list_entries(
+            claim.session, after=max(0, latest - MAX_ENTRIES_BACK), kinds=(EntryKind.HEARD,)
+        )
+        to = next((e.body.origin for e in reversed(heard) if isinstance(e.body, Heard) and e.body.asks), None)
+        if to is None:
+            return FailureNotice()
+        told = Notified(text=(text := OUTAGE_TEXT.format(memory=self.instance)), about="memory", to=to, parts=(text,))
+        return FailureNotice(entries=(EntryDraft(body=told, author="system"),), wakeups=self.wakeups_for((told,)))
+
+    async def announce_switches(self, claim: Claim, *, upto: int) -> None:
+        """Tell the provider where the talk took a turn, as far as everything before it is done with."""
+        for seq in sorted(self.switch_entries):
+            provider = self.current_provider()
+            if seq > upto or provider is None or not provider.has_capability(MemoryCapability.SESSION_SWITCHED):
+                continue
+            session = await self.store.get_session(claim.session)
+            switch = await build_session_switch(
+                self.store,
+                session,
+                self.switch_entries[seq],
+                memory=self.instance,
+                naming=lambda session, stamp: self.choose_name(build_session_origin(session, stamp)),
+            )
+            seconds = min(provider.deadline, HOOK_DEADLINE_SECONDS)
+            try:
+                await deliver_outside(
+                    f"session_switched of {self.instance}",
+                    lambda provider=provider, switch=switch: provider.session_switched(switch),  # type: ignore[misc]
+                    self.gates,
+                    deadline=seconds,
+                )
+            except EverholdError as error:
+                log = self.gates.log.bind(session=claim.session, memory=self.instance)
+                log.warning("memory.hook_failed", hook="session_switched", error=str(error))
+                provider.record_hook("session_switched", str(error))
+            else:
+                provider.record_hook("session_switched", "")
+
+    async def rebuild_batch(self, claim: Claim, in_flight: InFlightBatch) -> DeliveryBatch | None:
+        session = await self.store.get_session(claim.session)
+        items = []
+        for item in in_flight.items:
+            entry = await self.store.get_entry(claim.session, item.seq)
+            if (memory := await self._build_item(session, entry)) is not None:
+                items.append((item.seq, memory))
+        if not items:
+            return None
+        # what was parked left its flight behind: it goes under the name of its time all the same
+        name = in_flight.name or _find_name_at(
+            await self._list_names(session.id) or [(0, self._choose_name(session, items))], items[0][0]
+        )
+        return self._build_batch(items, upto=in_flight.upto, name=name)
+
+    async def deliver(self, delivery_batch: DeliveryBatch) -> Mapping[str, str]:
+        assert isinstance(delivery_batch.payload, MemoryBatch)
+        batch = await self._add_earlier_versions(delivery_batch.payload)
+        if not self._refresh_provider():  # asked last: while something else is waited for, another may take its place
+            raise Transient(f"memory {self.instance} is not attached")
+        return await self.provider.store(batch)
+
+    async def find_arrived(self, delivery_batch: DeliveryBatch) -> Sequence[str]:
+        assert isinstance(delivery_batch.payload, MemoryBatch)
+        batch = await self._add_earlier_versions(delivery_batch.payload)
+        if not self._refresh_provider():  # asked last: while something else is waited for, another may take its place
+            raise Transient(f"memory {self.instance} is not attached")
+        return await self.provider.probe(batch)
+
+    async def _add_earlier_versions(self, batch: MemoryBatch) -> MemoryBatch:
+        """Looked up at the last moment, and no part of what a retry must repeat: it may have been erased meanwhile."""
+        replaced: dict[str, str] = {}
+        heard_by: dict[str, tuple[str, ...]] = {}
+        for item in batch.items:
+            if isinstance(item, MemoryRetraction):
+                heard_by |= await self._find_audiences(item)
+            if not isinstance(item, MemoryNote) or item.action == "add":
+                continue
+            if item.supersedes:
+                session, seq, _ = item.supersedes.rsplit(":", 2)
+                old = (await self.store.get_entry(session, int(seq))).body
+            else:
+                old = await self._find_last_version(item) if item.fact else None
+            if isinstance(old, Noted) and old.text:
+                key = item.supersedes or item.fact
+                replaced[key] = old.text
+                # nobody takes back what others heard and they did not
+                if item.stamp.audience and set(item.stamp.audience) <= set(old.stamp.audience):
+                    heard_by[key] = old.stamp.audience
+        return structs.replace(batch, replaced=replaced, heard_by=heard_by) if replaced or heard_by else batch
+
+    async def _find_audiences(self, retraction: MemoryRetraction) -> dict[str, tuple[str, ...]]:
+        session = await self.store.get_session(retraction.session)
+        heard_by: dict[str, tuple[str, ...]] = {}
+        for key in retraction.keys:
+            op = int(key.rpartition(":")[2])
+            for turn in await self.store.list_operations(session.id, types=("turn",), after=op - 1, before=op + 1):
+                memory = (
+                    await self._build_item(session, await self.store.get_entry(session.id, turn.last))
+                    if turn.last
+                    else None
+                )
+                if isinstance(memory, Exchange):
+                    heard_by[key] = memory.stamp.audience
+        return heard_by
+
+    async def _find_last_version(self, note: MemoryNote) -> Noted | None:
+        """How a fact was noted in another session."""
+        last: Noted | None = None
+        after = 0
+        while page := await self.store.list_notes(after=after, limit=PAGE_ENTRIES):
+            for entry in page:
+                if (entry.session, entry.seq) == (note.session, note.seq):
+                    return last
+                body = entry.body
+                if isinstance(body, Noted) and body.fact == note.fact:
+                    last = None if body.action == "remove" else body
+            after = page[-1].pos
+        return last
+
+    def _refresh_provider(self) -> bool:
+        """Whether there is a provider; from here on it is the one in use now."""
+        provider = self.current_provider()
+        self.provider = provider or self.provider
+        return provider is not None
+
+    async def _take_same_name(
+        self, session: Session, items: list[tuple[int, DeliverableItem]]
+    ) -> tuple[DeliveryBatch, bool]:
+        """The first of `items` that go under one name, jobs apart from the rest, and whether others are left.
+
+        The name is resolved when a session's first memory is stored, recorded, and kept; one that was given later
+        counts from there on.
+        """
+        names = await self._list_names(session.id)
+        records: tuple[EntryDraft, ...] = ()
+        if not names:
+            name = self._choose_name(session, items)
+            records = (
+                EntryDraft(body=Changed(change=MemoryNameSet(memory=self.instance, name=name)), author="system"),
+            )
+            names = [(0, name)]
+        first = _find_name_at(names, items[0][0])
+        alike = isinstance(items[0][1], JobResult)
+        same = list(
+            itertools.takewhile(
+                lambda item: _find_name_at(names, item[0]) == first and isinstance(item[1], JobResult) == alike, items
+            )
+        )
+        return self._build_batch(same, name=first, records=records), len(same) < len(items)
+
+    def _choose_name(self, session: Session, items: list[tuple[int, DeliverableItem]]) -> str:
+        """What a session is called by what is known of its first item."""
+        return self.choose_name(build_session_origin(session, _get_item_stamp(items[0][1])))
+
+    async def _list_names(self, session: str) -> list[tuple[int, str]]:
+        return [
+            (entry.seq, entry.body.change.name)
+            for entry in await self.store.list_entries(session, kinds=(EntryKind.CHANGED,))
+            if isinstance(entry.body, Changed)
+            and isinstance(entry.body.change, MemoryNameSet)
+            and entry.body.change.memory == self.instance
+        ]
+
+    def _build_batch(
+        self,
+        items: list[tuple[int, DeliverableItem]],
+        *,
+        name: str,
+        upto: int | None = None,
+        records: tuple[EntryDraft, ...] = (),
+    ) -> DeliveryBatch:
+        memories = tuple(memory for _, memory in items)
+        jobs = tuple(memory for memory in memories if isinstance(memory, JobResult))
+        others = tuple(memory for memory in memories if not isinstance(memory, JobResult))
+        return DeliveryBatch(
+            items=tuple(Item(seq=seq, key=memory.key) for seq, memory in items),
+            processed_upto_seq=upto if upto is not None else items[-1][0],
+            digest=fingerprint_batch(name, memories),
+            payload=MemoryBatch(name=name, items=others, jobs=jobs),
+            name=name,
+            records=records,
+        )
+
+    @property
+    def _receives_jobs(self) -> bool:
+        return self.provider.has_capability(MemoryCapability.JOBS)
+
+    async def _list_operations(self, session: str, first: int, last: int, *, jobs: bool) -> list[Operation]:
+        """What memory is handed of these: turns, and tasks if it wants to hear of `jobs`. Reviews leave notes."""
+        what = ("turn", "job") if jobs else ("turn",)
+        found = await self.store.list_operations(session, types=what, after=first - 1, before=last + 1)
+        return [op for op in found if op.type == "turn" or op.consumer == consumers.TASKS]
+
+    async def _build_item(self, session: Session, entry: Entry, *, jobs: bool = True) -> DeliverableItem | None:
+        """What an entry stands for in memory. An exchange is built from its turn's own entries, as they were then; a
+        job is filed under the entry that reports it, of which nothing is left once that is erased.
+        """
+        match entry.body:
+            case Noted():
+                return build_note(entry, agent=session.agent)
+            case Heard():
+                return build_job_result(entry, agent=session.agent)
+            case Ended() if entry.op is not None:
+                found = await self._list_operations(session.id, entry.op, entry.op, jobs=jobs)
+                if not found:
+                    return None
+                turn = found[0]
+                if turn.type == "job":
+                    return await self._build_job(session, entry)
+                entries = await self.store.list_entries(session.id, after=turn.first - 1, upto=entry.seq)
+                # as it was when it ended: what undid it later is handed over at its own place
+                selection = select_operations([turn], at=entry.seq + 1)
+                ended = assemble_context(selection, entries).turns
+                if not ended:
+                    return None
+                return build_exchange(
+                    session=session.id,
+                    agent=session.agent,
+                    op=entry.op,
+                    heard=ended[0].heard,
+                    steps=ended[0].steps,
+                    parent=session.parent,
+                )
+            case Changed(change=OperationsUndone(ops=ops)):
+                turns = [
+                    op.op
+                    for each in ops
+                    for op in await self.store.list_operations(
+                        session.id, types=("turn",), after=each - 1, before=each + 1
+                    )
+                ]
+                return build_retraction(entry, agent=session.agent, turns=turns)
+            case _:
+                return None
+
+    async def _build_job(self, session: Session, ended: Entry) -> JobResult | None:
+        """What came of a task: it is heard right behind the end of its job."""
+        heard = await self.store.list_entries(session.id, after=ended.seq, upto=ended.seq + 1, kinds=(EntryKind.HEARD,))
+        return build_job_result(heard[0], agent=session.agent) if heard else None
+
+
+def build_session_origin(session: Session, stamp: Stamp) -> SessionOrigin:
+    """What is known of a session when its first memory is stored, or first looked for."""
+    # whoever speaks from a directory sits at a terminal: that has no chat to be named after
+    gateway = not stamp.directory
+    return SessionOrigin(
+        session=session.id,
+        owner=stamp.person,
+        title=stamp.title,
+        address=session.address if gateway else "",
+        directory=stamp.directory,
+        repo=stamp.repo,
+    )
+
+
+def _get_item_stamp(memory: DeliverableItem) -> Stamp:
+    return memory.stamp if not isinstance(memory, MemoryRetraction) else Stamp()
+
+
+def _find_name_at(names: list[tuple[int, str]], seq: int) -> str:
+    """The name in force at an entry; what came before the first one goes under the first."""
+    before = [name for at, name in names if at <= seq]
+    return before[-1] if before else names[0][1]

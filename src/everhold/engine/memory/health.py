@@ -1,0 +1,144 @@
+"""How every memory is doing: what it has yet to be handed, since when, what went wrong, when it is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+from msgspec import Struct, structs
+
+from everhold.core.consumers import BACKFILL_PREFIX, MEMORY_PREFIX, memory_consumer
+from everhold.engine.effects import deliver_outside
+from everhold.engine.gates import Gates
+from everhold.engine.memory_client import MemoryClient
+from everhold.engine.memory_liveness import MemoryLiveness
+from everhold.errors import EverholdError
+from everhold.ports.memory import MemoryCapability, ProviderHealth
+from everhold.ports.platform import DeliveryGuarantee
+from everhold.ports.store import Backlog, Handed
+
+HEALTH_DEADLINE_SECONDS: Final = 2.0
+"""For a provider to say how it is: whoever looks at the status waits for it."""
+
+
+class MemoryCondition(Struct, frozen=True, kw_only=True):
+    """One memory of one agent. Times are the wall's; None: never, or not since this process began."""
+
+    memory: str
+    agent: str
+    state: Literal["well", "behind", "failing"]
+    lag: int = 0
+    """What it has yet to be handed."""
+    oldest: float | None = None
+    """When the oldest of that was said."""
+    stored: float | None = None
+    """When it last took something in."""
+    found: float | None = None
+    """When it last answered a search."""
+    error: str = ""
+    """What it said when it last failed."""
+    since: float | None = None
+    """Since when it fails."""
+    attempts: int = 0
+    """So often in a row nothing could be handed over."""
+    again: float | None = None
+    """When it is tried next."""
+    rests: float = 0.0
+    """Seconds for which it is not asked to find anything."""
+    says: str = ""
+    """What it says itself."""
+    hooks: dict[str, str] = {}
+    """What went wrong with hooks that concern nobody else."""
+    delivery: str = ""
+    """What a repeat does there, as it declares; empty if it is not there."""
+    handed: int | None = None
+    """Of one that never acknowledges: what it was told so far. None: whatever it took in, it has confirmed."""
+    seen: int = 0
+    """Of those, what it showed when it was searched. Of the rest nobody knows."""
+
+
+async def collect_conditions(
+    gates: Gates, attached: Sequence[MemoryClient], *, agent: str = ""
+) -> list[MemoryCondition]:
+    """Every memory that is in use, or has something waiting for it; of one agent, if one is named."""
+    behind = {
+        (it.consumer.removeprefix(MEMORY_PREFIX), it.agent): it for it in await gates.store.list_backlogs(MEMORY_PREFIX)
+    }
+    there = {(it.instance, it.agent): it for it in attached}
+    keys = sorted(key for key in {*behind, *there} if not agent or key[1] == agent)
+    said = await asyncio.gather(*(_ask_health(gates, there.get(key)) for key in keys))
+    told = await _count_unacknowledged(gates, there)
+    return [
+        _build_condition(key, there.get(key), behind.get(key), says, told.get(key))
+        for key, says in zip(keys, said, strict=True)
+    ]
+
+
+async def _count_unacknowledged(
+    gates: Gates, there: Mapping[tuple[str, str], MemoryClient]
+) -> dict[tuple[str, str], Handed]:
+    """What was handed to those who never say that it was kept. Nobody else is counted: it takes a while."""
+    silent = {key for key, it in there.items() if it.delivery is DeliveryGuarantee.UNACKNOWLEDGED}
+    if not silent:
+        return {}
+    found = {key: Handed(consumer=memory_consumer(key[0]), agent=key[1], items=0, named=0) for key in silent}
+    for prefix in (MEMORY_PREFIX, BACKFILL_PREFIX):
+        for it in await gates.store.count_receipts(sorted({f"{prefix}{memory}" for memory, _ in silent})):
+            key = (it.consumer.removeprefix(prefix), it.agent)
+            if (sum_ := found.get(key)) is not None:
+                found[key] = structs.replace(sum_, items=sum_.items + it.items, named=sum_.named + it.named)
+    return found
+
+
+def _build_condition(
+    key: tuple[str, str],
+    attached: MemoryClient | None,
+    backlog: Backlog | None,
+    says: ProviderHealth | None,
+    told: Handed | None,
+) -> MemoryCondition:
+    pulse = attached.liveness if attached is not None else None
+    failing = bool((pulse and pulse.is_failing) or (backlog and backlog.error) or (says and not says.well))
+    error, since = _find_newest_failure(pulse)
+    behind = backlog is not None and backlog.items > 0
+    return MemoryCondition(
+        memory=key[0],
+        agent=key[1],
+        state="failing" if failing else "behind" if behind else "well",
+        lag=backlog.items if backlog else 0,
+        oldest=backlog.oldest if backlog else None,
+        stored=pulse.store_calls.last_success_at if pulse else None,
+        found=pulse.find_calls.last_success_at if pulse else None,
+        error=(backlog.error if backlog else "") or error,
+        since=since,
+        attempts=backlog.attempts if backlog else 0,
+        again=backlog.due if backlog and backlog.error else None,
+        rests=pulse.get_rest_seconds(pulse.find_calls) if pulse else 0.0,
+        says=says.text if says else "",
+        hooks=dict(pulse.hook_errors) if pulse else {},
+        delivery=attached.delivery if attached else "",
+        handed=told.items if told else None,
+        seen=told.named if told else 0,
+    )
+
+
+def _find_newest_failure(pulse: MemoryLiveness | None) -> tuple[str, float | None]:
+    """The newest failure there was, and since when it has been failing."""
+    beats = (
+        [beat for beat in (pulse.store_calls, pulse.find_calls) if beat.last_failure_at is not None] if pulse else []
+    )
+    if not beats:
+        return "", None
+    newest = max(beats, key=lambda beat: beat.last_failure_at or 0.0)
+    return newest.error, min((beat.failing_since for beat in beats if beat.failing_since is not None), default=None)
+
+
+async def _ask_health(gates: Gates, attached: MemoryClient | None) -> ProviderHealth | None:
+    if attached is None or not attached.has_capability(MemoryCapability.HEALTH):
+        return None
+    seconds = min(attached.deadline, HEALTH_DEADLINE_SECONDS)
+    try:
+        return await deliver_outside(f"health of {attached.instance}", attached.health, gates, deadline=seconds)
+    except EverholdError as error:
+        return ProviderHealth(well=False, text=str(error))

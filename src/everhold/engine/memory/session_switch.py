@@ -1,0 +1,76 @@
+"""Where the talk takes a turn: a fresh context, a summary, another session. What memories are told about it.
+
+It is news, and nothing hangs on it: whatever was said before goes out by itself, under its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from everhold.core.entries import (
+    AddressUnbound,
+    BranchCreated,
+    Changed,
+    Compressed,
+    ContextReset,
+    Entry,
+    EntryKind,
+    Heard,
+    Stamp,
+)
+from everhold.ports.memory import MemoryScope, SessionSwitch
+from everhold.ports.store import Session, Store
+
+MAX_ENTRIES_BACK: Final = 500
+"""So many entries back somebody is looked for who spoke."""
+
+
+def is_session_switch(entry: Entry) -> bool:
+    """Whether the talk takes a turn here. A session that was left has the record of it, through its tie."""
+    match entry.body:
+        case Compressed() | Changed(change=ContextReset()) | Changed(change=AddressUnbound()):
+            return True
+        case _:
+            return False
+
+
+async def build_session_switch(
+    store: Store, session: Session, entry: Entry, *, memory: str, naming: Callable[[Session, Stamp], str]
+) -> SessionSwitch:
+    """What happened at an entry where the talk takes a turn, as one memory knows the sessions, or will: by `naming`."""
+    stamp = await _find_last_stamp(store, session.id, entry.seq)
+
+    def scope(session: Session) -> MemoryScope:
+        return MemoryScope(
+            agent=session.agent,
+            session=session.id,
+            name=session.names.get(memory) or naming(session, stamp),
+            person=stamp.person,
+            audience=stamp.audience,
+        )
+
+    here = scope(session)
+    match entry.body:
+        case Changed(change=AddressUnbound(session=other)):
+            how = "branch" if await _is_branch_switch(store, session.id, entry.seq, other) else "resume"
+            return SessionSwitch(how=how, before=here, after=scope(await store.get_session(other)))
+        case Compressed():
+            return SessionSwitch(how="fold", before=here, after=here)
+        case _:
+            return SessionSwitch(how="new", before=here, after=here)
+
+
+async def _find_last_stamp(store: Store, session: str, seq: int) -> Stamp:
+    """Who spoke last."""
+    heard = await store.list_entries(session, after=max(0, seq - MAX_ENTRIES_BACK), upto=seq, kinds=(EntryKind.HEARD,))
+    return next((entry.body.stamp for entry in reversed(heard) if isinstance(entry.body, Heard)), Stamp())
+
+
+async def _is_branch_switch(store: Store, session: str, seq: int, other: str) -> bool:
+    """Whether what led away was the branch itself: its record stands right before. Later ways there are resumptions."""
+    changed = await store.list_entries(
+        session, after=max(0, seq - MAX_ENTRIES_BACK), upto=seq - 1, kinds=(EntryKind.CHANGED,)
+    )
+    before = changed[-1].body if changed else None
+    return isinstance(before, Changed) and isinstance(before.change, BranchCreated) and before.change.session == other

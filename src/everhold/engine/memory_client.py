@@ -1,0 +1,311 @@
+"""A memory provider as the flows see it: the one place that knows which of its parts are optional.
+
+What a provider leaves out has a default, only what it declares is asked of it, and what it answers is looked at before
+anybody believes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+from msgspec import structs
+
+from everhold.core.entries import strip_surrogates, strip_surrogates_deep
+from everhold.engine.effects import call_plugin
+from everhold.engine.memory_liveness import CallLiveness, MemoryLiveness
+from everhold.errors import EverholdError, InDoubt, InvalidRequest, PartiallyDone, Refused, Transient
+from everhold.ports.memory import (
+    ExtendedMemoryProvider,
+    ForgetResult,
+    MemoryBatch,
+    MemoryCapability,
+    MemoryHit,
+    MemoryProvider,
+    MemoryQuery,
+    MemoryRetraction,
+    MemoryScope,
+    MemoryUtterance,
+    ProviderHealth,
+    SessionSwitch,
+)
+from everhold.ports.model import ToolSpec
+from everhold.ports.platform import DeliveryGuarantee
+from everhold.ports.tool import Tool, ToolEffect
+
+DEFAULT_DEADLINE_SECONDS: Final = 30.0
+MAX_DEADLINE_SECONDS: Final = 600.0
+MAX_PROMPT_CHARS: Final = 8_000
+"""Characters a provider may add to the system prompt."""
+MAX_ADVICE_CHARS: Final = 8_000
+"""Characters a provider may add to what a summary should not lose."""
+MAX_TOOLS: Final = 32
+_METHOD_BY_CAPABILITY: Final = {MemoryCapability.RETRACT: "store", MemoryCapability.JOBS: "store"}
+"""Capabilities that are no method of their own name."""
+
+
+class MemoryClient:
+    """One provider for one agent, with every part there is."""
+
+    def __init__(
+        self, provider: MemoryProvider, *, instance: str = "", agent: str = "", liveness: MemoryLiveness | None = None
+    ) -> None:
+        """`pulse` is where it is written down how calls went, and who is left alone for a while."""
+        self.instance = instance or type(provider).__name__
+        self.agent = agent
+        self.liveness = liveness
+        self._provider = cast(ExtendedMemoryProvider, provider)
+        for method in ("store", "find"):
+            self._require_method(method, "is no memory provider")
+        self.delivery: DeliveryGuarantee = self._parse_enum(
+            DeliveryGuarantee, self._get_optional("delivery", DeliveryGuarantee.BLIND), "delivery"
+        )
+        declared = self._get_optional("capabilities", ())
+        if isinstance(declared, str):
+            raise self._build_error("its capabilities are text, not a set of names")
+        self.capabilities = frozenset(self._parse_enum(MemoryCapability, it, "capability") for it in declared)
+        if self.delivery is DeliveryGuarantee.PROBE:
+            self.capabilities |= {MemoryCapability.PROBE}
+        for capability in sorted(self.capabilities):
+            self._require_method(_METHOD_BY_CAPABILITY.get(capability, capability), f"declares {capability}")
+        self.deadline = self._read_seconds("deadline", DEFAULT_DEADLINE_SECONDS, least=0.001)
+        self.visible_after = self._read_seconds("visible_after", 0.0, least=0.0)
+        self._open_calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def has_capability(self, capability: MemoryCapability) -> bool:
+        return capability in self.capabilities
+
+    # -- what every provider does ------------------------------------------------------------------------------------
+
+    async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
+        """Hand a batch over, without what this provider has no use for. An empty one is not handed over."""
+        wanted = self._select_wanted(batch)
+        if not wanted.items and not wanted.jobs:
+            return {}
+        with self._track_call(self.liveness.store_calls if self.liveness else None, "store"):
+            answer: object = await self._provider.store(wanted)
+            if not isinstance(answer, Mapping) or not all(
+                isinstance(key, str) and isinstance(remote, str) for key, remote in answer.items()
+            ):
+                raise InDoubt(
+                    f"memory {self.instance} answered `store` with {_describe_type(answer)}",
+                    remedy="its author should give back a mapping of each key to the id it has there",
+                )
+        return {key: strip_surrogates(remote)[0] for key, remote in answer.items()}
+
+    async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
+        if self.liveness and (seconds := self.liveness.get_rest_seconds(self.liveness.find_calls)):
+            raise Transient(f"memory {self.instance} fails, and is not asked for another {seconds:.0f} s")
+        with self._track_call(self.liveness.find_calls if self.liveness else None, "find"):
+            answer: object = await self._provider.find(query)
+            if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
+                raise Transient(
+                    f"memory {self.instance} answered `find` with {_describe_type(answer)}", remedy=_HIT_REMEDY
+                )
+            return [self._check_hit(item) for item in answer[: query.limit]]
+
+    async def probe(self, batch: MemoryBatch) -> Sequence[str]:
+        """Those keys that have arrived; what is never handed over is nothing to wait for."""
+        wanted = self._select_wanted(batch)
+        there = (*wanted.items, *wanted.jobs)
+        skipped = [item.key for item in (*batch.items, *batch.jobs) if item not in there]
+        if not there:
+            return skipped
+        with self.hold_open():
+            answer: object = await self._provider.probe(wanted)
+        if not isinstance(answer, Sequence | frozenset | set) or isinstance(answer, str | bytes):
+            raise Transient(f"memory {self.instance} answered `probe` with {_describe_type(answer)}")
+        return [*skipped, *(item.key for item in there if item.key in answer)]
+
+    # -- what only some do -------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def tools(self) -> Mapping[str, Tool]:
+        """What the agent's model may call, by name. Asked once."""
+        if not self.has_capability(MemoryCapability.TOOLS):
+            return {}
+        offered: object = call_plugin(f"tools of memory {self.instance}", self._provider.tools)
+        if not isinstance(offered, Sequence) or not all(is_tool(tool) for tool in offered):
+            raise self._build_error("its `tools` are no list of tools")
+        if len(offered) > MAX_TOOLS:
+            raise self._build_error(f"it offers {len(offered)} tools, more than {MAX_TOOLS}")
+        return {tool.spec.name: tool for tool in offered}
+
+    def prompt(self) -> str:
+        """Its block of the system prompt, or nothing."""
+        if not self.has_capability(MemoryCapability.PROMPT):
+            return ""
+        text: object = call_plugin(f"prompt of memory {self.instance}", self._provider.prompt)
+        return self._check_text(text, "prompt", most=MAX_PROMPT_CHARS)
+
+    def signature(self) -> dict[str, str | int | float | bool | None] | None:
+        """What, when it changes, calls for a new instance. Raises Misuse if the provider raised, or talks nonsense."""
+        if not self.has_capability(MemoryCapability.SIGNATURE):
+            return None
+        hook = self._provider.cache_busting_signature
+        signature: object = call_plugin(f"cache_busting_signature of memory {self.instance}", hook)
+        if signature is None:
+            return None
+        if not isinstance(signature, dict) or not all(
+            isinstance(key, str) and isinstance(value, str | int | float | None) for key, value in signature.items()
+        ):
+            raise self._build_error("its `cache_busting_signature` is no flat dict of texts and numbers")
+        return dict(signature)
+
+    async def before_compress(self, scope: MemoryScope, view: Sequence[MemoryUtterance]) -> str:
+        with self.hold_open():
+            text: object = await self._provider.before_compress(scope, view)
+        return self._check_text(text, "before_compress", most=MAX_ADVICE_CHARS)
+
+    async def session_switched(self, switch: SessionSwitch) -> None:
+        with self.hold_open():
+            await self._provider.session_switched(switch)
+
+    async def forget(self, person: str) -> ForgetResult:
+        with self.hold_open():
+            forgotten: object = await self._provider.forget(person)
+        if not isinstance(forgotten, ForgetResult):
+            raise InDoubt(f"memory {self.instance} answered `forget` with {_describe_type(forgotten)}")
+        return forgotten
+
+    async def export(self, person: str) -> AsyncIterator[MemoryHit]:
+        with self.hold_open():
+            async for item in self._provider.export(person):
+                yield self._check_hit(item)
+
+    async def health(self) -> ProviderHealth:
+        with self.hold_open():
+            health: object = await self._provider.health()
+        if not isinstance(health, ProviderHealth):
+            raise Transient(f"memory {self.instance} answered `health` with {_describe_type(health)}")
+        return health
+
+    async def close(self) -> None:
+        """Let its connections go, once nobody is asking it any more."""
+        await self._idle.wait()
+        if self.has_capability(MemoryCapability.CLOSE):
+            await self._provider.close()
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def hold_open(self) -> Iterator[None]:
+        """Somebody is asking it: it is not closed meanwhile."""
+        self._open_calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._open_calls -= 1
+            if not self._open_calls:
+                self._idle.set()
+
+    def record_hook(self, name: str, problem: str) -> None:
+        """How a hook went that concerns nobody else."""
+        if self.liveness is None:
+            return
+        self.liveness.hook_errors.pop(name, None)
+        if problem:
+            self.liveness.hook_errors[name] = problem
+
+    @contextlib.contextmanager
+    def _track_call(self, beat: CallLiveness | None, what: str) -> Iterator[None]:
+        """A call whose outcome says how the provider is doing. That it refuses something is no sign of illness."""
+        with self.hold_open():
+            try:
+                yield
+            except (Refused, PartiallyDone):
+                self._record_call(beat, "")
+                raise
+            except asyncio.CancelledError:
+                self._record_call(beat, f"no answer to `{what}` in time")
+                raise
+            except BaseException as error:
+                known = isinstance(error, EverholdError)
+                self._record_call(beat, str(error) if known else f"{type(error).__name__}: {error}")
+                raise
+            self._record_call(beat, "")
+
+    def _record_call(self, beat: CallLiveness | None, problem: str) -> None:
+        if self.liveness is None or beat is None:
+            return
+        if problem:
+            self.liveness.record_failure(beat, problem)
+        else:
+            self.liveness.record_success(beat)
+
+    def _select_wanted(self, batch: MemoryBatch) -> MemoryBatch:
+        if batch.jobs and not self.has_capability(MemoryCapability.JOBS):
+            batch = structs.replace(batch, jobs=())
+        if self.has_capability(MemoryCapability.RETRACT):
+            return batch
+        return structs.replace(batch, items=tuple(it for it in batch.items if not isinstance(it, MemoryRetraction)))
+
+    def _check_hit(self, item: object) -> MemoryHit:
+        if not isinstance(item, MemoryHit) or not _is_well_typed(item):
+            raise Transient(f"memory {self.instance} found {_describe_type(item)}", remedy=_HIT_REMEDY)
+        return strip_surrogates_deep(item)
+
+    def _check_text(self, text: object, what: str, *, most: int) -> str:
+        if text is None:
+            return ""
+        if not isinstance(text, str):
+            raise self._build_error(f"its `{what}` is {_describe_type(text)}")
+        return strip_surrogates(text)[0][:most]
+
+    def _get_optional(self, name: str, default: Any) -> Any:
+        return getattr(self._provider, name, default)
+
+    def _require_method(self, method: str, why: str) -> None:
+        if not callable(self._get_optional(method, None)):
+            raise self._build_error(f"it {why}, but has no `{method}`")
+
+    def _read_seconds(self, name: str, default: float, *, least: float) -> float:
+        value = self._get_optional(name, default)
+        if not _is_number(value) or not least <= value <= MAX_DEADLINE_SECONDS:
+            raise self._build_error(
+                f"its `{name}` is {value!r}, not a number of seconds up to {MAX_DEADLINE_SECONDS:g}"
+            )
+        return float(value)
+
+    def _parse_enum(self, kind: Callable[[Any], Any], value: object, what: str) -> Any:
+        try:
+            return kind(value)
+        except ValueError:
+            raise self._build_error(f"{value!r} is no {what} known here") from None
+
+    def _build_error(self, what: str) -> InvalidRequest:
+        return InvalidRequest(f"memory {self.instance}: {what}", remedy="`everhold plugin test` shows its author more")
+
+
+_HIT_REMEDY: Final = "its author should give back a list of Found"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_well_typed(item: MemoryHit) -> bool:
+    """Whether everything in it is of the kind it should be."""
+    texts: tuple[object, ...] = (item.text, item.session, item.person, item.key, item.author, item.kind, item.origin)
+    for text in texts:
+        if not isinstance(text, str):
+            return False
+    return _is_number(item.score) and _is_number(item.at) and _is_number(item.seq)
+
+
+def is_tool(thing: object) -> bool:
+    """Whether somebody's object is what a model may call."""
+    parts = [getattr(thing, name, None) for name in ("spec", "effect", "deadline", "run")]
+    spec, effect, deadline, run = parts
+    return isinstance(spec, ToolSpec) and isinstance(effect, ToolEffect) and _is_number(deadline) and callable(run)
+
+
+def _describe_type(value: object) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}, which is not what was asked for"

@@ -1,0 +1,1 @@
+"""Delivers committed entries to destinations, in order per session."""

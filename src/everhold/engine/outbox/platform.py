@@ -1,0 +1,177 @@
+"""said -> platform: the courier of one platform account. Looks at what was committed, never at bindings."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from msgspec import structs
+
+from everhold.core.attachments import format_unsent_file
+from everhold.core.consumers import ReplyPart, get_reply_parts, place_consumer
+from everhold.core.entries import OUTAGE_NOTICE, ChatLocation, Ended, Entry, EntryKind, Notified, Said
+from everhold.engine.outbox.delivery import BatchScan, DeliveryBatch, FailureNotice
+from everhold.errors import TooLong
+from everhold.ports.platform import DeliveryGuarantee, OutgoingMessage, Platform
+from everhold.ports.store import Claim, InFlightBatch, Item, Store
+
+DRAFT_PART = -1
+"""A draft's place among the parts of a reply: before all of them. It is filed under the operation, since the reply has
+no seq while it is made."""
+
+TURN_NOTICE = "turn"
+"""What a notice is about that stands in a reply's place."""
+
+SEND_DEADLINE_SECONDS = 30.0
+"""After this a send is given up on; leases outlive it."""
+
+
+class PlatformDestination:
+    """Delivers one session's replies through one platform account, part by part."""
+
+    delivered_event = "delivery.done"
+    dead_letter_event = "delivery.parked"
+
+    def __init__(
+        self,
+        store: Store,
+        platform: Platform,
+        *,
+        in_doubt_policy: str,
+        deadline: float = SEND_DEADLINE_SECONDS,
+        drafts: bool = False,
+    ) -> None:
+        self.store = store
+        self.platform = platform
+        self.delivery = platform.delivery
+        self.visible_after = platform.visible_after
+        self.probes_before_resend = platform.delivery is DeliveryGuarantee.PROBE
+        self.rebuilds_in_flight = platform.delivery is DeliveryGuarantee.KEYED
+        self.deadline = deadline
+        self.in_doubt_policy = in_doubt_policy
+        self.drafts = drafts
+
+    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> BatchScan:
+        upto, generation = await self.store.get_session_head(claim.session)
+        batch: DeliveryBatch | None = None
+        for entry in await self.store.list_entries(
+            claim.session, after=after, upto=upto, kinds=(EntryKind.SAID, EntryKind.NOTIFIED)
+        ):
+            place, parts = list_entry_parts(entry)
+            if place is None or place_consumer(place) != claim.consumer or await self._is_undone(claim.session, entry):
+                continue
+            if batch is not None:
+                return BatchScan(batch=batch, scanned_upto_seq=upto, generation=generation, has_more=True)
+            left = await self._list_undelivered_parts(claim, entry, len(parts), done)
+            if left:
+                batch = await self._build_batch(claim, entry, left[0], last=left[0] == left[-1])
+                if len(left) > 1:
+                    return BatchScan(batch=batch, scanned_upto_seq=upto, generation=generation, has_more=True)
+        return BatchScan(batch=batch, scanned_upto_seq=upto, generation=generation)
+
+    async def _list_undelivered_parts(self, claim: Claim, entry: Entry, parts: int, done: Sequence[Item]) -> list[int]:
+        """The parts of an entry that are neither delivered nor given up. The position tells for those of one part."""
+        over = {item.part for item in done if item.seq == entry.seq}
+        if parts > 1:
+            over |= {
+                r.part for r in await self.store.list_receipts(claim.session, seq=entry.seq, consumer=claim.consumer)
+            }
+            # in whichever state: what somebody sends again goes by itself
+            given_up = await self.store.list_dead_letters(session=claim.session, consumer=claim.consumer, state="")
+            over |= {dead_letter.part for dead_letter in given_up if dead_letter.seq == entry.seq}
+        return [part for part in range(parts) if part not in over]
+
+    async def rebuild_batch(self, claim: Claim, in_flight: InFlightBatch) -> DeliveryBatch | None:
+        item = in_flight.items[0]
+        entry = await self.store.get_entry(claim.session, item.seq)
+        _, parts = list_entry_parts(entry)
+        if item.part >= len(parts):
+            return None  # erased since: nothing of it may leave
+        if in_flight.state == "unsent" and await self._is_undone(claim.session, entry):
+            return None
+        return await self._build_batch(claim, entry, item.part, last=in_flight.upto == entry.seq)
+
+    async def deliver(self, delivery_batch: DeliveryBatch) -> Mapping[str, str]:
+        out = delivery_batch.payload
+        assert isinstance(out, OutgoingMessage)
+        try:
+            return {out.key: await self.platform.send(out)}
+        except TooLong:
+            if out.file is None:
+                raise
+            # the place takes less than was known when the reply was made
+            instead = structs.replace(out, file=None, text=format_unsent_file(out.file))
+            return {out.key: await self.platform.send(instead)}
+
+    async def find_arrived(self, delivery_batch: DeliveryBatch) -> Sequence[str]:
+        assert isinstance(delivery_batch.payload, OutgoingMessage)
+        return [delivery_batch.payload.key] if await self.platform.probe(delivery_batch.payload) is not None else []
+
+    async def build_notice(self, claim: Claim, *, attempts: int) -> FailureNotice:
+        return FailureNotice()  # whom should it tell, and how?
+
+    async def _build_batch(self, claim: Claim, entry: Entry, part: int, *, last: bool) -> DeliveryBatch:
+        place, parts = list_entry_parts(entry)
+        assert place is not None
+        key = f"{claim.session}:{entry.seq}:{part}"
+        hops = entry.body.hops if isinstance(entry.body, Said) else 0
+        text, file = (what, None) if isinstance(what := parts[part], str) else ("", what)
+        edits = await self._find_draft(claim, entry) if self.drafts and part == 0 else ""
+        out = OutgoingMessage(
+            to=place,
+            text=text,
+            key=key,
+            edits=edits,
+            hops=hops,
+            notice=isinstance(entry.body, Notified),
+            file=file,
+        )
+        # until its last part has gone, the position stays before the entry
+        upto = entry.seq if last else entry.seq - 1
+        said = f"{key}\n{place}\n{file.blob if file else text}"
+        digest = hashlib.sha256(said.encode()).hexdigest()
+        return DeliveryBatch(
+            items=(Item(seq=entry.seq, part=part, key=key),), processed_upto_seq=upto, digest=digest, payload=out
+        )
+
+    async def _find_draft(self, claim: Claim, entry: Entry) -> str:
+        """The visible draft of this reply, if one was shown: the final text takes its place, or the word that there is
+        none, or none yet.
+        """
+        ends = isinstance(entry.body, Notified) and (
+            entry.body.about == TURN_NOTICE or await self._is_release_notice(entry)
+        )
+        if not (isinstance(entry.body, Said) or ends) or entry.op is None:
+            return ""
+        shown = await self.store.list_receipts(claim.session, seq=entry.op, consumer=claim.consumer)
+        remote = next((receipt.remote for receipt in shown if receipt.part == DRAFT_PART), "")
+        return remote if remote and (ends or await self._is_turn_reply(entry)) else ""
+
+    async def _is_release_notice(self, entry: Entry) -> bool:
+        """Whether its turn is given back with it: whichever answers in the end knows nothing of this one's draft."""
+        if not (isinstance(entry.body, Notified) and entry.body.about == OUTAGE_NOTICE):
+            return False
+        behind = await self.store.list_entries(
+            entry.session, after=entry.seq, upto=entry.seq + 1, kinds=(EntryKind.ENDED,)
+        )
+        return any(isinstance(end.body, Ended) and end.op == entry.op for end in behind)
+
+    async def _is_turn_reply(self, entry: Entry) -> bool:
+        """Whether it is its turn's reply, which follows a thought. What a tool says is a message of its own, and may be
+        for another chat.
+        """
+        kinds = (EntryKind.THOUGHT, EntryKind.RETURNED)
+        steps = await self.store.list_entries(entry.session, after=entry.op or 0, upto=entry.seq - 1, kinds=kinds)
+        return next((step.kind for step in reversed(steps) if step.op == entry.op), None) is EntryKind.THOUGHT
+
+    async def _is_undone(self, session: str, entry: Entry) -> bool:
+        """Whether the turn that said it was taken back; a notice stands whatever becomes of its turn."""
+        if not isinstance(entry.body, Said) or entry.op is None:
+            return False
+        found = await self.store.list_operations(session, after=entry.op - 1, before=entry.op + 1)
+        return bool(found and found[0].undone_at)
+
+
+def list_entry_parts(entry: Entry) -> tuple[ChatLocation | None, tuple[ReplyPart, ...]]:
+    """Where an entry is to be said, and in which parts."""
+    return get_reply_parts(entry.body)

@@ -1,0 +1,448 @@
+"""Start, drain, stop, and restart what fell. Finds due lanes and puts somebody to work on each."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from msgspec import structs
+
+from everhold.core import consumers
+from everhold.core.retry import retry_delay_seconds
+from everhold.engine import backlinks
+from everhold.engine.agent_runtime import AgentRuntimes
+from everhold.engine.budgets import BudgetLedger
+from everhold.engine.commands import worker as commands_worker
+from everhold.engine.compression import worker as compression_worker
+from everhold.engine.compression.preparation import MemoryCompressionPreparer
+from everhold.engine.context_cache import ContextCache
+from everhold.engine.gates import Gates, Wakeups
+from everhold.engine.jobs import worker as jobs_worker
+from everhold.engine.memory import backfill
+from everhold.engine.memory.destination import MemoryDestination
+from everhold.engine.outbox import drafts as outbox_drafts
+from everhold.engine.outbox.delivery import DeliveryWorker, Destination
+from everhold.engine.outbox.platform import SEND_DEADLINE_SECONDS, PlatformDestination
+from everhold.engine.turn import worker as turn_worker
+from everhold.engine.turn.context import TurnContext
+from everhold.errors import EverholdError, LeaseLost, Poisoned, StoreError
+from everhold.ports.store import Change, Claim, CursorUpdate, RetryDelay, Step, Wakeup
+
+LEASE_SECONDS: Final = 120.0
+"""Longer than any outbound call's deadline with its hold, so that a lease is never lost by waiting for an answer."""
+CROWDED_WORKERS: Final = 16
+"""With more than these at work, others have to line up."""
+STARTS_PER_LOOP: Final = 4
+"""How many of those in line begin with each round of the loop."""
+CLOCK_JUMP_SECONDS: Final = 1.0
+"""A clock that gained or lost more than this since somebody looked was set, or the machine slept."""
+POLL_SECONDS: Final = 5.0
+"""How long at most nobody looks for due lanes. The bell is the hint, this is the truth."""
+UNAVAILABLE_RETRY_SECONDS: Final = 60.0
+MEMORY_CONSUMERS: Final = (f"{consumers.MEMORY_PREFIX}*",)
+
+
+class WorkerSupervisor:
+    """Keeps every due lane worked on, each by one task, and no reader by more than its share."""
+
+    def __init__(
+        self,
+        gates: Gates,
+        *,
+        runtimes: AgentRuntimes,
+        wakeups: Wakeups,
+        get_today: Callable[[], str] = lambda: "",
+        on_text: Callable[[str, int, str | None], None] | None = None,
+        max_workers: int = 256,
+        max_workers_per_consumer: int = 64,
+        poll_seconds: float = POLL_SECONDS,
+        lease_seconds: float = LEASE_SECONDS,
+        send_deadline: float = SEND_DEADLINE_SECONDS,
+        draft_deadline: float = outbox_drafts.DRAFT_DEADLINE_SECONDS,
+    ) -> None:
+        self.gates = gates
+        self.runtimes = runtimes
+        self.wakeups = wakeups
+        self.get_today = get_today
+        self.on_text = on_text
+        self.max_workers = max_workers
+        self.max_workers_per_consumer = max_workers_per_consumer
+        self.poll_seconds = poll_seconds
+        self.lease_seconds = lease_seconds
+        self.send_deadline = send_deadline
+        self.draft_deadline = draft_deadline
+        self.contexts = ContextCache()
+        self.budgets = BudgetLedger(gates.store, get_today=get_today)
+        self.preparer = MemoryCompressionPreparer(gates, runtimes=runtimes, wakeups=wakeups, budgets=self.budgets)
+        self.backfill_rate_limits: dict[str, backfill.BackfillRateLimit] = {}
+        """How soon each memory may be handed more of the past."""
+        self.tasks: dict[asyncio.Task[bool], Claim] = {}
+        self.workers_by_consumer: Counter[str] = Counter()
+        self.reserved_by_consumer: Counter[str] = Counter()
+        """Hands that were offered to whoever is about to commit: a crowd does so at once, before anybody is at work."""
+        self._waiting_starts: deque[asyncio.Future[None]] = deque()
+        self.is_stopping = False
+        self.released_upto = float("-inf")
+        """What was said up to then is not held back from memories, however empty their batches are."""
+        self.only_consumers: tuple[str, ...] = ()
+        """Whose lanes are taken up; everybody's if nobody is named."""
+        self.is_dispatching = False
+        self._workers: dict[str, Callable[[Claim, str], Awaitable[bool]]] = {
+            consumers.TURN: self._run_turns,
+            consumers.COMMANDS: self._run_commands,
+            consumers.COMPRESSION: self._run_compressions,
+            consumers.TASKS: self._run_jobs,
+            consumers.REVIEW: self._run_jobs,
+            consumers.BACKLINKS: self._run_backlinks,
+            consumers.PLATFORM: self._deliver_replies,
+            consumers.MEMORY: self._deliver_to_memory,
+            consumers.BACKFILL: self._deliver_history,
+        }
+        """Kind of consumer -> what works on one of its claimed cursors, given the claim and the rest of its name."""
+
+    async def dispatch(self) -> None:
+        """Claim due lanes and start a worker for each, until told to stop."""
+        gates = self.gates
+        ahead = float("-inf")
+        self.is_dispatching = True
+        await gates.retry_write(self.release_held_memories)  # whoever was here before may have had no time for it
+        self.wakeups.worker_pool = self
+        while not self.is_stopping:
+            self.wakeups.work_available.clear()
+            drift = gates.clock.now() - gates.clock.monotonic()
+            by, ahead = drift - ahead, drift
+            if abs(by) > CLOCK_JUMP_SECONDS:
+                await (
+                    self._renew_leases()
+                )  # leases go by the wall's clock: to others, ours would look as if they were over
+            # a clock that went back, perhaps while nobody ran: waits that began in the future have to begin anew
+            jumped = by < -CLOCK_JUMP_SECONDS or by == float("inf")
+            taken = self.workers_by_consumer + self.reserved_by_consumer
+            free_slots = self.max_workers - taken.total()
+            full = [consumer for consumer, count in taken.items() if count >= self.max_workers_per_consumer]
+            # whose lanes will be found is not known yet: no more than fit whoever has the least room
+            share = self.max_workers_per_consumer - max(
+                (taken[consumer] for consumer in taken if consumer not in full), default=0
+            )
+            due = await gates.store.get_next_due(at=gates.clock.now(), skip=full, only=self.only_consumers)
+            if free_slots > 0 and (jumped or (due is not None and due <= 0)):
+                claims = await gates.retry_write(functools.partial(self._claim_cursors, min(free_slots, share), full))
+                for claim in claims:
+                    self._start_worker(claim)
+                if claims:
+                    continue
+            # a lane that is due but could not be claimed is somebody else's: look again soon, not at once
+            wait = self.poll_seconds if due is None or free_slots <= 0 else min(self.poll_seconds, max(due, 0.05))
+            await gates.sleep(wait, wakeup=self.wakeups.work_available)
+
+    async def _claim_cursors(self, free_slots: int, full: list[str]) -> list[Claim]:
+        """Take what is due, but nothing that somebody here is at work on, whatever the clock makes of its lease."""
+        return await self.gates.store.claim_cursors(
+            owner=self.gates.owner,
+            at=self.gates.clock.now,
+            lease=self.lease_seconds,
+            limit=free_slots,
+            skip=[*full, *(task.get_name() for task in self.tasks)],  # each is called what its lane is
+            only=self.only_consumers,
+        )
+
+    def reserve_worker(self, wakeup: Wakeup) -> Wakeup:
+        if self.is_stopping or self.only_consumers or self._is_full(wakeup.consumer):
+            return wakeup
+        self.reserved_by_consumer[wakeup.consumer] += 1
+        return structs.replace(wakeup, owner=self.gates.owner, lease=self.lease_seconds)
+
+    def start_reserved(self, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
+        spare = False
+        for wakeup in wakeups:
+            if wakeup.owner:
+                spare = spare or self._is_full(wakeup.consumer)
+                self.reserved_by_consumer[wakeup.consumer] -= 1
+        for claim in claims:
+            self._start_worker(claim)
+        if spare and len(claims) < len(wakeups):
+            self.wakeups.work_available.set()  # somebody may have been turned away for a hand that was not needed
+
+    def _is_full(self, consumer: str) -> bool:
+        promised = self.reserved_by_consumer
+        return (
+            len(self.tasks) + promised.total() >= self.max_workers
+            or self.workers_by_consumer[consumer] + promised[consumer] >= self.max_workers_per_consumer
+        )
+
+    async def keep_renewing_leases(self) -> None:
+        """Keep the leases of everybody at work."""
+        while not self.is_stopping:
+            await self.gates.sleep(self.lease_seconds / 3)
+            await self._renew_leases()
+
+    async def _renew_leases(self) -> None:
+        if self.tasks:
+            await self.gates.retry_write(
+                lambda: self.gates.store.renew_leases(
+                    list(self.tasks.values()),
+                    owner=self.gates.owner,
+                    at=self.gates.clock.now(),
+                    lease=self.lease_seconds,
+                )
+            )
+
+    async def keep_running(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` for ever: start it again, after a wait, whenever it falls."""
+        attempt = 0
+        while not self.is_stopping:
+            started = self.gates.clock.monotonic()
+            try:
+                await work()
+                return
+            except StoreError as error:
+                self.gates.log.error("store.failed", what=what, error=error)
+            except Exception as error:  # a listener is foreign code: whatever it raises, it is started again
+                self.gates.log.error("task.fell", what=what, error=error)
+            attempt = attempt + 1 if self.gates.clock.monotonic() - started < 60 else 1
+            await self.gates.sleep(retry_delay_seconds(attempt, jitter=self.gates.chance.random()) or 300.0)
+
+    async def drain(self, seconds: float) -> None:
+        """Stop taking on work and give what runs `seconds` to come to an end; the rest resumes after a restart."""
+        deadline = self.gates.clock.monotonic() + seconds
+        if self.is_dispatching and seconds > 0:
+            await self._deliver_held_memories(deadline)
+        self.is_stopping = True
+        self.wakeups.work_available.set()
+        while self.tasks and self.gates.clock.monotonic() < deadline:
+            await self.gates.sleep(0.05)
+        for task in list(self.tasks):
+            task.cancel()
+
+    async def release_held_memories(self) -> None:
+        """Let go of what is held back from memories: there was a change, or nobody knows when the next chance comes."""
+        self.released_upto = self.gates.clock.now()
+        if await self.gates.store.retry_now(at=self.released_upto, held=MEMORY_CONSUMERS):
+            self.wakeups.work_available.set()
+
+    async def _deliver_held_memories(self, deadline: float) -> None:
+        """Before a stop: nothing new is begun, but memories get what was held back from them."""
+        self.only_consumers = MEMORY_CONSUMERS
+        try:
+            await self.release_held_memories()
+            while self.gates.clock.monotonic() < deadline:
+                due = await self.gates.store.get_next_due(at=self.gates.clock.now(), only=MEMORY_CONSUMERS)
+                working = any(claim.consumer.startswith(consumers.MEMORY_PREFIX) for claim in self.tasks.values())
+                if not working and (due is None or due > 0):
+                    return
+                await self.gates.sleep(0.05)
+        except StoreError as error:
+            self.gates.log.error("store.failed", what="drain", error=error)
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def _start_worker(self, claim: Claim) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_worker(claim), name=claim.name)
+        self.tasks[task] = claim
+        self.workers_by_consumer[claim.consumer] += 1
+        task.add_done_callback(self._on_worker_ended)
+
+    def _on_worker_ended(self, task: asyncio.Task[bool]) -> None:
+        full = self._is_full(self.tasks[task].consumer)
+        claim = self.tasks.pop(task)
+        self.workers_by_consumer[claim.consumer] -= 1
+        if not self.workers_by_consumer[claim.consumer]:
+            del self.workers_by_consumer[claim.consumer]
+        # who let go of a lane with nothing to do in it leaves nothing to be found, but perhaps a place
+        if full or task.cancelled() or task.exception() is not None or not task.result():
+            self.wakeups.work_available.set()
+
+    async def _run_worker(self, claim: Claim) -> bool:
+        """Work on a lane. Whether nothing is left to do in it."""
+        log = self.gates.log.bind(session=claim.session, reader=claim.consumer)
+        await self._wait_for_start()
+        try:
+            return await self._work_on_cursor(claim)
+        except LeaseLost:
+            log.info("lane.lost")
+            # what was lost may be the operation alone, ended by somebody else: then the lane is still ours to let go
+            await self._release_cursor(claim, "", seconds=0.0, attempts=claim.cursor.attempts)
+        except Poisoned as error:
+            log.error("lane.stopped", error=error)
+            await self._release_cursor(claim, str(error), seconds=3600.0)
+        except StoreError as error:
+            log.error("store.failed", error=error)
+            # where nothing can be written any more, it cannot be put back, either: who starts anew finds it
+            await self._release_cursor(claim, str(error))
+        except EverholdError as error:
+            log.warning("lane.failed", error=error)
+            await self._release_cursor(claim, str(error))
+        except Exception as error:  # the last resort for one lane: no bug in it may stop the others
+            log.error("lane.failed", error=error)
+            await self._release_cursor(claim, f"{type(error).__name__}: {error}")
+        return False
+
+    async def _wait_for_start(self) -> None:
+        """Where many are at work, begin a few with each round of the loop: whoever knocks is let in between."""
+        if len(self.tasks) <= CROWDED_WORKERS:
+            return
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting_starts.append(turn)
+        if len(self._waiting_starts) == 1:
+            loop.call_soon(self._start_waiting, loop)
+        await turn
+
+    def _start_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
+        for _ in range(min(STARTS_PER_LOOP, len(self._waiting_starts))):
+            turn = self._waiting_starts.popleft()
+            if not turn.done():
+                turn.set_result(None)
+        if self._waiting_starts:
+            loop.call_soon(self._start_waiting, loop)
+
+    async def _work_on_cursor(self, claim: Claim) -> bool:
+        """Work on a claimed cursor until nothing is due. True: it was let go of, and nothing is left to do in it."""
+        consumer = consumers.parse_consumer(claim.consumer)
+        kind, name = consumer
+        work = self._workers.get(kind)
+        if work is None:
+            await self._release_cursor(claim, f"nobody knows the reader {claim.consumer}", seconds=3600.0)
+            return False
+        return await work(claim, name)
+
+    async def _run_turns(self, claim: Claim, _: str) -> bool:
+        seat = TurnContext(
+            self.gates,
+            claim,
+            runtimes=self.runtimes,
+            wakeups=self.wakeups,
+            contexts=self.contexts,
+            budgets=self.budgets,
+            preparer=self.preparer,
+            get_today=self.get_today,
+            on_text=self.on_text,
+            draft_deadline=self.draft_deadline,
+        )
+        await turn_worker.TurnWorker(seat).run()
+        return seat.is_idle
+
+    async def _run_commands(self, claim: Claim, _: str) -> bool:
+        await commands_worker.CommandWorker(
+            self.gates, claim, runtimes=self.runtimes, wakeups=self.wakeups, get_today=self.get_today
+        ).run()
+        return False
+
+    async def _run_compressions(self, claim: Claim, _: str) -> bool:
+        await compression_worker.CompressionWorker(
+            self.gates,
+            claim,
+            runtimes=self.runtimes,
+            wakeups=self.wakeups,
+            budgets=self.budgets,
+            preparer=self.preparer,
+            contexts=self.contexts,
+        ).run()
+        return False
+
+    async def _run_jobs(self, claim: Claim, _: str) -> bool:
+        await jobs_worker.JobWorker(
+            self.gates,
+            claim,
+            runtimes=self.runtimes,
+            wakeups=self.wakeups,
+            budgets=self.budgets,
+            contexts=self.contexts,
+        ).run()
+        return False
+
+    async def _run_backlinks(self, claim: Claim, _: str) -> bool:
+        await backlinks.BacklinkWorker(self.gates, claim, runtimes=self.runtimes, wakeups=self.wakeups).run()
+        return False
+
+    async def _deliver_replies(self, claim: Claim, place: str) -> bool:
+        name, _, account = place.partition(":")
+        runtimes = self.runtimes
+        platform = runtimes.find_platform(name, account)
+        if platform is None:
+            await self._release_cursor(claim, f"{place} is not connected", seconds=UNAVAILABLE_RETRY_SECONDS)
+            return False
+        drafts = runtimes.find_draft_platform(name, account) is not None
+        policy = runtimes.get_in_doubt_policy(claim.consumer, claim.agent)
+        voice = PlatformDestination(
+            self.gates.store, platform, in_doubt_policy=policy, deadline=self.send_deadline, drafts=drafts
+        )
+        return await self.build_delivery_worker(claim, voice).run()
+
+    async def _deliver_history(self, claim: Claim, instance: str) -> bool:
+        """Hand a memory what was said before it was attached."""
+        runtimes = self.runtimes
+        provider = runtimes.find_memory(instance, claim.agent)
+        if provider is None:
+            return await self._put_back_unattached(claim, instance)
+        order = await backfill.load_backfill_order(self.gates.store, instance, claim.session)
+        runtime = runtimes.get_runtime(claim.agent, {})
+        courier = backfill.BackfillDestination(
+            self.gates,
+            provider,
+            current_provider=functools.partial(runtimes.find_memory, instance, claim.agent),
+            in_doubt_policy=runtimes.get_in_doubt_policy(consumers.memory_consumer(instance), claim.agent),
+            instance=instance,
+            choose_name=functools.partial(runtime.choose_memory_name, instance),
+            rate_limit=self.backfill_rate_limits.setdefault(instance, backfill.BackfillRateLimit()),
+            order=order,
+            notes=runtime.note_cache,
+        )
+        return await self.build_delivery_worker(claim, courier).run()
+
+    async def _deliver_to_memory(self, claim: Claim, instance: str) -> bool:
+        runtimes = self.runtimes
+        provider = runtimes.find_memory(instance, claim.agent)
+        if provider is None:
+            return await self._put_back_unattached(claim, instance)
+        runtime = runtimes.get_runtime(claim.agent, {})
+        memory = MemoryDestination(
+            self.gates,
+            provider,
+            current_provider=functools.partial(runtimes.find_memory, instance, claim.agent),
+            in_doubt_policy=runtimes.get_in_doubt_policy(claim.consumer, claim.agent),
+            instance=instance,
+            choose_name=functools.partial(runtime.choose_memory_name, instance),
+            pacing=runtime.pacing.get(instance),
+            released_upto=self.released_upto,
+            sends_notices=runtime.memory_notices,
+            wakeups_for=runtime.list_platform_wakeups,
+        )
+        lane = self.build_delivery_worker(claim, memory)
+        rests = await lane.run()
+        await memory.announce_switches(claim, upto=lane.settled_upto_seq)
+        return rests
+
+    async def _put_back_unattached(self, claim: Claim, instance: str) -> bool:
+        await self._release_cursor(claim, f"memory {instance} is not attached", seconds=UNAVAILABLE_RETRY_SECONDS)
+        return False
+
+    def build_delivery_worker(self, claim: Claim, destination: Destination) -> DeliveryWorker:
+        """Who works a lane that hands something over."""
+        return DeliveryWorker(self.gates, claim, destination)
+
+    async def _release_cursor(
+        self, claim: Claim, error: str, *, seconds: float | None = None, attempts: int | None = None
+    ) -> None:
+        """Let go of a lane that cannot be worked on now."""
+        attempts = claim.cursor.attempts + 1 if attempts is None else attempts
+        wait = seconds if seconds is not None else retry_delay_seconds(attempts, jitter=self.gates.chance.random())
+        wait = 300.0 if wait is None else wait
+        update = CursorUpdate(attempts=attempts, error=error, wait=RetryDelay(seconds=wait), release=True)
+        try:
+            await self.gates.commit(
+                Change(
+                    step=Step.DELIVERY_RETRY,
+                    session=claim.session,
+                    at=self.gates.clock.now(),
+                    claim=claim,
+                    cursor=update,
+                )
+            )
+        except LeaseLost:
+            return  # it is somebody else's, who knows better
+        except EverholdError as failure:
+            self.gates.log.warning("lane.lost", session=claim.session, reader=claim.consumer, error=failure)

@@ -1,0 +1,1 @@
+"""Answers messages: claims a session, builds the context, calls the model and tools, commits."""

@@ -1,0 +1,706 @@
+"""One turn being worked on: performs what core/turn.py decides, and records it before anything else happens."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from everhold.core import compression, consumers, facts
+from everhold.core.access import count_turn_hops
+from everhold.core.context import (
+    LONG_RESULT_CHARS,
+    SHORT_TEXT_CHARS,
+    SessionContext,
+    TurnEntries,
+    build_model_request,
+    find_oversized,
+    fingerprint_request,
+    render_messages,
+)
+from everhold.core.entries import (
+    BODY_VERSION,
+    OUTAGE_NOTICE,
+    Began,
+    ChatLocation,
+    Ended,
+    Entry,
+    EntryBody,
+    EntryDraft,
+    EntryKind,
+    Heard,
+    ModelUsage,
+    Noted,
+    Notified,
+    Stamp,
+    Thought,
+    Took,
+    get_body_kind,
+    list_consumed_seqs,
+)
+from everhold.core.inbox import CutTurn, InboxDecision, RunningTurn, SteerTurn, decide_next_step, list_pending_messages
+from everhold.core.message_split import split_text
+from everhold.core.recall import RecallRecord
+from everhold.core.turn import (
+    SEND_LESS_REMEDY,
+    START_OVER_REMEDY,
+    AskModel,
+    BodiesRecorded,
+    FinishTurn,
+    RecordBodies,
+    RequestTooLong,
+    RunTool,
+    ShrinkContext,
+    TurnBroken,
+    TurnCutShort,
+    TurnEvent,
+    TurnOpened,
+    TurnState,
+    WaitForModel,
+    advance_turn,
+    rebuild_turn,
+)
+from everhold.core.wording import describe_duration
+from everhold.engine import effects as engine_effects, model_waits
+from everhold.engine.agent_runtime import AgentRuntime, list_turn_budgets
+from everhold.engine.budgets import BudgetReservation, WorstCaseCost
+from everhold.engine.compression.worker import CompressionOutcome, SessionCompressor
+from everhold.engine.context_cache import EMPTY_CONTEXT, CachedContext, build_cached_context, load_context_at
+from everhold.engine.memory.recall import TurnRecall, recall_for_turn
+from everhold.engine.outbox import drafts as outbox_drafts
+from everhold.engine.outbox.drafts import ReplyDraft
+from everhold.engine.recall_records import ThoughtBlobs
+from everhold.engine.turn.context import TurnContext
+from everhold.errors import LeaseLost, Refused
+from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
+from everhold.ports.store import CursorUpdate, Operation, Session, Spend, Step, Wakeup
+from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
+
+INBOX_POLL_SECONDS: Final = 1.0
+"""How often a running turn looks at its mailbox when no bell rings."""
+
+_STEP_BY_KIND: Final = {
+    EntryKind.THOUGHT: Step.THINK,
+    EntryKind.CALLED: Step.CALL,
+    EntryKind.RETURNED: Step.RETURN,
+    EntryKind.TOOK: Step.TAKE,
+}
+
+
+class PreparedRequest(Struct, frozen=True, kw_only=True):
+    """A request to the model, and what the entry of its answer says about it."""
+
+    request: ModelRequest
+    digest: str
+    weight: int
+    """Its estimated size, in tokens."""
+    stubs: tuple[int, ...]
+    recall: str
+    why: str
+    prompt: str
+    tools: str
+    """Digests of what was recalled, of why, of the system prompt and of the tools: they are stored beside the entry."""
+
+
+class TurnExecution:
+    """One turn being worked on: what is recorded of it, and the view it is answered from."""
+
+    def __init__(self, context: TurnContext, session: Session, runtime: AgentRuntime) -> None:
+        self.context = context
+        self.gates = context.gates
+        self.store = context.store
+        self.session = session
+        self.runtime = runtime
+        self.op = 0
+        self.cached_context = EMPTY_CONTEXT
+        self.heard: dict[int, Entry] = {}
+        self.steps: list[Entry] = []
+        self.stubs: frozenset[int] = frozenset()
+        """What this turn shows as stubs besides what its view does."""
+        self.origin: ChatLocation | None = None
+        self.stamp = Stamp()
+        self.hops, self.scheduled = 0, False
+        self.state = TurnState(session=session.id, op=0)
+        self.own_upto_seq: int | None = None
+        """The session's last seq as far as all after our last look is our own; None once somebody else wrote."""
+        self.is_first_step = False
+        self.draft: outbox_drafts.ReplyDraft | None = None
+        self.recalled: TurnRecall | None = None
+        """What memories said about this turn's messages; None until they were asked."""
+        self.last_request_weight = 0, 0
+        """With how many steps the model was asked last, and what the request weighed."""
+        self.blobs = ThoughtBlobs()
+        self.reservation: BudgetReservation | None = None
+        """What purses hold back for the last call, until what it came to is committed."""
+        self.log = context.log
+
+    async def begin(self, op: int, began: Began, seen: CachedContext, heard: list[Entry], *, left: bool) -> bool:
+        self._set_operation(op)
+        self.cached_context = seen
+        self.own_upto_seq = None if left else self.session.last_seq
+        self._append_step(op, began)
+        self._consume_entries(heard)
+        self.state = TurnState(session=self.session.id, op=op, takes=began.takes)
+        self.is_first_step = True
+        self.log.info("turn.started", messages=len(began.takes))
+        return await self._run_to_end()
+
+    async def resume(self, op: int, first: int, attempts: int) -> bool:
+        """Go on with a turn somebody left: at the first thing that is not recorded."""
+        self._set_operation(op)
+        entries = await self.store.list_entries(self.session.id, after=first - 1)
+        self.steps = [entry for entry in entries if entry.op == op]
+        await self._consume_seqs(list_consumed_seqs(self.steps))
+        await self._use_context(await self._load_earlier_context(self.session))
+        self.state = rebuild_turn(self.steps, session=self.session.id, op=op, attempts=attempts, left_over=True)
+        if self.state.ended:
+            return True  # somebody else ended it while we looked: look again
+        self.log.info("turn.resumed", attempt=attempts, rounds=self.state.rounds)
+        if self.origin is not None and await outbox_drafts.find_left_draft(
+            self.store, self.session.id, op, self.origin
+        ):
+            # whoever showed it may be stalled, not dead: its last edit must not land on the final text
+            await self.gates.sleep(self.context.draft_deadline)
+        return await self._run_to_end()
+
+    async def _load_earlier_context(self, session: Session) -> SessionContext:
+        """What came before this turn, as the log tells it now."""
+        pins = [
+            e.body.compression
+            for e in self.steps
+            if isinstance(e.body, Began | Took) and e.body.compression is not None
+        ]
+        return await load_context_at(self.store, session, at=self.op, compression=pins[-1] if pins else None)
+
+    async def _use_context(self, view: SessionContext) -> None:
+        """Answer from this view of what came before."""
+        self.cached_context = build_cached_context(view, self.session.id, generation=-1, newest=0)
+
+    def _set_operation(self, op: int) -> None:
+        self.op = op
+        self.log = self.context.log.bind(op=op)
+
+    async def _consume_seqs(self, takes: tuple[int, ...]) -> None:
+        self._consume_entries([await self.store.get_entry(self.session.id, seq) for seq in takes])
+
+    def _consume_entries(self, heard: list[Entry]) -> None:
+        """What the turn consumed; the reply goes to where the last one that asks came from."""
+        for entry in heard:
+            self.heard[entry.seq] = entry
+            if isinstance(entry.body, Heard):
+                if entry.body.asks or self.origin is None:
+                    self.origin, self.stamp = entry.body.origin, entry.body.stamp
+        self.hops = count_turn_hops(self.heard.values())
+        self.scheduled = all(isinstance(it.body, Heard) and it.body.scheduled for it in self.heard.values())
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    async def _run_to_end(self) -> bool:
+        with outbox_drafts.show_typing(self.gates, self.context.runtimes, self.origin):
+            try:
+                return await self._run_steps()
+            finally:
+                self._release_reservation()
+
+    async def _run_steps(self) -> bool:
+        event: TurnEvent = TurnOpened()
+        effects = self.runtime.tool_effects
+        while True:
+            self.state, task = advance_turn(self.state, event, effects)
+            match task:
+                case AskModel():
+                    event = await self._check_inbox() or await self._ask_model()
+                case RecordBodies(bodies):
+                    event = await self._commit_bodies(bodies)
+                case RunTool():
+                    event = await self._run_tool(task)
+                case ShrinkContext(reason=reason):
+                    event = await self._check_inbox() or await self._shrink_context(reason)
+                case WaitForModel():
+                    await self._wait_for_model(task)
+                    return False
+                case FinishTurn():
+                    return await self._finish_turn(task)
+
+    async def _check_inbox(self) -> TurnEvent | None:
+        """Between two steps: be stopped, or take what wants to steer."""
+        if self.is_first_step:
+            self.is_first_step = False  # it has just taken everything there was
+            return None
+        decision, _ = await self._decide_next_step(boundary=self.state.rounds > 0)
+        if isinstance(decision, CutTurn):
+            return TurnCutShort(decision.outcome)
+        if isinstance(decision, SteerTurn):
+            event = await self._commit_bodies((Took(takes=decision.takes),))
+            await self._consume_seqs(decision.takes)
+            return event
+        return None
+
+    async def _decide_next_step(self, *, boundary: bool, after: int = 0) -> tuple[InboxDecision, int]:
+        """What to do about the letters behind `after`, and the last of these: nobody has to read them again."""
+        box = list_pending_messages(await self.store.list_pending(self.session.id, after=after))
+        running = RunningTurn(op=self.op, at_boundary=boundary, stop_requested=(await self._load_own_operation()).stop)
+        return decide_next_step(box, running=running, busy=self.runtime.busy_policy), box[-1].seq if box else after
+
+    async def _ask_model(self) -> TurnEvent:
+        """Ask the model for the next step: build the request, reserve what it may cost, and record the answer."""
+        asking = await self._prepare_request()
+        self.draft = self._build_draft()
+        grown: list[str] = []
+        asked = engine_effects.ask_models(
+            self.gates,
+            self.runtime.models,
+            asking.request,
+            deadline=self.runtime.model_deadline_seconds,
+            record=functools.partial(self._thought_of, asking),
+            on_text=self._text_watcher(self.draft, grown),
+        )
+        event = await self._ask_within_budget(asked, asking.weight, self.draft)
+        if isinstance(event, TurnCutShort):
+            return msgspec.structs.replace(
+                event, usage=self.runtime.estimate_abandoned_usage(asking.weight, "".join(grown))
+            )
+        return event
+
+    async def _prepare_request(self) -> PreparedRequest:
+        """Choose what the model sees next. What cannot be derived from the log again is kept beside the answer."""
+        runtime = self.runtime
+        stubs = self.cached_context.stubs | self.stubs
+        shown = (
+            self.cached_context.messages
+            if not self.stubs
+            else render_messages(self.cached_context.context, stubs=stubs)
+        )
+        if self.recalled is None:
+            self.recalled = await self._recall_once()
+        current = render_messages(
+            SessionContext(turns=(self._build_current_turn(),)), stubs=stubs, recalled=self.recalled.text
+        )
+        request = build_model_request(shown + current, system=runtime.system, tools=runtime.tool_specs)
+        sealed = self.context.contexts.extend_prefix(self.session.id, shown, system=runtime.system)
+        recalled = self.recalled.text.encode()
+        why = msgspec.json.encode(self.recalled.record) if self.recalled.record is not None else b""
+        self.blobs = ThoughtBlobs(
+            blobs=tuple(filter(None, (runtime.prompt_blob.data, runtime.tools_blob.data))),
+            records=tuple(filter(None, (recalled, why))),
+        )
+        weight = self.cached_context.tokens + compression.estimate_message_tokens(current) + runtime.overhead_weight
+        self.last_request_weight = len(self.steps), weight
+        return PreparedRequest(
+            request=request,
+            digest=fingerprint_request(request, sealed),
+            weight=weight,
+            stubs=tuple(sorted(stubs)),
+            recall=hashlib.sha256(recalled).hexdigest() if recalled else "",
+            why=hashlib.sha256(why).hexdigest() if why else "",
+            prompt=runtime.prompt_blob.digest,
+            tools=runtime.tools_blob.digest,
+        )
+
+    def _thought_of(self, asking: PreparedRequest, answer: ModelResponse) -> Thought:
+        """The entry that an answer becomes."""
+        self.runtime.meter.learn(asking.weight, answer.usage)
+        return Thought(
+            text=answer.text,
+            calls=answer.calls,
+            reasoning=answer.reasoning,
+            model=answer.model,
+            generation=self.session.generation,
+            request=asking.digest,
+            prompt=asking.prompt,
+            tools=asking.tools,
+            recall=asking.recall,
+            why=asking.why,
+            stubs=asking.stubs,
+            usage=answer.usage,
+            finish=answer.finish,
+        )
+
+    def _text_watcher(self, sketch: ReplyDraft | None, grown: list[str]) -> Callable[[str | None], None] | None:
+        """Where the pieces of a growing answer go; None if nobody wants to see them."""
+        watcher = self.context.on_text
+        if sketch is None and watcher is None:
+            return None
+
+        def on_text(piece: str | None) -> None:
+            grown.append(piece or "")
+            if sketch is not None:
+                sketch.add_text(piece)
+            if watcher is not None:
+                watcher(self.session.id, self.op, piece)
+
+        return on_text
+
+    async def _ask_within_budget(
+        self, asked: Coroutine[Any, Any, TurnEvent], weight: int, sketch: ReplyDraft | None
+    ) -> TurnEvent:
+        """Reserve the most that the request may cost, then wait for the answer."""
+        runtime = self.runtime
+        reading, writing = runtime.meter.estimate_max_tokens(weight), runtime.max_output_tokens
+        worst = WorstCaseCost(usd=runtime.price_usd(reading, writing), tokens=reading + writing)
+        self._release_reservation()
+        limits = runtime.job_limits() if self.scheduled else runtime.limits(self.stamp)
+        self.reservation = self.context.budgets.prepare_reservation(limits, worst)
+        try:
+            await self.reservation.reserve()
+            event = await self._run_unless_cut(asked)
+        except Refused as error:
+            asked.close()
+            return TurnBroken(reason=str(error))
+        except BaseException:
+            if sketch is not None:
+                sketch.abandon()
+            raise
+        if sketch is not None:
+            await sketch.close()
+        return event
+
+    async def _recall_once(self) -> TurnRecall:
+        """What memories have to say about this turn's messages: what it was shown first, if it was shown something."""
+        for entry in self.steps:
+            if isinstance(entry.body, Thought):
+                kept = await self.store.get_blob(entry.body.recall) if entry.body.recall else None
+                why = await self.store.get_blob(entry.body.why) if entry.body.why else None
+                return TurnRecall(
+                    text=(kept or b"").decode(), record=msgspec.json.decode(why, type=RecallRecord) if why else None
+                )
+        heard = [entry.body.text for entry in self.heard.values() if isinstance(entry.body, Heard)]
+        return await recall_for_turn(
+            self.gates,
+            self.context.runtimes,
+            self.runtime,
+            self.session,
+            op=self.op,
+            takes=tuple(self.heard),
+            text="\n".join(heard),
+            stamp=self.stamp,
+            visible=self.cached_context.seqs | self.heard.keys(),
+        )
+
+    def _build_draft(self) -> ReplyDraft | None:
+        """Where the growing reply can be shown, if its platform can show one."""
+        if self.origin is None:
+            return None
+        platform = self.context.runtimes.find_draft_platform(self.origin.platform, self.origin.account)
+        if platform is None:
+            return None
+        return ReplyDraft(
+            self.gates,
+            self.context.claim,
+            op=self.op,
+            place=self.origin,
+            platform=platform,
+            limit=self.runtime.text_limit(self.origin),
+            deadline=self.context.draft_deadline,
+        )
+
+    async def _run_unless_cut(self, work: Coroutine[Any, Any, TurnEvent], *, cancel: bool = True) -> TurnEvent:
+        """Wait for `work`, but look at the mailbox whenever something arrives: the turn may be cut short."""
+        task = asyncio.ensure_future(work)
+        seen = 0
+        with self.context.wakeups.subscribe(self.session.id) as event:
+            task.add_done_callback(lambda _: event.set())
+            while not task.done():
+                await self.gates.sleep(INBOX_POLL_SECONDS, wakeup=event)
+                event.clear()
+                if task.done() or not cancel:
+                    continue
+                try:
+                    decision, seen = await self._decide_next_step(boundary=False, after=seen)
+                except LeaseLost:  # perhaps because something it has read was erased: it must not be sent once more
+                    task.cancel()
+                    raise
+                if isinstance(decision, CutTurn) and not task.done():
+                    task.cancel()
+                    return TurnCutShort(decision.outcome)
+        return task.result()
+
+    async def _run_tool(self, task: RunTool) -> TurnEvent:
+        tool = self.runtime.tools.get(task.call.tool)
+        said, sources = facts.collect_turn_sources(
+            self.heard.values(), self.steps, self.recalled.record if self.recalled else None
+        )
+        context = ToolContext(
+            session=self.session.id,
+            agent=self.session.agent,
+            op=self.op,
+            key=task.key,
+            stamp=self.stamp,
+            origin=self.origin,
+            hops=self.hops,
+            said=said,
+            sources=sources,
+        )
+        result = ToolResult(text="")
+
+        async def work() -> TurnEvent:
+            nonlocal result
+            event, result = await engine_effects.run_tool(
+                self.gates, tool, task, context, still_ours=self._load_own_operation
+            )
+            return event
+
+        # a tool that changes something is waited for: what it did must be recorded before anybody stops the turn
+        event = await self._run_unless_cut(work(), cancel=tool is not None and tool.effect is ToolEffect.PURE)
+        if isinstance(event, TurnCutShort):
+            return event
+        _, recorded = advance_turn(self.state, event, self.runtime.tool_effects)
+        assert isinstance(recorded, RecordBodies)
+        notes = tuple(facts.prepare_tool_note(note, tool=task.call.tool, context=context) for note in result.notes)
+        sayings = tuple(
+            self.runtime.build_said(it.text, it.to, hops=it.hops, stamp=self.stamp) for it in result.send_requests
+        )
+        files = tuple(file.data for file in result.files)
+        return await self._commit_bodies(
+            (*recorded.bodies, *notes, *sayings, *self._build_note_notices(notes)), files=files
+        )
+
+    def _build_note_notices(self, notes: tuple[Noted, ...]) -> tuple[Notified, ...]:
+        """A word in the chat about what was remembered, true once it is committed, whatever the providers do."""
+        if not notes or not self.runtime.memory_notices or self.origin is None:
+            return ()
+        text = "\n".join(facts.render_note_notice(note) for note in notes)
+        limit = self.runtime.text_limit(self.origin)
+        return (Notified(text=text, about="memory", to=self.origin, parts=split_text(text, limit)),)
+
+    async def _load_own_operation(self) -> Operation:
+        found = await self.store.list_operations(self.session.id, after=self.op - 1, before=self.op + 1)
+        if not found or found[0].state != "running" or found[0].fence != self.context.claim.fence:
+            raise LeaseLost(f"session {self.session.id}: operation {self.op} is in other hands")
+        return found[0]
+
+    async def _commit_bodies(self, bodies: tuple[EntryBody, ...], *, files: tuple[bytes, ...] = ()) -> TurnEvent:
+        """Commit what happened, so that it is never done again."""
+        step_ = _STEP_BY_KIND[get_body_kind(bodies[0])]
+        drafts = tuple(EntryDraft(body=body, author=self._get_author(body), op=self.op) for body in bodies)
+        wakeups, spends, beside = self._list_wakeups(bodies), self._build_spends(bodies), self._select_blobs(bodies)
+        done = await self.context.commit(
+            step_, drafts, op=self.op, wakeups=wakeups, spends=spends, beside=beside, files=files
+        )
+        self._release_reservation()
+        for seq, body in zip(done.seqs, bodies, strict=True):
+            self._append_step(seq, body)
+        return BodiesRecorded(bodies)
+
+    def _select_blobs(self, bodies: Iterable[EntryBody]) -> ThoughtBlobs | None:
+        # what was recalled for an answer that never came is kept nowhere: no erasure would find it
+        return self.blobs if any(isinstance(body, Thought) for body in bodies) else None
+
+    async def _shrink_context(self, reason: str) -> TurnEvent:
+        """Too long: first long results become stubs, and earlier messages that fill much of the window; then what came
+        before is folded; then all of it that is long becomes stubs; then it fails, visibly."""
+        before, current = self.cached_context.context, SessionContext(turns=(self._build_current_turn(),))
+        # a character is a quarter of a token: what is longer than this fills a quarter of the window
+        much = max(LONG_RESULT_CHARS, self.runtime.models[0].context_tokens)
+        if self._add_stubs(
+            find_oversized(before + current, most=SHORT_TEXT_CHARS) + find_oversized(before, most=much, what=Heard)
+        ):
+            return TurnOpened()
+        unfit = find_oversized(current, most=SHORT_TEXT_CHARS, what=Heard)
+        if unfit and self._estimate_tokens(current) > self.runtime.models[0].context_tokens:
+            return self._build_unfit_message(reason, unfit)  # a summary of what came before would not help
+        session = await self.store.get_session(self.session.id)
+        await self._load_own_operation()
+        view = await self._load_earlier_context(
+            session
+        )  # read anew: something of what this turn has seen may have been erased since
+        compressor = SessionCompressor(
+            self.gates, self.context.claim, self.runtime, wakeups=self.context.wakeups, budgets=self.context.budgets
+        )
+        outcome = (
+            await compressor.compress(session, view, trigger="too long", keep=0)
+            if view.turns
+            else CompressionOutcome.NOTHING
+        )
+        if outcome is CompressionOutcome.BUSY:
+            # a summary is being made ahead of need, or the view has just changed: once that is over, decide anew
+            await self.gates.sleep(INBOX_POLL_SECONDS)
+            return RequestTooLong(reason=reason)
+        if outcome is CompressionOutcome.DONE:
+            self.session = await self.store.get_session(self.session.id)
+            # not through the view: a fresh context that somebody began meanwhile does not show what came before it
+            made = await self.store.list_operations(
+                session.id, types=("compression",), states=("done",), newest_first=True, limit=1
+            )
+            found = await self.store.list_entries(
+                session.id, after=made[0].op, upto=made[0].last, kinds=(EntryKind.COMPRESSED,)
+            )
+            await self._use_context(SessionContext(compression=found[0]))
+            return await self._commit_bodies((Took(compression=made[0].op),))
+        if self._add_stubs(find_oversized(before, most=SHORT_TEXT_CHARS, what=Heard)):
+            return TurnOpened()
+        if unfit:
+            return self._build_unfit_message(reason, unfit)
+        return TurnBroken(reason=f"the conversation does not fit the model: {reason}", remedy=START_OVER_REMEDY)
+
+    def _build_unfit_message(self, reason: str, seqs: tuple[int, ...]) -> TurnBroken:
+        return TurnBroken(reason=f"the message does not fit the model: {reason}", remedy=SEND_LESS_REMEDY, stubs=seqs)
+
+    def _estimate_tokens(self, view: SessionContext) -> int:
+        """About how many tokens a request has that shows nothing else."""
+        shown = render_messages(view, stubs=self.cached_context.stubs | self.stubs)
+        return self.runtime.meter.estimate_tokens(
+            compression.estimate_message_tokens(shown) + self.runtime.overhead_weight
+        )
+
+    def _add_stubs(self, longer: tuple[int, ...]) -> bool:
+        """Show these as stubs from now on. Whether that is anything new."""
+        new = frozenset(longer) - self.cached_context.stubs - self.stubs
+        self.stubs |= new
+        return bool(new)
+
+    # -- endings -----------------------------------------------------------------------------------------------------
+
+    async def _wait_for_model(self, task: WaitForModel) -> None:
+        """No model can be asked. The messages stay pending; the chat hears once that they are kept."""
+        attempts = self.context.claim.cursor.attempts + 1
+        wait = model_waits.build_model_delay(
+            task.retry_after, attempts, chance=self.gates.chance, waits_for=self.runtime.waits_for
+        )
+        told: tuple[EntryBody, ...] = ()
+        if self.origin is not None and (attempts == 1 or (task.release and await self._has_visible_draft(self.origin))):
+            text = (
+                "The model cannot be reached right now. Your message is kept and will be answered. "
+                f"I try again in about {describe_duration(wait.seconds)}; /stop puts the message aside."
+            )
+            told = (Notified(text=text, about=OUTAGE_NOTICE, to=self.origin, parts=(text,)),)
+        ended: tuple[EntryBody, ...] = (Ended(outcome="released", reason=task.reason),) if task.release else ()
+        bodies = (*told, *ended)
+        self.log.warning("turn.waiting", reason=task.reason, seconds=wait.seconds, released=task.release)
+        update = CursorUpdate(attempts=attempts, error=task.reason, wait=wait, release=True)
+        try:
+            await self.context.commit(
+                Step.END if task.release else Step.PAUSE,
+                tuple(EntryDraft(body=body, author="system", op=self.op) for body in bodies),
+                op=self.op,
+                wakeups=self._list_wakeups(bodies),
+                pause=not task.release,
+                update=update,
+            )
+        except LeaseLost:
+            # if only the operation was ended by somebody else, the model's word still counts for the next one
+            await self.context.commit(Step.DELIVERY_RETRY, (), update=update)
+        if self.runtime.waits_for:
+            await model_waits.recheck_wait(self.gates, self.context.runtimes, self.context.wakeups, self.context.claim)
+
+    async def _has_visible_draft(self, place: ChatLocation) -> bool:
+        """Whether people look at the beginning of a reply that this turn will not end."""
+        return self.draft is not None and bool(
+            await outbox_drafts.find_left_draft(self.store, self.session.id, self.op, place)
+        )
+
+    async def _finish_turn(self, task: FinishTurn) -> bool:
+        """The turn's end is one commit: said, ended, usage, and every lane that has to know."""
+        bodies: list[EntryBody] = list(task.bodies)
+        if task.reply and self.origin is not None:
+            hops, files = self.hops + 1, task.attached
+            bodies.append(self.runtime.build_said(task.reply, self.origin, hops=hops, files=files, stamp=self.stamp))
+        notice = task.notice or await outbox_drafts.render_cut_off_notice(task.ended, self.draft or self._build_draft())
+        if notice and self.origin is not None:
+            parts = split_text(notice, self.runtime.text_limit(self.origin))
+            # what stands beside a reply must not take the place of its draft
+            about = "reply" if task.reply else "turn"
+            bodies.append(Notified(text=notice, about=about, to=self.origin, parts=parts))
+        bodies.append(task.ended)
+        # if nobody else wrote since the turn took all there was, the lane can be let go of in the same commit; the
+        # store keeps it due should something arrive before that
+        update = CursorUpdate(attempts=0, error="", idle_at=self.own_upto_seq, release=self.own_upto_seq is not None)
+        wakeups = self.runtime.list_platform_wakeups(bodies) + self.runtime.list_memory_wakeups()
+        done = await self.context.commit(
+            Step.END,
+            tuple(EntryDraft(body=body, author=self._get_author(body), op=self.op) for body in bodies),
+            op=self.op,
+            update=update,
+            wakeups=wakeups + self._list_compression_wakeups(task.reply) + self._list_review_wakeups(),
+            spends=self._build_spends(tuple(bodies), given_up=task.abandoned_usage),
+            beside=self._select_blobs(bodies),
+        )
+        more = self.own_upto_seq is None
+        for seq, body in zip(done.seqs, bodies, strict=True):
+            self._append_step(seq, body)
+        if self.cached_context.generation == done.generation:
+            self.context.contexts.put(self.session.id, self.cached_context.with_turn(self._build_current_turn()))
+        self.log.info("turn.done", outcome=task.ended.outcome, tokens=task.ended.usage.input + task.ended.usage.output)
+        return more
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def _build_current_turn(self) -> TurnEntries:
+        return TurnEntries(
+            op=self.op,
+            heard=tuple(self.heard[seq] for seq in list_consumed_seqs(self.steps) if seq in self.heard),
+            steps=tuple(self.steps),
+        )
+
+    def _append_step(self, seq: int, body: EntryBody) -> None:
+        entry = Entry(
+            session=self.session.id,
+            seq=seq,
+            pos=0,
+            kind=get_body_kind(body),
+            op=self.op,
+            author=self._get_author(body),
+            at=self.context.last_commit_at,
+            version=BODY_VERSION,
+            body=body,
+            digest=b"",
+        )
+        self.steps.append(entry)
+        self.own_upto_seq = seq if self.own_upto_seq == seq - 1 else None
+
+    def _get_author(self, body: EntryBody) -> str:
+        return "system" if isinstance(body, Notified | Ended) else self.runtime.author
+
+    def _list_wakeups(self, bodies: Iterable[EntryBody]) -> tuple[Wakeup, ...]:
+        bodies = tuple(bodies)
+        noted = any(isinstance(body, Noted) for body in bodies)
+        return self.runtime.list_platform_wakeups(bodies) + (self.runtime.list_memory_wakeups() if noted else ())
+
+    def _list_compression_wakeups(self, reply: str) -> tuple[Wakeup, ...]:
+        """Above the soft mark a fold is made ahead of need, beside the conversation."""
+        runtime = self.runtime
+        if not runtime.compress_in_background:
+            return ()
+        answer = (ModelMessage(role="assistant", text=reply),)
+        steps, asked = self.last_request_weight
+        # what was recalled goes with the turn: with it the weight is never less than without
+        if steps == len(self.steps) and not self._is_compression_due(
+            asked + compression.estimate_message_tokens(answer)
+        ):
+            return ()
+        new = render_messages(SessionContext(turns=(self._build_current_turn(),))) + answer
+        due = self._is_compression_due(
+            self.cached_context.tokens + compression.estimate_message_tokens(new) + runtime.overhead_weight
+        )
+        return (Wakeup(consumer=consumers.COMPRESSION),) if due else ()
+
+    def _is_compression_due(self, weight: int) -> bool:
+        runtime = self.runtime
+        used, window = runtime.meter.estimate_tokens(weight), runtime.models[0].context_tokens
+        return bool(compression.measure_urgency(used, window, soft=runtime.soft_share, hard=runtime.hard_share))
+
+    def _list_review_wakeups(self) -> tuple[Wakeup, ...]:
+        """Every so many turns somebody looks through what was said for what to remember."""
+        every = self.runtime.review_every_turns
+        due = bool(every) and self.context.contexts.count_turn(self.session.id) % every == 0
+        return (Wakeup(consumer=consumers.REVIEW, start=0),) if due else ()
+
+    def _release_reservation(self) -> None:
+        """What the last call came to is committed, or will never be: its purses need not hold it back any longer."""
+        if self.reservation is not None:
+            self.reservation.release()
+            self.reservation = None
+
+    def _build_spends(self, bodies: tuple[EntryBody, ...], *, given_up: ModelUsage | None = None) -> tuple[Spend, ...]:
+        spends = []
+        for usage in (given_up, *(body.usage for body in bodies if isinstance(body, Thought))):
+            if usage is not None and (usage.input or usage.output):
+                tokens = usage.input + usage.output
+                for budget in list_turn_budgets(self.runtime.agent, self.stamp, scheduled=self.scheduled):
+                    spends.append(Spend(budget=budget, day=self.context.get_today(), usd=usage.usd, tokens=tokens))
+        return tuple(spends)

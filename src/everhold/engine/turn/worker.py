@@ -1,0 +1,137 @@
+"""What was heard -> turn -> one commit. Holds its session's mind lane, and acts only from committed state."""
+
+from __future__ import annotations
+
+from everhold.core import compression
+from everhold.core.consumers import TURN
+from everhold.core.entries import (
+    Began,
+    Entry,
+    EntryDraft,
+    Heard,
+)
+from everhold.core.inbox import BeginTurn, decide_next_step, list_pending_messages
+from everhold.engine import effects
+from everhold.engine.agent_runtime import AgentRuntime
+from everhold.engine.compression.worker import CompressionOutcome, SessionCompressor
+from everhold.engine.turn.context import TurnContext
+from everhold.engine.turn.execution import INBOX_POLL_SECONDS, TurnExecution
+from everhold.errors import Conflict, NotFound
+from everhold.ports.store import CursorUpdate, Glance, RetryDelay, Step
+
+
+class TurnWorker:
+    """Answers one session for as long as it has something to answer."""
+
+    def __init__(self, context: TurnContext) -> None:
+        self.context = context
+        self.gates = context.gates
+        self.store = context.store
+        self.claim = context.claim
+        self.log = context.log
+
+    async def run(self) -> None:
+        """Work until there is nothing to do, the model cannot be asked, or the lane is lost."""
+        waited = False
+        while True:
+            glance = await self.store.get_session_snapshot(self.claim.session)
+            session = glance.session
+            mine = {op.type: op for op in glance.running if op.consumer == TURN}
+            try:
+                runtime = self.context.runtimes.get_runtime(session.agent, session.choices)
+            except NotFound:
+                if turn := mine.get("turn"):
+                    # its agent left the configuration and may come back: to find it away is no attempt at the turn
+                    await self.context.commit(Step.PAUSE, (), op=turn.op, pause=True)
+                raise
+            if runtime.wait_for_tools is not None and not waited:
+                waited = await effects.wait_for_tools(self.gates, runtime.wait_for_tools)
+                continue
+            context = self.context
+            compressor = SessionCompressor(
+                self.gates,
+                self.claim,
+                runtime,
+                wakeups=context.wakeups,
+                budgets=context.budgets,
+                preparer=context.preparer,
+            )
+            if left := mine.get("compression"):
+                # before the turn it was made for goes on: that may need another, and there is only one at a time
+                await compressor.close_abandoned(left, "cut short by a restart")
+                continue
+            if turn := mine.get("turn"):
+                if not await TurnExecution(context, session, runtime).resume(turn.op, turn.first, turn.attempts):
+                    return
+                continue
+            compressing = any(op.blocking for op in glance.running)
+            match decide_next_step(
+                list_pending_messages(glance.pending), compressing=compressing, busy=runtime.busy_policy
+            ):
+                case BeginTurn(takes):
+                    try:
+                        if not await self._run_turn(glance, runtime, takes, compressor):
+                            return
+                    except Conflict:
+                        continue  # the state moved while we looked: look again
+                case _:
+                    wait = RetryDelay(seconds=INBOX_POLL_SECONDS) if compressing else None
+                    await self.settle_cursor(
+                        CursorUpdate(idle_at=None if compressing else session.last_seq, wait=wait, release=True)
+                    )
+                    return
+
+    async def _run_turn(
+        self, glance: Glance, runtime: AgentRuntime, takes: tuple[int, ...], compressor: SessionCompressor
+    ) -> bool:
+        """Begin and work a turn. Whether to look for more afterwards."""
+        session = glance.session
+        seen = await self.context.contexts.load_current(self.store, glance)
+        used = runtime.meter.estimate_tokens(seen.tokens + runtime.overhead_weight)
+        if compression.measure_urgency(
+            used, runtime.models[0].context_tokens, soft=runtime.soft_share, hard=runtime.hard_share
+        ) == "hard" and self.context.contexts.can_compress(session.id, self.gates.clock.monotonic()):
+            tell = next((e.body.origin for e in glance.pending if isinstance(e.body, Heard) and e.body.asks), None)
+            outcome = await compressor.compress(
+                session, seen.context, trigger="hard", keep=runtime.keep_turns, blocking=True, tell=tell
+            )
+            if outcome is CompressionOutcome.DONE:
+                self.context.contexts.record_compressed(session.id)
+                return True
+            if outcome is CompressionOutcome.REFUSED:
+                # the turn is tried as it is; the next attempt to compress comes after a wait
+                self.context.contexts.record_compression_refused(
+                    session.id, self.gates.clock.monotonic(), self.gates.chance.random()
+                )
+                return True
+        pinned = (
+            seen.context.compression.op or 0
+            if seen.context.compression is not None and seen.context.compression.session == session.id
+            else 0
+        )
+        began = Began(
+            type="turn", takes=takes, compression=pinned, generation=session.generation, consumer=TURN, trigger="heard"
+        )
+        taken = set(takes)
+        done = await self.context.commit(
+            Step.BEGIN,
+            (EntryDraft(body=began, author=runtime.author),),
+            generation=session.generation,
+            durable=any(self._can_show_draft(entry) for entry in glance.pending if entry.seq in taken),
+        )
+        work = TurnExecution(self.context, session, runtime)
+        heard = {entry.seq: entry for entry in glance.pending}
+        left = any(
+            it.asks and it.command is None and it.seq not in taken for it in list_pending_messages(glance.pending)
+        )
+        return await work.begin(done.seqs[0], began, seen, [heard[seq] for seq in takes], left=left)
+
+    def _can_show_draft(self, entry: Entry) -> bool:
+        """Whether a draft of the reply may be shown there: it is known by the turn's number, which must not change."""
+        if not isinstance(entry.body, Heard):
+            return False
+        origin = entry.body.origin
+        return self.context.runtimes.find_draft_platform(origin.platform, origin.account) is not None
+
+    async def settle_cursor(self, update: CursorUpdate) -> None:
+        await self.context.commit(Step.CURSOR_SETTLE, (), update=update, durable=False)

@@ -1,0 +1,1 @@
+"""Finds and repairs damage in a hermes-agent store."""

@@ -1,0 +1,79 @@
+"""A foreign store, looked through once: what the checks of it ask about. Holds no message texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from everhold.hermes.reader.database import HermesDatabase, HermesMessage, HermesSession
+from everhold.hermes.reader.lineage import SessionChain, SessionLineage, trace_lineage
+from everhold.hermes.reader.transcript import MessageDigest, TranscriptReading, digest_message, read_transcript
+
+
+class ReadChain(NamedTuple):
+    """A chain as it reads, with what is needed of its rows."""
+
+    chain: SessionChain
+    reading: TranscriptReading
+    digests: dict[int, MessageDigest]
+
+
+class HermesInspection:
+    """One `state.db` at one moment."""
+
+    def __init__(self, db: HermesDatabase, *, now: float, mirror: Mapping[str, dict[str, Any]] | None = None) -> None:
+        self.db = db
+        self.now = now
+        self.sessions: dict[str, HermesSession] = {session.id: session for session in db.read_sessions()}
+        self.columns = {table: db.list_columns(table) for table in db.tables}
+        self.newest: dict[str, float] = {}
+        self.rows: dict[str, int] = {}
+        for session, at, count in db.query_rows("select session_id, max(timestamp), count(*) from messages group by 1"):
+            self.newest[str(session)] = float(at or 0)
+            self.rows[str(session)] = int(count)
+        self.lineage: SessionLineage = trace_lineage(self.sessions.values(), self.newest)
+        self.routing = db.read_routing() or dict(mirror or {})
+        self.archived = self._find_archived()
+
+    def _find_archived(self) -> set[str]:
+        if "archived" not in self.columns["sessions"]:
+            return set()
+        return {str(id) for (id,) in self.db.query_rows("select id from sessions where archived = 1")}
+
+    @cached_property
+    def chats_by_session(self) -> dict[str, list[str]]:
+        """Session id -> the chats that lead to it."""
+        found: dict[str, list[str]] = {}
+        for key, entry in self.routing.items():
+            found.setdefault(str(entry.get("session_id") or ""), []).append(key)
+        return found
+
+    def read_chains(self) -> Iterator[ReadChain]:
+        """Every chain, one at a time: a large store does not fit into memory."""
+        for chain in self.lineage.chains:
+            lights = {row.id: digest_message(row) for id in chain.ids for row in self.db.iter_messages(id)}
+            yield ReadChain(chain, read_transcript(lights.values()), lights)
+
+    def iter_live_messages(self, session: str) -> Iterator[HermesMessage]:
+        """What the next turn of a session would be made of, there."""
+        return (row for row in self.db.iter_messages(session) if row.active)
+
+    def find_open_sessions(self, key: str) -> list[HermesSession]:
+        """The sessions of a chat that were not ended, newest last."""
+        return [
+            session
+            for session in self.sessions.values()
+            if session.session_key == key and session.ended_at is None and session.id not in self.archived
+        ]
+
+
+def read_tool_call_ids(row: HermesMessage) -> list[str]:
+    """The ids of the tool calls in a message."""
+    try:
+        calls = json.loads(row.tool_calls) if row.tool_calls else []
+    except ValueError:
+        return []
+    found = calls if isinstance(calls, list) else [calls]
+    return [str(call.get("id") or call.get("call_id") or "") for call in found if isinstance(call, dict)]

@@ -1,0 +1,243 @@
+"""Checks on what compressions did to a foreign store: ids that changed, forks, copies, rows nobody will ever read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from everhold.doctor.finding import DoctorFinding, StoreEdit
+from everhold.hermes.doctor.case import HermesInspection, ReadChain, read_tool_call_ids
+from everhold.hermes.reader.database import HermesSession
+
+MERGED_REASON: Final = "everhold_merged"
+_ARCHIVE_VALUES: Final = (("active", 0), ("compacted", 1))
+
+
+def check_chains(case: HermesInspection) -> Iterator[DoctorFinding]:
+    """Everything about chains and the rows in them."""
+    yield from _check_forks(case)
+    yield from _check_orphans(case)
+    archives = {"active", "compacted"} <= case.columns["messages"]
+    for told in case.read_chains():
+        for check in (_check_changed_ids, _check_duplicates, _check_unread, _check_message_order):
+            for finding in check(case, told):
+                yield finding if archives else _drop_impossible_edits(finding)
+
+
+def _drop_impossible_edits(finding: DoctorFinding) -> DoctorFinding:
+    """An older schema cannot archive a message: what a fix would put away has no place to go."""
+    if not any(edit.table == "messages" for edit in finding.edits):
+        return finding
+    remedy = "this schema cannot archive messages; open it once with hermes-agent 0.19.0, which adds what is missing"
+    return replace(finding, edits=(), remedy=f"{remedy}, or import it")
+
+
+def _check_forks(case: HermesInspection) -> Iterator[DoctorFinding]:
+    for parent, children in case.lineage.forks.items():
+        edits = []
+        for other in children[1:]:
+            config = {**case.sessions[other].config, "_branched_from": parent}
+            edits.append(StoreEdit("sessions", (("id", other),), (("model_config", json.dumps(config)),)))
+        lost = f"what was said in {', '.join(children[1:])} is not in the conversation that goes on"
+        yield DoctorFinding(
+            "fork",
+            f"session {parent} went on under {len(children)} ids after one compression; {children[0]} is followed",
+            where=(parent, *children),
+            count=len(children) - 1,
+            lost=lost,
+            remedy="the others become branches of it, which can be resumed",
+            edits=tuple(edits),
+        )
+
+
+def _check_orphans(case: HermesInspection) -> Iterator[DoctorFinding]:
+    for session in case.lineage.orphans:
+        heir = _find_continuation(case, session)
+        if heir is not None:
+            edit = StoreEdit("sessions", (("id", heir.id),), (("parent_session_id", session.id),))
+            remedy = f"{heir.id}, which the same chat went on in, becomes its continuation"
+        else:
+            edit = StoreEdit("sessions", (("id", session.id),), (("ended_at", None), ("end_reason", None)))
+            remedy = "it is opened again"
+        yield DoctorFinding(
+            "ended-by-compression",
+            f"session {session.id} was ended by a compression and nothing goes on from it",
+            where=(session.id,),
+            lost=f"{case.rows.get(session.id, 0)} messages are in no conversation any more",
+            remedy=remedy,
+            edits=(edit,),
+        )
+
+
+def _find_continuation(case: HermesInspection, ended: HermesSession) -> HermesSession | None:
+    """The session the same chat went on in, if that one does not know where it came from."""
+    if not ended.session_key:
+        return None
+    later = [
+        session
+        for session in case.sessions.values()
+        if session.session_key == ended.session_key
+        and session.id != ended.id
+        and session.started_at >= (ended.ended_at or ended.started_at) - 60
+        and not session.parent
+        and not session.branched_from
+        and not session.is_delegated
+    ]
+    return min(later, key=lambda session: session.started_at, default=None)
+
+
+def _check_changed_ids(case: HermesInspection, told: ReadChain) -> Iterator[DoctorFinding]:
+    chain = told.chain
+    if len(chain.sessions) < 2:
+        return
+    tip = chain.tip
+    edits = []
+    for session in chain.sessions[:-1]:
+        for row in told.digests.values():
+            if row.session == session.id:
+                values = (("session_id", tip.id), *(_ARCHIVE_VALUES if row.live else ()))
+                edits.append(StoreEdit("messages", (("id", row.id),), values))
+        retired = [("end_reason", MERGED_REASON), ("message_count", 0), ("parent_session_id", None)]
+        if "archived" in case.columns["sessions"]:
+            retired.append(("archived", 1))
+        edits.append(StoreEdit("sessions", (("id", session.id),), tuple(retired)))
+    inherited: list[tuple[str, object]] = [("parent_session_id", chain.root.parent or None)]
+    if chain.root.branched_from and not tip.branched_from:
+        inherited.append(("model_config", json.dumps({**tip.config, "_branched_from": chain.root.branched_from})))
+    for name, old, new in (
+        ("session_key", tip.session_key, chain.root.session_key),
+        ("user_id", tip.user_id, chain.root.user_id),
+    ):
+        if new and not old and name in case.columns["sessions"]:
+            inherited.append((name, new))
+    edits.append(StoreEdit("sessions", (("id", tip.id),), tuple(inherited)))
+    silent = [s.id for s in chain.sessions[1:] if case.rows.get(s.id) and not s.api_calls and chain.root.api_calls]
+    if silent:
+        yield DoctorFinding(
+            "no-calls",
+            f"continuations with messages where no model was ever asked: {len(silent)} ({', '.join(silent)})",
+            where=tuple(silent),
+            count=len(silent),
+            lost="nothing, if the conversation went on elsewhere; the answers, if it did not",
+            remedy="see id-changed: they are joined with what came before",
+        )
+    yield DoctorFinding(
+        "id-changed",
+        f"compressions changed a conversation's id: {' → '.join(chain.ids)}",
+        where=tuple(chain.ids),
+        count=len(chain.sessions) - 1,
+        remedy=f"all its messages are kept under {tip.id}; what was summed up stays archived and searchable",
+        edits=tuple(edits),
+    )
+
+
+def _check_duplicates(case: HermesInspection, told: ReadChain) -> Iterator[DoctorFinding]:
+    """Rows that stand twice among the live ones of one session."""
+    doubled: dict[str, list[int]] = {}
+    standing = {(told.digests[id].session, id) for id in told.reading.first if told.digests[id].live}
+    for copy, original in sorted(told.reading.copies.items()):
+        row = told.digests[copy]
+        if not row.live:
+            continue
+        if (row.session, original) in standing:
+            doubled.setdefault(row.session, []).append(copy)
+        standing.add((row.session, original))
+    for session, ids in doubled.items():
+        yield DoctorFinding(
+            "written-twice",
+            f"messages that stand twice in session {session}: {len(ids)}",
+            where=(session, f"rows {_format_ranges(ids)}"),
+            count=len(ids),
+            remedy="the second of each is archived",
+            edits=tuple(StoreEdit("messages", (("id", id),), _ARCHIVE_VALUES) for id in ids),
+        )
+
+
+def _check_unread(case: HermesInspection, told: ReadChain) -> Iterator[DoctorFinding]:
+    alive = {original for copy, original in told.reading.copies.items() if told.digests[copy].live}
+    for compression in told.reading.compressions:
+        lost = [id for id in compression.unread if not told.digests[id].live and id not in alive]
+        if not lost:
+            continue
+        tip = told.chain.tip.id
+        edits = tuple(StoreEdit("messages", (("session_id", tip),), (("active", 1),), copies=id) for id in lost)
+        yield DoctorFinding(
+            "archived-unread",
+            f"messages that came to session {compression.session} during a compression, and were archived unread: {len(lost)}",
+            where=(compression.session, f"rows {_format_ranges(lost)}"),
+            count=len(lost),
+            lost="no model has seen them: they are neither in the summary nor in what is live",
+            remedy="they are appended to the live messages; the archived rows stay",
+            edits=edits,
+        )
+
+
+def _check_message_order(case: HermesInspection, told: ReadChain) -> Iterator[DoctorFinding]:
+    """Live messages that no model takes in this order."""
+    session = told.chain.tip.id
+    pairs: list[int] = []
+    results: list[int] = []
+    calls: list[int] = []
+    waiting: dict[str, int] = {}
+    last = ""
+    for row in case.iter_live_messages(session):
+        if row.role == "session_meta":
+            continue
+        if row.is_summary:
+            last = "summary"
+            continue
+        if row.role == "tool":
+            if waiting.pop(row.tool_call_id, None) is None:
+                results.append(row.id)
+            continue
+        calls += [id for id in dict.fromkeys(waiting.values()) if id not in calls]
+        waiting = dict.fromkeys(read_tool_call_ids(row), row.id)
+        if row.role == "user" and last == "user" and not row.observed:
+            pairs.append(row.id)
+        last = "observed" if row.observed else row.role
+    if results:
+        yield DoctorFinding(
+            "result-without-call",
+            f"tool results in session {session} that belong to no call: {len(results)}",
+            where=(session, f"rows {_format_ranges(results)}"),
+            count=len(results),
+            remedy="they are archived",
+            edits=tuple(StoreEdit("messages", (("id", id),), _ARCHIVE_VALUES) for id in results),
+        )
+    if calls:
+        yield DoctorFinding(
+            "call-without-result",
+            f"messages in session {session} that call tools whose results are missing: {len(calls)}",
+            where=(session, f"rows {_format_ranges(calls)}"),
+            count=len(calls),
+            lost="what those tools returned",
+            remedy="the calls are taken out of them; the words stay",
+            edits=tuple(StoreEdit("messages", (("id", id),), (("tool_calls", None),)) for id in calls),
+        )
+    if pairs:
+        yield DoctorFinding(
+            "unanswered",
+            f"messages in session {session} that follow another one nobody answered: {len(pairs)}",
+            where=(session, f"rows {_format_ranges(pairs)}"),
+            count=len(pairs),
+            lost="the answers, if there were any",
+            remedy="it merges them whenever it reads them; nothing needs to be done",
+            level="note",
+        )
+
+
+def _format_ranges(ids: list[int]) -> str:
+    """1-3, 7"""
+    parts: list[list[int]] = []
+    for id in sorted(ids):
+        if parts and id == parts[-1][1] + 1:
+            parts[-1][1] = id
+        else:
+            parts.append([id, id])
+    shown = [str(a) if a == b else f"{a}-{b}" for a, b in parts[:8]]
+    return ", ".join(shown) + (", …" if len(parts) > 8 else "")
+
+
+format_ranges = _format_ranges

@@ -1,0 +1,366 @@
+"""Mends a foreign store: a checked copy first, then every change in one transaction, with a journal that undoes it.
+
+Rows are changed, never the schema, and no message is deleted. What one change uncovers (a chat's fragment that is
+linked again is a chain) is mended in the same transaction, so that a second run finds nothing to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from everhold.doctor.finding import DoctorFinding, StoreEdit
+from everhold.errors import HomeBusy, InvalidRequest, Refused, StoreBusy, StoreDamaged, StoreError
+from everhold.hermes.doctor import checks, routing
+from everhold.hermes.doctor.case import HermesInspection
+from everhold.hermes.reader.database import HermesDatabase
+from everhold.infra.home import write_file
+from everhold.stores.sqlite import migrate
+from everhold.stores.sqlite.errors import translate_error
+
+MAX_ROUNDS: Final = 8
+_JOURNALED_TABLES: Final = {
+    "sessions",
+    "messages",
+    "gateway_routing",
+    "compression_locks",
+    "delivery_obligations",
+    "async_delegations",
+}
+
+
+@dataclass
+class RepairResult:
+    """What was done, and where it can be undone from."""
+
+    backup: Path | None = None
+    journal: Path | None = None
+    edits: list[str] = field(default_factory=list)
+    remaining_findings: list[DoctorFinding] = field(default_factory=list)
+    """What was found afterwards and cannot be mended."""
+
+
+def plan_repairs(path: Path, *, now: float) -> list[DoctorFinding]:
+    """What there is to mend: the dry run."""
+    return [
+        finding
+        for finding in checks.examine_store(path, now=now, mirror=_read_mirror(path)).findings
+        if finding.is_fixable
+    ]
+
+
+def repair_store(path: Path, *, now: float) -> RepairResult:
+    """Mend the store at `path`. Raises before anything was changed, or not at all."""
+    _refuse_if_in_use(path)
+    before = checks.examine_store(path, now=now, mirror=_read_mirror(path))
+    if any(finding.check in ("pages", "schema") for finding in before.findings):
+        raise StoreDamaged(f"{path} is damaged: nothing can be mended in it", remedy=before.findings[0].remedy)
+    if not any(finding.is_fixable for finding in before.findings):
+        return RepairResult(remaining_findings=before.findings)
+    stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
+    backup = _copy_store(path, path.with_name(f"{path.name}.before-everhold-{stamp}"))
+    journal: list[dict[str, Any]] = []
+    done = RepairResult(backup=backup)
+    with _open_transaction(path) as db:
+        for edit in [edit for it in before.findings for edit in it.edits if edit.index]:
+            _apply_edit(db, edit, path)  # first of all: nothing is found through an index that is wrong
+            done.edits.append(str(edit))
+        for _ in range(MAX_ROUNDS):
+            mirror = _read_mirror(path)
+            _apply_to_mirror(mirror, journal)
+            edits = [
+                edit
+                for it in checks.collect_findings(HermesInspection(db, now=now, mirror=mirror))
+                for edit in it.edits
+            ]
+            if not edits:
+                break
+            for edit in edits:
+                journal += _apply_edit(db, edit, path)
+                done.edits.append(str(edit))
+        else:
+            raise StoreError(
+                f"{path}: mending did not come to an end", remedy="nothing was changed; please report this"
+            )
+        _update_message_counts(db, journal)
+        _journal_mirror(path, journal)
+        done.journal = path.with_name(f"{path.name}.everhold-fix-{stamp}.json")
+        record = {"database": path.name, "at": now, "backup": backup.name, "changes": journal}
+        write_file(done.journal, json.dumps(record, ensure_ascii=False, indent=1).encode())
+    _write_mirror(path, journal, undo=False)
+    done.remaining_findings = checks.examine_store(path, now=now, mirror=_read_mirror(path)).findings
+    return done
+
+
+def undo_repair(path: Path, journal: Path) -> int:
+    """Take back what a fix did, as its journal tells it; how many changes. What was changed since is refused."""
+    _refuse_if_in_use(path)
+    record = json.loads(journal.read_text("utf-8"))
+    if record.get("database") != path.name or not isinstance(record.get("changes"), list):
+        raise InvalidRequest(
+            f"{journal} is no journal of {path.name}", remedy="it stands beside the database it belongs to"
+        )
+    if record.get("undone"):
+        raise InvalidRequest(f"{journal} was undone already", remedy="there is nothing left to undo")
+    with _open_transaction(path) as db:
+        for change in reversed(record["changes"]):
+            if not _undo_change(db, change):
+                raise _make_changed_error(change, record)
+        _check_mirror(path, record)
+    _write_mirror(path, record["changes"], undo=True)
+    write_file(journal, json.dumps({**record, "undone": True}, ensure_ascii=False, indent=1).encode())
+    return len(record["changes"])
+
+
+def _make_changed_error(change: dict[str, Any], record: dict[str, Any]) -> Refused:
+    which = change.get("key") or change.get("appended") or "a row that was removed"
+    return Refused(
+        f"{change['table']}: {which} was changed since",
+        remedy=f"nothing was undone; {record.get('backup')}, beside it, is how everything was before",
+    )
+
+
+# -- one change --------------------------------------------------------------------------------------------------------
+
+
+def _apply_edit(db: HermesDatabase, edit: StoreEdit, path: Path) -> list[dict[str, Any]]:
+    """Do it; how it is undone."""
+    if edit.index:
+        _rebuild_index(db, edit.index)
+        return []
+    if edit.copies:
+        return [_append_copy(db, edit)]
+    where = " and ".join(f"{name} is ?" for name, _ in edit.key)
+    keys = [value for _, value in edit.key]
+    if edit.table == "sessions.json":
+        return [{"table": edit.table, "key": dict(edit.key), "after": dict(edit.values)}]
+    if not edit.values:
+        names = sorted(db.list_columns(edit.table))
+        rows = list(db.db.execute(f"select {', '.join(names)} from {edit.table} where {where}", keys))
+        db.db.execute(f"delete from {edit.table} where {where}", keys)
+        return [{"table": edit.table, "removed": dict(zip(names, row, strict=True))} for row in rows]
+    names = [name for name, _ in edit.values]
+    before = db.db.execute(f"select {', '.join(names)} from {edit.table} where {where}", keys).fetchone()
+    if before is None:
+        return []
+    values = [value for _, value in edit.values]
+    if list(before) == values:
+        return []
+    setting = ", ".join(f"{name} = ?" for name in names)
+    db.db.execute(f"update {edit.table} set {setting} where {where}", [*values, *keys])
+    old = dict(zip(names, before, strict=True))
+    return [{"table": edit.table, "key": dict(edit.key), "before": old, "after": dict(edit.values)}]
+
+
+def _append_copy(db: HermesDatabase, edit: StoreEdit) -> dict[str, Any]:
+    columns = sorted(db.list_columns("messages") - {"id"})
+    new = {**dict(edit.key), **dict(edit.values)}
+    if "compacted" in columns:
+        new["compacted"] = 0
+    chosen = ", ".join("?" if name in new else name for name in columns)
+    given = [new[name] for name in columns if name in new]
+    sql = f"insert into messages({', '.join(columns)}) select {chosen} from messages where id = ?"
+    db.db.execute(sql, [*given, edit.copies])
+    after = {name: new[name] for name in columns if name in new}
+    return {"table": "messages", "appended": db.db.last_insert_rowid(), "copy_of": edit.copies, "after": after}
+
+
+def _rebuild_index(db: HermesDatabase, table: str) -> None:
+    """Write an index anew; one for searching the way its own trigger does."""
+    if table not in db.tables:
+        db.db.execute(f'reindex "{table}"')
+        return
+    values = routing.read_index_expression(db, table).replace("new.", "messages.")
+    db.db.execute(f"insert into {table}({table}) values ('rebuild')")  # what is damaged cannot be emptied
+    db.db.execute(f"delete from {table}")
+    db.db.execute(f"insert into {table}(rowid, content) select messages.id, {values} from messages")
+
+
+def _undo_change(db: HermesDatabase, change: dict[str, Any]) -> bool:
+    """Undo one change; whether everything was as it had left it."""
+    table = change["table"]
+    if table == "sessions.json":
+        return True
+    if table not in _JOURNALED_TABLES:
+        raise InvalidRequest(f"the journal speaks of {table}", remedy="it was not written by everhold")
+    if "removed" in change:
+        row = change["removed"]
+        marks = ", ".join("?" * len(row))
+        try:
+            db.db.execute(f"insert into {table}({', '.join(row)}) values ({marks})", list(row.values()))
+        except apsw.ConstraintError:
+            return False  # there is one again
+        return True
+    now = {"id": change["appended"]} if "appended" in change else dict(change["key"])
+    now |= change.get("after", {})
+    where = " and ".join(f"{name} is ?" for name in now)
+    if "appended" in change:
+        db.db.execute(f"delete from messages where {where}", list(now.values()))
+    else:
+        names = ", ".join(f"{name} = ?" for name in change["before"])
+        db.db.execute(f"update {table} set {names} where {where}", [*change["before"].values(), *now.values()])
+    return db.db.changes() == 1
+
+
+def _update_message_counts(db: HermesDatabase, journal: list[dict[str, Any]]) -> None:
+    """`message_count` is how many are live; set it where that changed."""
+    if "message_count" not in db.list_columns("sessions") or "active" not in db.list_columns("messages"):
+        return
+    touched: set[str] = set()
+    for change in journal:
+        id = change.get("appended") or change.get("key", {}).get("id")
+        if change["table"] == "sessions" and id:
+            touched.add(str(id))
+        elif change["table"] == "messages":
+            touched.add(str(db.db.execute("select session_id from messages where id = ?", (id,)).get))
+    for session in sorted(touched):
+        live = db.db.execute("select count(*) from messages where session_id = ? and active = 1", (session,)).get
+        journal += _apply_edit(db, StoreEdit("sessions", (("id", session),), (("message_count", live),)), db.path)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _open_transaction(path: Path) -> Iterator[HermesDatabase]:
+    """The database inside one transaction that ends with the block, or is as if it had never been."""
+    db = HermesDatabase(path)
+    db.close()
+    try:
+        db.db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        db.db.set_busy_timeout(2000)
+        db.db.execute("begin immediate")
+    except apsw.BusyError as error:
+        raise StoreBusy(f"{path} is in use", remedy="stop hermes-agent first") from error
+    try:
+        yield db
+        db.db.execute("commit")
+    except BaseException:
+        if db.db.in_transaction:
+            db.db.execute("rollback")
+        raise
+    finally:
+        db.close()
+
+
+def _copy_store(path: Path, target: Path) -> Path:
+    """A copy that was opened and compared: it holds as many messages, and nothing is wrong with it that was not."""
+    migrate.check_disk_space(target.parent, path.stat().st_size)
+    source = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    copy = apsw.Connection(str(target))
+    try:
+        os.chmod(target, 0o600)
+        with copy.backup("main", source, "main") as work:
+            while not work.done:
+                work.step(-1)
+        copy.pragma("journal_mode", "delete")
+        seen = [
+            (db.execute("select count(*) from messages not indexed").get, list(db.execute("pragma integrity_check")))
+            for db in (source, copy)
+        ]
+        if seen[0] != seen[1]:
+            raise StoreDamaged(
+                f"the copy at {target} is not what it was made of", remedy="is the disk sound, and not full?"
+            )
+    except BaseException as error:
+        copy.close()
+        target.unlink(missing_ok=True)
+        if isinstance(error, apsw.Error):
+            raise translate_error(error, target) from error
+        raise
+    finally:
+        source.close()
+        copy.close()
+    return target
+
+
+def _refuse_if_in_use(path: Path) -> None:
+    """Refuse to write beneath a gateway that runs."""
+    state = path.with_name("gateway_state.json")
+    try:
+        told = json.loads(state.read_text("utf-8"))
+        pid = int(told["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if told.get("gateway_state") == "stopped" or not Path(f"/proc/{pid}").exists():
+        return
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return
+    if b"hermes" in words or b"gateway" in words:
+        raise HomeBusy(f"its gateway (process {pid}) is running", remedy="stop it first: hermes gateway stop")
+
+
+def _mirror_path(path: Path) -> Path:
+    return path.parent / "sessions" / "sessions.json"
+
+
+def _read_mirror(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        found = json.loads(_mirror_path(path).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {key: entry for key, entry in found.items() if not key.startswith("_") and isinstance(entry, dict)}
+
+
+def _apply_to_mirror(mirror: dict[str, dict[str, Any]], journal: list[dict[str, Any]]) -> None:
+    for change in journal:
+        if change["table"] == "sessions.json":
+            key, to = change["key"]["session_key"], change["after"].get("session_id")
+            if to is None:
+                mirror.pop(key, None)
+            elif key in mirror:
+                mirror[key] = {**mirror[key], "session_id": to}
+
+
+def _journal_mirror(path: Path, journal: list[dict[str, Any]]) -> None:
+    """What stands in the mirror file is kept in the journal, so that it can go back."""
+    known = _read_mirror(path)
+    for change in journal:
+        if change["table"] == "sessions.json":
+            change["before"] = known.get(change["key"]["session_key"])
+
+
+def _check_mirror(path: Path, record: dict[str, Any]) -> None:
+    """Refuse to lead chats back that were led elsewhere since."""
+    there, left = _read_mirror(path), {}
+    changes = [change for change in record["changes"] if change["table"] == "sessions.json"]
+    for change in changes:
+        if change.get("before") is not None:
+            left[change["key"]["session_key"]] = change["before"]
+    _apply_to_mirror(left, changes)
+    for change in changes if _mirror_path(path).is_file() else ():
+        key = change["key"]["session_key"]
+        led, expected = (entries.get(key, {}).get("session_id") for entries in (there, left))
+        if change.get("before") is not None and led != expected:
+            raise _make_changed_error(change, record)
+
+
+def _write_mirror(path: Path, journal: list[dict[str, Any]], *, undo: bool) -> None:
+    """The mirror file follows the table."""
+    changes = [change for change in journal if change["table"] == "sessions.json"]
+    file = _mirror_path(path)
+    if not changes or not file.is_file():
+        return
+    found = json.loads(file.read_text("utf-8"))
+    for change in reversed(changes) if undo else changes:
+        key = change["key"]["session_key"]
+        if undo:
+            if (before := change.get("before")) is not None:
+                found[key] = {**found[key], "session_id": before.get("session_id")} if key in found else before
+        elif key in found:
+            to = change["after"].get("session_id")
+            if to is None:
+                del found[key]
+            else:
+                found[key] = {**found[key], "session_id": to}
+    write_file(file, json.dumps(found, ensure_ascii=False, indent=2).encode(), mode=None)

@@ -1,0 +1,141 @@
+"""A memory service's own settings there -> its section here, so that it goes on with what it knows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from everhold.hermes.reader.files import MAIN_AGENT, PROVIDER_FILES, HermesProfile
+from everhold.infra.secret import SecretString
+
+SETTING_KEYS: Final[dict[str, dict[str, str]]] = {
+    "honcho": {
+        "baseUrl": "base_url", "workspace": "workspace", "aiPeer": "ai_peer", "peerName": "peer_name",
+        "pinPeerName": "pin_peer_name", "pinUserPeer": "pin_peer_name", "userPeerAliases": "user_peer_aliases",
+        "runtimePeerPrefix": "runtime_peer_prefix", "sessionStrategy": "session_strategy",
+        "sessionPeerPrefix": "session_peer_prefix", "timeout": "deadline_seconds",
+    },
+    "hindsight": {
+        "api_url": "base_url", "bank_id": "bank", "bank_mission": "mission", "retain_tags": "tags",
+        "retain_context": "context", "recall_budget": "budget", "recall_max_tokens": "recall_tokens",
+        "recall_types": "recall_types", "retain_every_n_turns": "retain_every_n_turns", "timeout": "deadline_seconds",
+    },
+    "mem0": {"base_url": "base_url", "host": "base_url", "user_id": "user"},
+    "supermemory": {"base_url": "base_url", "container_tag": "namespace", "search_mode": "search_mode"},
+}  # fmt: skip
+"""A service's own keys there -> ours."""
+SETTING_VARIABLES: Final[dict[str, dict[str, str]]] = {
+    "honcho": {"HONCHO_BASE_URL": "baseUrl"},
+    "hindsight": {"HINDSIGHT_API_URL": "api_url", "HINDSIGHT_BANK_ID": "bank_id", "HINDSIGHT_MODE": "mode"},
+    "mem0": {"MEM0_HOST": "host", "MEM0_USER_ID": "user_id", "MEM0_MODE": "mode"},
+    "supermemory": {"SUPERMEMORY_BASE_URL": "base_url", "SUPERMEMORY_CONTAINER_TAG": "container_tag"},
+}
+"""Variables that say what the file does not."""
+SECRET_VARIABLES: Final = {name: f"{name.upper()}_API_KEY" for name in SETTING_KEYS}
+SERVICES_NAMED_BY_CHAT: Final = frozenset({"honcho"})
+"""Services in which a chat's own key was its name there."""
+HINDSIGHT_CLOUD: Final = "https://api.hindsight.vectorize.io"
+UNSET_USER: Final = "hermes-user"
+_IGNORED_KEYS: Final = frozenset(
+    {"apiKey", "api_key", "enabled", "hosts", "mode", "environment", "saveMessages", "sessions"}
+)
+_HANDLED_KEYS: Final = {"hindsight": {"bank_id_template", "banks"}}
+
+
+@dataclass
+class ImportedService:
+    """One service as it is here."""
+
+    section: dict[str, Any]
+    variable: str
+    """What the variable with its key is usually called."""
+    key: SecretString | None
+    unknown: list[str] = field(default_factory=list)
+
+
+def convert_service(profile: HermesProfile, name: str, given: dict[str, Any]) -> ImportedService:
+    """What `given` says about `name`, with what that service does there when it says nothing."""
+    host = f"hermes_{profile.name}" if profile.name != MAIN_AGENT else "hermes"
+    hosts = given.get("hosts")
+    blocks: dict[str, Any] = hosts if isinstance(hosts, dict) else {}
+    from_variables = {
+        key: profile.env[variable].reveal()
+        for variable, key in SETTING_VARIABLES[name].items()
+        if variable in profile.env
+    }
+    block = blocks.get(host) or blocks.get(host.replace("_", ".")) or {}
+    merged = {**from_variables, **given, **block}
+    section: dict[str, Any] = {"naming": "hermes"}
+    unknown = []
+    for key, value in merged.items():
+        ours = SETTING_KEYS[name].get(key)
+        if ours is not None and value not in (None, ""):
+            section[ours] = value
+        elif ours is None and key not in _IGNORED_KEYS | _HANDLED_KEYS.get(name, set()):
+            unknown.append(f"{PROVIDER_FILES[name]}: {key}")
+    match name:
+        case "honcho":
+            section.setdefault("workspace", host)
+            section.setdefault("ai_peer", host)
+            section |= _read_pinned(block, given)
+        case "hindsight":
+            unknown += _convert_hindsight(section, merged, _read_identity(profile))
+        case "mem0":
+            unknown += _convert_mem0(section, merged)
+        case "supermemory":
+            tag = str(section.get("namespace") or "hermes").replace("{identity}", _read_identity(profile))
+            section["namespace"] = re.sub(r"[^A-Za-z0-9]+", "_", tag).strip("_") or "hermes"
+    written = str(merged.get("apiKey") or merged.get("api_key") or "")
+    variable = SECRET_VARIABLES[name]
+    return ImportedService(section, variable, SecretString(written) if written else profile.env.get(variable), unknown)
+
+
+def _read_pinned(*levels: dict[str, Any]) -> dict[str, bool]:
+    """Whether everybody is one peer. It has two names there: the nearer level wins, on one level the newer name."""
+    said = [level[key] for level in levels for key in ("pinUserPeer", "pinPeerName") if level.get(key) is not None]
+    return {"pin_peer_name": bool(said[0])} if said else {}
+
+
+def _convert_hindsight(section: dict[str, Any], given: dict[str, Any], identity: str) -> list[str]:
+    unknown = []
+    mode = str(given.get("mode") or "cloud")
+    if mode == "cloud":
+        section.setdefault("base_url", HINDSIGHT_CLOUD)
+    elif mode == "local_embedded":
+        unknown.append(
+            "hindsight: it ran inside hermes-agent; start a server for it and set memories.hindsight.base_url"
+        )
+    if isinstance(section.get("tags"), str):
+        section["tags"] = [tag.strip() for tag in section["tags"].split(",") if tag.strip()]
+    if isinstance(section.get("recall_types"), str):
+        section["recall_types"] = [kind.strip() for kind in section["recall_types"].split(",") if kind.strip()]
+    banks = given.get("banks")
+    older = banks.get("hermes") if isinstance(banks, dict) else None
+    section.setdefault("bank", str((older or {}).get("bankId") or "hermes") if isinstance(older, dict) else "hermes")
+    template = str(given.get("bank_id_template") or "")
+    if template and "{platform}" in template:
+        unknown.append(f"hindsight: bank_id_template: a bank for each platform; all are in {section['bank']} here")
+    elif template:
+        for theirs, ours in (
+            ("{profile}", identity),
+            ("{workspace}", "hermes"),
+            ("{user}", "{person}"),
+            ("{session}", "{session}"),
+        ):
+            template = template.replace(theirs, ours)
+        section["bank"] = template
+    return unknown
+
+
+def _convert_mem0(section: dict[str, Any], given: dict[str, Any]) -> list[str]:
+    if section.get("user") in (None, UNSET_USER):
+        section["user"] = "{person}"  # there everybody has their own unless one is named
+    if str(given.get("mode") or "platform") in ("oss", "local"):
+        return ["mem0.json: it ran inside hermes-agent; `mode: local` and `config:` in memories.mem0 do that here"]
+    return []
+
+
+def _read_identity(profile: HermesProfile) -> str:
+    """What an agent is called there."""
+    return "default" if profile.name == MAIN_AGENT else profile.path.name

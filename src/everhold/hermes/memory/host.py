@@ -1,0 +1,295 @@
+"""Our end of a host process: starts it, asks it, cuts it off, and starts it again after a wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from everhold.core.retry import retry_delay_seconds
+from everhold.errors import InDoubt, Refused, Transient
+from everhold.ports.clock import Clock
+from everhold.ports.log import EventLogger
+
+PLUGIN_PROCESS_DIRECTORY: Final = Path(__file__).parent / "inside"
+START_CODE: Final = (
+    # nothing of ours stays on the path: plug-ins import by names that are as general as it gets
+    "import sys, runpy; sys.path[:1] = [sys.argv.pop()]; "
+    "import inside.finding, inside.looking, inside.offered, inside.seats, inside.watching; "
+    "del sys.path[0]; runpy._run_module_as_main('inside')"
+)
+MAX_LINE_BYTES: Final = 8 * 1024 * 1024
+"""Of one line from the host. More than it may send: beyond this nobody in there speaks our language any more."""
+_ERROR_PATTERN: Final = re.compile(
+    r"\b(error|exception|fail(ed|ure)?|traceback|warning|cannot|refused)\b", re.IGNORECASE
+)
+MAX_LOGGED_LINES: Final = 200
+"""Lines of what a plug-in prints that go to the log before it is only counted."""
+START_SECONDS: Final = 60.0
+SHUTDOWN_SECONDS: Final = 10.0
+PASSED_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "SYSTEMROOT", "SSL_CERT_FILE")
+
+
+class HermesHostProcess:
+    """One plug-in's process. It is started by the first question, and again by the next one after it died."""
+
+    def __init__(
+        self,
+        *,
+        what: str,
+        python: str,
+        home: Path,
+        environ: dict[str, str],
+        log: EventLogger,
+        clock: Clock,
+        changed: Callable[[str], None],
+        patience: float,
+    ) -> None:
+        """`patience` is how long a call may wait in there for what the plug-in goes on doing."""
+        self._max_wait_seconds = patience
+        self._plugin_name = what
+        self._python = python or sys.executable
+        self.home = home
+        self._environ = environ
+        self._log = log
+        self._clock = clock
+        self._on_config_changed = changed
+        self._process: asyncio.subprocess.Process | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count(1)
+        self._pending_calls: dict[int, asyncio.Future[Any]] = {}
+        self._pending_look: asyncio.Future[Any] | None = None
+        self._restart_after = 0.0
+        self.crash_count = 0
+        """How often it ended without having been asked to, since it last did something right."""
+        self.problem = ""
+        self._last_output_line = ""
+        self.description: dict[str, Any] = {}
+        """What the plug-in says about itself."""
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process, for whoever wants to watch it."""
+        return self._process.pid if self._process is not None and self.is_running else None
+
+    async def call(self, method: str, /, *, deadline: float, **params: Any) -> Any:
+        """Ask, once. Raises Transient if nothing was done, InDoubt if nobody knows, Refused if the plug-in raised."""
+        await self.start()
+        return await self._send_call(method, params, deadline=deadline)
+
+    async def start(self) -> None:
+        """Once, however many wait for it. Whoever stops waiting stops nothing: recall has less time than some need to
+        load, and one that runs without having said what it can do would be taken for one that can do nothing.
+        """
+        if self._starting is None or self._starting.done():
+            if self.is_running:
+                return
+            if (wait := self._restart_after - self._clock.monotonic()) > 0:
+                raise Transient(f"the plug-in died, and is started again in {wait:.0f} s: {self.problem}")
+            self._starting = self._start_task(self._start_plugin())
+            self._starting.add_done_callback(_consume_task_error)
+        await asyncio.shield(self._starting)
+
+    async def describe_plugin(self) -> dict[str, Any]:
+        """What the plug-in says about itself, whether or not it could be used: its questions, for example."""
+        if not self.is_running:
+            await self._spawn_process()
+        return self.description
+
+    async def save_settings(self, values: dict[str, str]) -> bool:
+        """Let the plug-in keep its own settings; whether it has a way to."""
+        return bool(await self._send_call("save", {"values": values, "home": str(self.home)}, deadline=START_SECONDS))
+
+    async def close(self) -> None:
+        """Let the plug-in leave in its own way, for a while."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(Transient, InDoubt, Refused):
+                problems = await self._send_call("close", {}, deadline=SHUTDOWN_SECONDS)
+                for problem in problems or ():
+                    self._log.warning("memory.leaving", problem=problem)
+            await self._end_process(process)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    async def _start_plugin(self) -> None:
+        process = await self._spawn_process()
+        if not self.description.get("available"):
+            await self._end_process(process)
+            self._record_crash(
+                "the plug-in says that it is not available: a package or a setting of its own is missing"
+            )
+            wants = ", ".join(_list_required_settings(self.description.get("settings")))
+            asks = f"it asks for {wants}: `everhold setup memory`, `environ`, or" if wants else "look into"
+            raise Transient(self.problem, remedy=f"{asks} its settings in {self.home}")
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _spawn_process(self) -> asyncio.subprocess.Process:
+        environ = {name: value for name, value in os.environ.items() if name in PASSED_VARIABLES}
+        environ |= {**self._environ, "HERMES_HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                self._python,
+                "-c",
+                START_CODE,
+                str(PLUGIN_PROCESS_DIRECTORY.parent),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=environ,
+                cwd=self.home,
+                limit=MAX_LINE_BYTES,
+            )
+        except OSError as error:
+            self._record_crash(f"{self._python} cannot be run: {error}")
+            raise Transient(
+                f"{self._python} cannot be run: {error}",
+                remedy="set `python` to the interpreter it is in",
+            ) from error
+        self._process = process
+        for work in (self._read_answers(process), self._drain_output(process)):
+            self._start_task(work)
+        try:
+            about = {"what": self._plugin_name, "home": str(self.home), "patience": self._max_wait_seconds}
+            self.description = await self._send_call("load", about, deadline=START_SECONDS)
+        except (Refused, InDoubt) as error:
+            await self._end_process(process)
+            self._record_crash(str(error))
+            raise Transient(f"the plug-in does not load: {error}") from error
+        return process
+
+    async def _send_call(self, method: str, params: dict[str, Any], *, deadline: float) -> Any:
+        process = self._process
+        if process is None or process.stdin is None or process.returncode is not None:
+            raise Transient(f"the plug-in's host is not running: {self.problem}")
+        number = next(self._numbers)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if method == "look":
+            # nobody needs it: it is no reason to end a process that may have something in its hands, nor is it asked
+            # for again while it is at it
+            if self._pending_look is not None and not self._pending_look.done():
+                raise Transient("it is still busy with an earlier search")
+            self._pending_look = answer
+        else:
+            # whoever asks may stop waiting; the question stays asked, and cuts the host off if it is never answered
+            guard = asyncio.get_running_loop().call_later(
+                deadline, self._kill_stalled_process, process, method, deadline
+            )
+            answer.add_done_callback(lambda _: guard.cancel())
+        self._pending_calls[number] = answer
+        try:
+            process.stdin.write(msgspec.json.encode({"id": number, "method": method, "params": params}) + b"\n")
+            await process.stdin.drain()
+        except (ConnectionError, RuntimeError) as error:
+            self._pending_calls.pop(number, None)
+            answer.cancel()
+            raise Transient(f"the plug-in's host is gone: {error}") from error
+        return await asyncio.shield(answer)
+
+    def _kill_stalled_process(self, process: asyncio.subprocess.Process, method: str, deadline: float) -> None:
+        self.problem = f"`{method}` did not come back within {deadline:g} s"
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+    async def _read_answers(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        try:
+            while line := await process.stdout.readline():
+                self._receive_answer(msgspec.json.decode(line))
+        except (ValueError, msgspec.DecodeError) as error:
+            self.problem = f"its host spoke out of turn: {error}"
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        code = await process.wait()
+        said = f", saying: {self._last_output_line}" if self._last_output_line else ""
+        self._record_crash(self.problem or f"its process ended with {code}{said}")
+
+    def _receive_answer(self, told: Any) -> None:
+        if not isinstance(told, dict):
+            raise ValueError("an answer is no object")
+        if told.get("event") == "changed":
+            self._on_config_changed(str(told.get("files")))
+            return
+        answer = self._pending_calls.pop(told.get("id", 0), None)
+        if answer is None or answer.done():
+            return  # nobody waits for it any more
+        if "error" in told:
+            answer.set_exception(Refused(f"the plug-in failed: {told['error']}"))
+            answer.exception()  # it may be that nobody asks
+        else:
+            self.crash_count, self.problem = 0, ""
+            answer.set_result(told.get("result"))
+
+    async def _drain_output(self, process: asyncio.subprocess.Process) -> None:
+        """What the plug-in prints goes to the log, up to a point; it never fills anybody's memory."""
+        assert process.stderr is not None
+        printed = 0
+        while chunk := await process.stderr.read(4096):
+            for line in chunk.decode("utf-8", "replace").splitlines():
+                printed += 1
+                self._last_output_line = line.strip()[:300] or self._last_output_line
+                if printed <= MAX_LOGGED_LINES and line.strip():
+                    # it has no other way to say that something went wrong
+                    say = self._log.warning if _ERROR_PATTERN.search(line) else self._log.debug
+                    say("memory.printed", text=line[:500])
+        if printed > MAX_LOGGED_LINES:
+            self._log.debug("memory.printed", text=f"… {printed - MAX_LOGGED_LINES} more lines")
+
+    def _record_crash(self, why: str) -> None:
+        self.crash_count += 1
+        self.problem = why
+        wait = retry_delay_seconds(self.crash_count, jitter=0.5) or 300.0
+        self._restart_after = self._clock.monotonic() + wait
+        asked, self._pending_calls = self._pending_calls, {}
+        for answer in asked.values():
+            if not answer.done():
+                answer.set_exception(InDoubt(f"the plug-in died: {why}"))
+                answer.exception()
+        if asked or self.crash_count > 1:
+            self._log.warning("memory.died", reason=why, again_in=round(wait))
+
+    async def _end_process(self, process: asyncio.subprocess.Process) -> None:
+        """Its pipe is closed, it leaves; if it does not, it is made to."""
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            async with asyncio.timeout(SHUTDOWN_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _list_required_settings(schema: Any) -> list[str]:
+    """What a plug-in says it cannot do without, by the variable it is known by."""
+    fields = [it for it in schema if isinstance(it, dict)] if isinstance(schema, list) else []
+    return [str(it.get("env_var") or it.get("key")) for it in fields if it.get("required") or it.get("secret")]
+
+
+def _consume_task_error(task: asyncio.Task[None]) -> None:
+    """It may be that nobody waits for it any more."""
+    if not task.cancelled():
+        task.exception()

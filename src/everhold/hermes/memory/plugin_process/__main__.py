@@ -1,0 +1,213 @@
+"""The host process: reads questions from a pipe, one JSON object a line, and answers on another.
+
+Plug-ins print, leave threads behind and call os._exit. So the pipes are put out of their reach before anything is
+loaded, and what they print goes to stderr, where it is somebody else's to bound.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from .settings_watch import PluginConfigWatch
+
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
+"""Of one answer. What is longer is refused: no plug-in may fill somebody else's memory."""
+QUEUE_NAMES = {"prefetch": "ask", "tool": "ask", "prompt": "ask", "look": "look"}
+"""What is asked for an answer; a look behind somebody's back holds up neither."""
+WATCH_INTERVAL_SECONDS = 1.0
+
+
+class HermesPluginServer:
+    def __init__(self, out: int) -> None:
+        self._out = out
+        self._lock = threading.Lock()
+        self._queues: dict[str, queue.Queue[dict[str, Any]]] = {}
+        self._providers: Any = None
+        self._make: Any = None
+        self._search: Any = None
+
+    def write_message(self, thing: dict[str, Any]) -> None:
+        data = json.dumps(thing, default=str).encode()
+        if len(data) > MAX_ANSWER_BYTES:
+            data = json.dumps({"id": thing.get("id"), "error": f"the answer has {len(data)} bytes, too many"}).encode()
+        with self._lock:
+            view = memoryview(data + b"\n")
+            while view:
+                view = view[os.write(self._out, view) :]
+
+    def read_requests(self, source: Any) -> None:
+        for line in source:
+            question = json.loads(line)
+            # what is asked for an answer does not wait for what is handed over, nor for what nobody asked for
+            queue_name = QUEUE_NAMES.get(question["method"], "tell")
+            if queue_name not in self._queues:
+                self._queues[queue_name] = queue.Queue()
+                threading.Thread(
+                    target=self._serve_queue,
+                    args=(self._queues[queue_name],),
+                    name=f"everhold-{queue_name}",
+                    daemon=True,
+                ).start()
+            self._queues[queue_name].put(question)
+
+    def _serve_queue(self, questions: queue.Queue[dict[str, Any]]) -> None:
+        while True:
+            question = questions.get()
+            try:
+                result = getattr(self, f"do_{question['method']}")(**question.get("params", {}))
+                self.write_message({"id": question["id"], "result": result})
+            # foreign code: whatever it raises is the answer
+            except BaseException as error:
+                if question["method"] != "look":  # which nobody asked it for, and may fail
+                    sys.stderr.write(traceback.format_exc())
+                self.write_message({"id": question["id"], "error": f"{type(error).__name__}: {error}"})
+
+    # -- what can be asked ---------------------------------------------------------------------------------------------
+
+    def do_load(self, what: str, home: str, patience: float) -> dict[str, Any]:
+        from .conversations import (
+            ConversationProviders,
+            call_with_accepted_arguments,
+            has_own_hook,
+            normalize_tool_schemas,
+        )
+        from .discovery import find_plugin
+        from .search import find_search
+
+        self._make = find_plugin(what)
+        self._providers = ConversationProviders(self._make, home, patience)
+        sample = self._make()
+        name = getattr(sample, "name", "") or type(sample).__name__
+        available = bool(sample.is_available()) if callable(getattr(sample, "is_available", None)) else True
+        threading.Thread(
+            target=self._watch_config, args=(Path(home), sample), name="everhold-watch", daemon=True
+        ).start()
+        tools = normalize_tool_schemas(
+            call_with_accepted_arguments(sample.get_tool_schemas) if hasattr(sample, "get_tool_schemas") else ()
+        )
+        by, self._search = find_search(sample, tools)
+        return {
+            "name": str(name),
+            "available": available,
+            "tools": tools,
+            "searches": by,
+            "hooks": sorted(
+                hook
+                for hook in ("on_pre_compress", "on_session_switch", "on_memory_write", "prefetch", "handle_tool_call")
+                if callable(getattr(sample, hook, None))
+            )
+            + ["on_delegation"] * has_own_hook(sample, "on_delegation"),
+            "signature": self._read_signature(sample),
+            "settings": sample.get_config_schema() if callable(getattr(sample, "get_config_schema", None)) else [],
+        }
+
+    def do_prompt(self, session: str, identity: dict[str, Any]) -> str:
+        return str(self._providers.take(session, identity).ask("system_prompt_block") or "")
+
+    def do_turn(self, session: str, identity: dict[str, Any], user: str, assistant: str) -> None:
+        self._providers.take(session, identity).turn(user, assistant)
+
+    def do_write(
+        self, session: str, identity: dict[str, Any], action: str, target: str, content: str, metadata: dict[str, Any]
+    ) -> bool:
+        conversation = self._providers.take(session, identity)
+        if conversation.listens_to_notes():
+            with conversation.threads:
+                conversation.ask("on_memory_write", action, target, content, metadata=metadata)
+            return True
+        # one that does not listen for notes still listens to conversations
+        conversation.turn(f"Please remember: {content}", "I will.")
+        return False
+
+    def do_job(self, session: str, identity: dict[str, Any], task: str, result: str, child: str) -> None:
+        conversation = self._providers.take(session, identity)
+        with conversation.threads:
+            conversation.ask("on_delegation", task, result, child_session_id=child)
+
+    def do_prefetch(self, session: str, identity: dict[str, Any], query: str) -> str:
+        conversation = self._providers.take(session, identity)
+        conversation.begin(query)
+        return str(conversation.ask("prefetch", query, session_id=session) or "")
+
+    def do_look(self, session: str, identity: dict[str, Any], query: str) -> list[str]:
+        """What it shows when it is searched, as texts."""
+        from .search import extract_texts
+
+        return (
+            extract_texts(self._search(self._providers.take(session, identity), query))
+            if self._search is not None
+            else []
+        )
+
+    def do_tool(self, session: str, identity: dict[str, Any], name: str, arguments: dict[str, Any]) -> str:
+        found = self._providers.take(session, identity).ask("handle_tool_call", name, arguments)
+        return found if isinstance(found, str) else json.dumps(found, default=str)
+
+    def do_compress(self, session: str, identity: dict[str, Any], messages: list[dict[str, Any]]) -> str:
+        return str(self._providers.take(session, identity).ask("on_pre_compress", messages) or "")
+
+    def do_switch(self, session: str, identity: dict[str, Any], parent: str, reset: bool, ends: bool) -> None:
+        conversation = self._providers.take(session, identity)
+        if ends and conversation.messages:
+            with conversation.threads:
+                conversation.end()
+        conversation.ask("on_session_switch", session, parent_session_id=parent, reset=reset)
+
+    def do_save(self, values: dict[str, Any], home: str) -> bool:
+        from .hermes_modules import HermesMemoryProvider
+
+        made = self._make()
+        own = getattr(type(made), "save_config", None)
+        if own is None or own is HermesMemoryProvider.save_config:
+            return False
+        made.save_config(values, home)
+        return True
+
+    def do_close(self) -> list[str]:
+        return self._providers.leave() if self._providers is not None else []
+
+    # -- what is told unasked ------------------------------------------------------------------------------------------
+
+    def _read_signature(self, sample: Any) -> str:
+        for hook in ("cache_busting_signature", "identity_signature"):
+            if callable(getattr(sample, hook, None)):
+                try:
+                    return json.dumps(getattr(sample, hook)(), sort_keys=True, default=str)
+                # foreign code: one that cannot say is the same as before
+                except Exception:
+                    return ""
+        return ""
+
+    def _watch_config(self, home: Path, sample: Any) -> None:
+        """Tell when the plug-in's own configuration changed, or so it says: whoever uses it then wants it anew."""
+        watch = PluginConfigWatch()
+        watch.start(home, self._read_signature(sample))
+        while True:
+            threading.Event().wait(WATCH_INTERVAL_SECONDS)
+            if now := watch.check_changed(self._read_signature(sample)):
+                self.write_message({"event": "changed", "files": now})
+
+
+def main() -> None:
+    source, out = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    from .hermes_modules import install_modules
+
+    install_modules()
+    HermesPluginServer(out).read_requests(source)
+    # the other side has gone; whatever threads a plug-in left behind need not hold anybody up
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Was something kept? What to ask a plug-in for, and what in its answer shows that it was.
+
+Seeing it proves that it is there; not seeing it proves nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from everhold.ports.memory import Exchange, JobResult, MemoryItem, MemoryNote
+
+MAX_WORDS: Final = 12
+"""Of a question."""
+MIN_WORDS: Final = 4
+MIN_CHARS: Final = 20
+"""What is shorter is said too often to tell one time from another."""
+
+
+class ReadbackQuery(Struct, frozen=True, kw_only=True):
+    words: str
+    evidence: str
+    """The whole text, of which the question holds a half at most: answers often repeat what was asked."""
+
+
+def build_readback_query(item: MemoryItem | JobResult) -> ReadbackQuery | None:
+    """None: nothing in it would tell it from others."""
+    match item:
+        case Exchange(heard=heard, said=said):
+            texts = [*(each.text for each in heard), *(each.text for each in said)]
+        case MemoryNote(text=text):
+            texts = [text]
+        case JobResult(task=task, result=result):
+            texts = [result, task]
+        case _:
+            return None
+    for text in texts:
+        words = (plain := _normalize_text(text)).split()
+        if len(words) >= MIN_WORDS and len(plain) >= MIN_CHARS:
+            return ReadbackQuery(words=" ".join(words[: len(words) // 2][:MAX_WORDS]), evidence=plain)
+    return None
+
+
+def is_evidence_shown(question: ReadbackQuery, answer: Sequence[str]) -> bool:
+    return any(question.evidence in _normalize_text(text) for text in answer)
+
+
+def _normalize_text(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip().casefold()

@@ -1,0 +1,1 @@
+"""Reads a hermes-agent home: its database, files, transcripts and log. Never writes to it."""

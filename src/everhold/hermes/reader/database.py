@@ -1,0 +1,336 @@
+"""Its `state.db`: sessions, messages and routing, whatever columns this version of it has. Opened for reading only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from everhold.errors import InvalidRequest, StoreDamaged, StoreError
+
+PAGE_ROWS: Final = 500
+MULTIMODAL_PREFIX: Final = "\0json:"
+"""What a content that is a JSON list of parts begins with."""
+SUMMARY_PREFIXES: Final = ("[CONTEXT COMPACTION", "[CONTEXT SUMMARY]:")
+MERGED_START: Final = "[PRIOR CONTEXT — for reference only; not a new message]"
+MERGED_END: Final = "[END OF PRIOR CONTEXT — COMPACTION SUMMARY BELOW]"
+RECOVERY_REMEDY: Final = (
+    "copy the file away, then `sqlite3 state.db .recover | sqlite3 recovered.db`, then look at that one"
+)
+
+_SESSION: Final = {
+    "id": "''", "source": "''", "user_id": "null", "session_key": "null", "chat_id": "null", "chat_type": "null",
+    "thread_id": "null", "display_name": "null", "origin_json": "null", "model": "null", "model_config": "null",
+    "parent_session_id": "null", "started_at": "0", "ended_at": "null", "end_reason": "null", "title": "null",
+    "cwd": "null", "git_repo_root": "null", "message_count": "0", "api_call_count": "0", "input_tokens": "0",
+    "output_tokens": "0", "cache_read_tokens": "0", "cache_write_tokens": "0", "reasoning_tokens": "0",
+    "estimated_cost_usd": "null", "actual_cost_usd": "null",
+}  # fmt: skip
+_MESSAGE: Final = {
+    "id": "0", "session_id": "''", "role": "''", "content": "null", "tool_call_id": "null", "tool_calls": "null",
+    "tool_name": "null", "timestamp": "0", "finish_reason": "null", "reasoning": "null", "reasoning_content": "null",
+    "platform_message_id": "null", "observed": "0", "active": "1", "compacted": "0", "api_content": "null",
+}  # fmt: skip
+_TEXTS: Final = frozenset({"content", "tool_calls", "reasoning", "reasoning_content", "api_content"})
+
+
+class HermesSession(NamedTuple):
+    """A row of `sessions`; what a version does not have yet is empty."""
+
+    id: str
+    source: str
+    user_id: str
+    session_key: str
+    chat_id: str
+    chat_type: str
+    thread_id: str
+    display_name: str
+    origin: dict[str, Any]
+    model: str
+    config: dict[str, Any]
+    parent: str
+    started_at: float
+    ended_at: float | None
+    end_reason: str
+    title: str
+    cwd: str
+    repo: str
+    message_count: int
+    api_calls: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    reasoning_tokens: int
+    usd: float
+
+    @property
+    def branched_from(self) -> str:
+        return str(self.config.get("_branched_from") or "")
+
+    @property
+    def is_delegated(self) -> bool:
+        return bool(self.config.get("_delegate_from")) or self.source == "tool"
+
+
+class HermesMessage(NamedTuple):
+    """A row of `messages`, its texts as they are stored."""
+
+    id: int
+    session: str
+    role: str
+    content: str | None
+    tool_call_id: str
+    tool_calls: str
+    tool_name: str
+    timestamp: float
+    finish_reason: str
+    reasoning: str
+    platform_message_id: str
+    observed: bool
+    active: bool
+    compacted: bool
+    api_content: str | None
+
+    @property
+    def is_undone(self) -> bool:
+        return not self.active and not self.compacted
+
+    @property
+    def is_summary(self) -> bool:
+        return is_summary(self.content)
+
+
+def is_summary(content: str | None) -> bool:
+    """Whether a message is a summary of what came before it, or has one at its end."""
+    text = (content or "").lstrip()
+    return text.startswith(SUMMARY_PREFIXES) or (text.startswith(MERGED_START) and MERGED_END in text)
+
+
+class HermesDatabase:
+    """One `state.db`."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise InvalidRequest(f"there is no {path}", remedy="name a hermes-agent home, or its state.db")
+        self.path = path
+        with path.open("rb") as file:
+            if not file.read(16).startswith(b"SQLite format 3"):
+                raise StoreDamaged(
+                    f"{path} is no SQLite database: page 1 does not begin like one", remedy=RECOVERY_REMEDY
+                )
+        try:
+            self.db = apsw.Connection(_make_uri(path), flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+            self.db.set_busy_timeout(5000)
+            self.db.execute("begin")  # everything that is read is of one moment, whoever writes meanwhile
+            self.tables = {
+                str(name) for (name,) in self.db.execute("select name from sqlite_master where type = 'table'")
+            }
+        except apsw.Error as error:
+            raise StoreDamaged(f"{path} cannot be opened: {error}", remedy=RECOVERY_REMEDY) from error
+        if not {"sessions", "messages"} <= self.tables:
+            raise InvalidRequest(
+                f"{path} is no database of hermes-agent's", remedy="it has neither sessions nor messages"
+            )
+
+    def close(self) -> None:
+        self.db.close()
+
+    def list_columns(self, table: str) -> set[str]:
+        return {str(row[1]) for row in self.db.execute(f"pragma table_info({table})")}
+
+    def query_rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        """What a query gives, or the error as one of ours."""
+        try:
+            return list(self.db.execute(sql, values))
+        except apsw.Error as error:
+            raise _make_damage_error(self.path, error) from error
+
+    @property
+    def schema_version(self) -> int:
+        if "schema_version" not in self.tables:
+            return 0
+        found = self.query_rows("select max(version) from schema_version")
+        return int(found[0][0] or 0)
+
+    # -- sessions ----------------------------------------------------------------------------------------------------
+
+    def read_sessions(self) -> list[HermesSession]:
+        """Every session, in the order they began."""
+        sql = f"select {self._make_select('sessions', _SESSION)} from sessions order by started_at, id"
+        return [_parse_session(row) for row in self.query_rows(sql)]
+
+    def read_routing(self) -> dict[str, dict[str, Any]]:
+        """Session key -> its routing entry, from the table."""
+        if "gateway_routing" not in self.tables:
+            return {}
+        found = self.query_rows("select session_key, entry_json from gateway_routing order by updated_at")
+        return {str(key): _parse_object(text) for key, text in found}
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def count_messages(self) -> int:
+        """How many messages there are in the table itself, whatever its indexes say; if it is damaged, as they say."""
+        try:
+            return int(self.query_rows("select count(*) from messages not indexed")[0][0])
+        except StoreDamaged:
+            return int(self.query_rows("select count(*) from messages")[0][0])
+
+    def iter_messages(self, session: str, *, after: int = 0) -> Iterator[HermesMessage]:
+        """A session's rows in the order they were written, page by page. That is the order of ids, never of times."""
+        select = self._make_select("messages", _MESSAGE)
+        while True:
+            sql = f"select {select} from messages where session_id = ? and id > ? order by id limit {PAGE_ROWS}"
+            page = self.query_rows(sql, (session, after))
+            for row in page:
+                yield _parse_message(row)
+            if len(page) < PAGE_ROWS:
+                return
+            after = int(page[-1][0])
+
+    def find_message(self, id: int) -> HermesMessage | None:
+        found = self.query_rows(f"select {self._make_select('messages', _MESSAGE)} from messages where id = ?", (id,))
+        return _parse_message(found[0]) if found else None
+
+    def _make_select(self, table: str, wanted: dict[str, str]) -> str:
+        there = self.list_columns(table)
+        parts = []
+        for name, missing in wanted.items():
+            column = name if name in there else missing
+            parts.append(f"cast({column} as blob)" if name in _TEXTS else column)
+        return ", ".join(parts)
+
+
+def _make_uri(path: Path) -> str:
+    """A file that nobody has open or left a log beside is read as it is; else SQLite has to look at the log, too."""
+    quiet = not any(path.with_name(path.name + side).exists() for side in ("-wal", "-shm"))
+    return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if quiet else ''}"
+
+
+def _make_damage_error(path: Path, error: apsw.Error) -> StoreError:
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        return StoreDamaged(f"{path} is damaged: {error}", remedy=f"everhold doctor {path} says where")
+    return StoreError(f"{path}: {error}")
+
+
+def _parse_session(row: Any) -> HermesSession:
+    (
+        id,
+        source,
+        user,
+        key,
+        chat,
+        chat_type,
+        thread,
+        display,
+        origin,
+        model,
+        config,
+        parent,
+        started,
+        ended,
+        reason,
+        title,
+        cwd,
+        repo,
+        messages,
+        calls,
+        used_in,
+        used_out,
+        read,
+        written,
+        reasoned,
+        guess,
+        actual,
+    ) = row
+    return HermesSession(
+        id=str(id),
+        source=str(source or ""),
+        user_id=_convert_str(user),
+        session_key=_convert_str(key),
+        chat_id=_convert_str(chat),
+        chat_type=_convert_str(chat_type),
+        thread_id=_convert_str(thread),
+        display_name=_convert_str(display),
+        origin=_parse_object(origin),
+        model=_convert_str(model),
+        config=_parse_object(config),
+        parent=_convert_str(parent),
+        started_at=_convert_float(started) or 0.0,
+        ended_at=_convert_float(ended),
+        end_reason=_convert_str(reason),
+        title=_convert_str(title),
+        cwd=_convert_str(cwd),
+        repo=_convert_str(repo),
+        message_count=int(_convert_float(messages) or 0),
+        api_calls=int(_convert_float(calls) or 0),
+        input_tokens=int(_convert_float(used_in) or 0),
+        output_tokens=int(_convert_float(used_out) or 0),
+        cache_read_tokens=int(_convert_float(read) or 0),
+        cache_write_tokens=int(_convert_float(written) or 0),
+        reasoning_tokens=int(_convert_float(reasoned) or 0),
+        usd=_convert_float(actual) or _convert_float(guess) or 0.0,
+    )
+
+
+def _parse_message(row: Any) -> HermesMessage:
+    (
+        id,
+        session,
+        role,
+        content,
+        call,
+        calls,
+        tool,
+        timestamp,
+        finish,
+        reasoning,
+        reasoned,
+        platform,
+        observed,
+        active,
+        compacted,
+        sent,
+    ) = row
+    return HermesMessage(
+        id=int(id),
+        session=str(session),
+        role=str(role or ""),
+        content=_decode_text(content),
+        tool_call_id=_convert_str(call),
+        tool_calls=_decode_text(calls) or "",
+        tool_name=_convert_str(tool),
+        timestamp=_convert_float(timestamp) or 0.0,
+        finish_reason=_convert_str(finish),
+        reasoning=_decode_text(reasoning) or _decode_text(reasoned) or "",
+        platform_message_id=_convert_str(platform),
+        observed=bool(observed),
+        active=active is None or bool(active),  # older files have nothing there
+        compacted=bool(compacted),
+        api_content=_decode_text(sent),
+    )
+
+
+def _convert_str(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _convert_float(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _decode_text(value: Any) -> str | None:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return None if value is None else str(value)
+
+
+def _parse_object(text: Any) -> dict[str, Any]:
+    try:
+        found = json.loads(text) if isinstance(text, str | bytes) and text else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,109 @@
+"""Which sessions are one conversation there: compressions that went on under another id, branches, forks, errands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from everhold.hermes.reader.database import HermesSession
+
+COMPRESSION_END_REASONS: Final = ("compression", "orphaned_compression")
+
+
+@dataclass
+class SessionChain:
+    """Sessions that a compression ended and began again, oldest first; mostly there is one."""
+
+    sessions: list[HermesSession]
+    branch_of: str = ""
+    """The session this one began as a branch of."""
+    fork_of: str = ""
+    """The session that went on twice: this is the continuation nobody followed."""
+
+    @property
+    def root(self) -> HermesSession:
+        return self.sessions[0]
+
+    @property
+    def tip(self) -> HermesSession:
+        return self.sessions[-1]
+
+    @property
+    def ids(self) -> list[str]:
+        return [session.id for session in self.sessions]
+
+    @property
+    def title(self) -> str:
+        """The name people gave it; a continuation has a number behind it."""
+        return next((session.title for session in self.sessions if session.title), "")
+
+
+@dataclass
+class SessionLineage:
+    chains: list[SessionChain]
+    chain_by_session: dict[str, SessionChain] = field(default_factory=dict)
+    """Session id -> the chain it is part of."""
+    forks: dict[str, list[str]] = field(default_factory=dict)
+    """A parent -> its continuations, the one that is followed first."""
+    orphans: list[HermesSession] = field(default_factory=list)
+    """Ended by a compression, and nothing goes on there."""
+
+
+def is_continuation(child: HermesSession, parent: HermesSession | None) -> bool:
+    """Whether `child` is `parent` after a compression, and not a branch or an errand of it."""
+    return bool(
+        parent is not None
+        and parent.end_reason in COMPRESSION_END_REASONS
+        and not child.branched_from
+        and not child.is_delegated
+    )
+
+
+def trace_lineage(sessions: Iterable[HermesSession], newest: Mapping[str, float]) -> SessionLineage:
+    """The conversations among `sessions`; `newest` is when something was last written in each."""
+    known = {session.id: session for session in sessions}
+    heirs: dict[str, list[HermesSession]] = {}
+    for session in known.values():
+        if is_continuation(session, known.get(session.parent)) and session.parent != session.id:
+            heirs.setdefault(session.parent, []).append(session)
+    for parent, children in heirs.items():
+        children.sort(key=lambda child: _rank_continuation(child, newest), reverse=True)
+        assert parent in known
+    found = SessionLineage(chains=[])
+    found.forks = {parent: [c.id for c in children] for parent, children in heirs.items() if len(children) > 1}
+    followed = {children[0].id for children in heirs.values()}
+    for session in known.values():
+        if session.id in followed and not _is_circular(session, known, followed):
+            continue
+        chain = SessionChain([session])
+        while chain.tip.id in heirs and heirs[chain.tip.id][0] not in chain.sessions:
+            chain.sessions.append(heirs[chain.tip.id][0])
+        if session.branched_from or (session.parent and not session.is_delegated and session.id not in followed):
+            chain.branch_of = session.branched_from or session.parent
+        if session.parent in found.forks and session.id in found.forks[session.parent]:
+            chain.fork_of, chain.branch_of = session.parent, ""
+        if any(one.id in found.chain_by_session for one in chain.sessions):
+            continue
+        found.chains.append(chain)
+        found.chain_by_session.update({one.id: chain for one in chain.sessions})
+    found.orphans = [s for s in known.values() if s.end_reason in COMPRESSION_END_REASONS and s.id not in heirs]
+    return found
+
+
+def _rank_continuation(child: HermesSession, newest: Mapping[str, float]) -> tuple[int, float, float, str]:
+    """Which continuation is followed there: one that went on, then one that is open, then the latest."""
+    rank = 2 if child.end_reason == "compression" else 1 if child.ended_at is None else 0
+    return rank, newest.get(child.id, child.started_at), child.started_at, child.id
+
+
+def _is_circular(session: HermesSession, known: Mapping[str, HermesSession], followed: set[str]) -> bool:
+    """A chain that leads back to itself has no beginning: any session of it will do."""
+    seen: set[str] = set()
+    here = session
+    while here.id in followed and here.parent in known:
+        if here.id in seen:
+            return True
+        seen.add(here.id)
+        here = known[here.parent]
+    return False

@@ -1,0 +1,168 @@
+"""The one way to a URL that somebody else chose: public addresses only, a bounded body, a bounded wait.
+
+A name is resolved once and the connection goes to the very address that was looked at, so that a name cannot change its
+mind in between. Every redirect is a new URL and is looked at like the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeAlias
+from urllib.parse import urljoin, urlsplit
+
+import httpx2
+
+from everhold.errors import Refused, Transient
+from everhold.ports.plugin import FetchedContent
+
+MAX_BODY_BYTES: Final = 20_000_000
+FETCH_DEADLINE_SECONDS: Final = 15.0
+MAX_REDIRECTS: Final = 3
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_NAT64_NETWORK: Final = ipaddress.ip_network("64:ff9b::/96")
+_LOCAL_NAT64_NETWORK: Final = ipaddress.ip_network("64:ff9b:1::/48")
+_PROTOCOL_NETWORK: Final = ipaddress.ip_network("192.0.0.0/24")
+"""Set aside for protocols; some clouds answer there."""
+
+IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+ResolveHost: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
+
+
+def is_public(ip: IpAddress) -> bool:
+    """Whether an address is somewhere on the internet, and not a way back into this machine or its network."""
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is not None:
+            return is_public(ip.ipv4_mapped)
+        # an IPv4 address inside another one: where it leads is decided elsewhere
+        if ip.sixtofour is not None or ip.teredo is not None or ip in _NAT64_NETWORK or ip in _LOCAL_NAT64_NETWORK:
+            return False
+        if ip.is_site_local or ip.scope_id is not None:
+            return False
+    elif ip in _PROTOCOL_NETWORK:
+        return False
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved and not ip.is_unspecified
+
+
+async def resolve_host(host: str, port: int) -> list[str]:
+    """The addresses of a name, as the system knows them."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise Transient(f"{host[:100]} cannot be resolved: {error}") from error
+    return list(dict.fromkeys(str(address[4][0]) for address in found))
+
+
+class UrlFetcher:
+    """Fetches for everybody. `allows` decides about addresses; another one is for tests, which have only loopback."""
+
+    def __init__(
+        self,
+        *,
+        allows: Callable[[IpAddress], bool] = is_public,
+        resolve: ResolveHost = resolve_host,
+        most_bytes: int = MAX_BODY_BYTES,
+        deadline: float = FETCH_DEADLINE_SECONDS,
+        transport: Callable[[], httpx2.AsyncBaseTransport] = lambda: httpx2.AsyncHTTPTransport(trust_env=False),
+    ) -> None:
+        self._is_allowed = allows
+        self._resolve = resolve
+        self._max_bytes = most_bytes
+        self._deadline = deadline
+        self._transport = transport
+
+    async def __call__(self, url: str, *, headers: Mapping[str, str] | None = None) -> FetchedContent:
+        """What is at `url`. `headers` go to its own host only: whoever it redirects to does not see them."""
+        try:
+            async with asyncio.timeout(self._deadline):
+                return await self._follow_redirects(url, dict(headers or {}))
+        except TimeoutError as error:
+            raise Transient(f"{_format_url(url)} gave nothing within {self._deadline:g} s") from error
+        except httpx2.HTTPError as error:
+            raise Transient(f"{_format_url(url)} cannot be fetched: {type(error).__name__}") from error
+
+    async def _follow_redirects(self, url: str, headers: dict[str, str]) -> FetchedContent:
+        first = self._parse_url(url)[:2]
+        for _ in range(MAX_REDIRECTS + 1):
+            given = headers if self._parse_url(url)[:2] == first else {}
+            found = await self._get_url(url, given)
+            if isinstance(found, FetchedContent):
+                return found
+            url = urljoin(url, found)
+        raise Refused(f"{_format_url(url)} leads elsewhere again and again")
+
+    async def _get_url(self, url: str, headers: dict[str, str]) -> FetchedContent | str:
+        """The body, or where it is instead."""
+        host, port, target = self._parse_url(url)
+        address = await self._choose_address(host, port)
+        there = f"[{address}]" if ":" in address else address
+        request = httpx2.Request(
+            "GET",
+            f"{urlsplit(url).scheme}://{there}:{port}{target}",
+            headers={**headers, "Host": urlsplit(url).netloc, "Accept-Encoding": "identity"},
+            extensions={"sni_hostname": host, "timeout": httpx2.Timeout(self._deadline).as_dict()},
+        )
+        async with self._transport() as transport:
+            response = await transport.handle_async_request(request)
+            try:
+                return await self._read_body(url, response)
+            finally:
+                await response.aclose()
+
+    async def _read_body(self, url: str, response: httpx2.Response) -> FetchedContent | str:
+        status = response.status_code
+        if 300 <= status < 400 and "location" in response.headers:
+            return str(response.headers["location"])
+        if status >= 500 or status in (408, 429):
+            raise Transient(f"{_format_url(url)} answered {status}")
+        if status != 200:
+            raise Refused(f"{_format_url(url)} answered {status}")
+        if "content-encoding" in response.headers:
+            raise Refused(
+                f"{_format_url(url)} answers packed, which nobody asked for"
+            )  # a small body may unpack to a vast one
+        declared = response.headers.get("content-length", "0")
+        if declared.isdigit() and int(declared) > self._max_bytes:
+            raise Refused(f"{_format_url(url)} is larger than {self._max_bytes:,} bytes")
+        data = bytearray()
+        async for piece in response.aiter_raw():
+            data += piece
+            if len(data) > self._max_bytes:
+                raise Refused(f"{_format_url(url)} is larger than {self._max_bytes:,} bytes")
+        return FetchedContent(
+            data=bytes(data), media=response.headers.get("content-type", "").partition(";")[0].strip()
+        )
+
+    def _parse_url(self, url: str) -> tuple[str, int, str]:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port
+        except ValueError as error:
+            raise Refused(f"{_format_url(url)} is no URL: {error}") from error
+        if parts.scheme not in _DEFAULT_PORTS:
+            raise Refused(f"{_format_url(url)} is neither http nor https")
+        if not host or parts.username is not None or parts.password is not None or any(c <= " " for c in url):
+            raise Refused(f"{_format_url(url)} is no URL to fetch from")
+        target = parts.path or "/"
+        return host, port or _DEFAULT_PORTS[parts.scheme], f"{target}?{parts.query}" if parts.query else target
+
+    async def _choose_address(self, host: str, port: int) -> str:
+        """The address to connect to. A name that has a private one among its addresses is refused whole."""
+        addresses = await self._resolve(host, port)
+        for text in addresses:
+            try:
+                ip = ipaddress.ip_address(text)
+            except ValueError as error:
+                raise Refused(f"{host[:100]} has no address") from error
+            if not self._is_allowed(ip):
+                raise Refused(f"{host[:100]} is at {ip}, which is no public address")
+        if not addresses:
+            raise Transient(f"{host[:100]} has no address")
+        return addresses[0]
+
+
+def _format_url(url: str) -> str:
+    """A URL as an error may show it: without what it may carry in its query."""
+    return url.partition("?")[0][:200]

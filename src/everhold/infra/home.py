@@ -1,0 +1,256 @@
+"""A home: the one directory where an everhold keeps what it has. Knows paths and modes, never what the files mean."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from everhold.config.errors import ConfigError, ConfigProblem
+from everhold.errors import StoreError, StoreFull
+
+DIRECTORY_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+MAX_READ_BYTES: Final = 1 << 20
+"""Bytes of the largest file anybody configures everhold with."""
+
+_FULL_DISK_ERRNOS: Final = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
+_POSIX: Final = os.name == "posix"
+_NOFOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
+_NONBLOCK: Final = getattr(os, "O_NONBLOCK", 0)
+_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The paths of a home, and the care that nobody else can read or replace what is in it."""
+
+    path: Path
+
+    @classmethod
+    def find(cls, given: str | os.PathLike[str] | None = None, *, environ: Mapping[str, str]) -> Home:
+        """`given` (from `--home`), else `$EVERHOLD_HOME`, else `~/.everhold`. Nothing is created."""
+        text = os.fspath(given) if given else environ.get("EVERHOLD_HOME", "").strip() or "~/.everhold"
+        try:
+            path = Path(text).expanduser().absolute()
+        except RuntimeError:
+            raise ConfigError(
+                [ConfigProblem(f"{text} needs a home directory", "set EVERHOLD_HOME or --home")]
+            ) from None
+        return cls(path)
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def last_good(self) -> Path:
+        """The last configuration that was in force, for `up --last-good`."""
+        return self.path / "config.last-good.yaml"
+
+    @property
+    def env(self) -> Path:
+        return self.path / ".env"
+
+    @property
+    def salt(self) -> Path:
+        """Random bytes that keep a revision from telling anything about the secrets it covers."""
+        return self.path / "revision.salt"
+
+    @property
+    def store(self) -> Path:
+        return self.path / "everhold.db"
+
+    @property
+    def index(self) -> Path:
+        return self.path / "index.db"
+
+    @property
+    def models(self) -> Path:
+        """Where people may put models that run in this process; nothing is ever downloaded there."""
+        return self.path / "models"
+
+    @property
+    def erasures(self) -> Path:
+        return self.path / "erasures.log"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def api_socket(self) -> Path:
+        return self.path / "api.sock"
+
+    @property
+    def disk_reserve(self) -> Path:
+        return self.path / "disk-reserve"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def backups(self) -> Path:
+        return self.path / "backups"
+
+    def create(self) -> Home:
+        """Make what is missing, private to this user, and refuse what is not. Existing modes are never changed."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            for directory in (self.path, self.logs, self.backups):
+                _make_directory(directory)
+        except OSError as error:
+            raise ConfigError(
+                [ConfigProblem(f"{error.filename or self.path}: {error.strerror}", "name another place with --home")]
+            ) from error
+        self.check_private()
+        return self
+
+    def check_private(self) -> None:
+        """Raise ConfigError unless this home is private enough to trust. One that does not exist yet is."""
+        found = list(_find_trust_problems(self.path))
+        for secret in (self.env, self.salt, self.lock, self.api_socket, self.store, self.index, self.erasures):
+            if secret.is_symlink():
+                found.append(
+                    ConfigProblem(
+                        "is a symbolic link, which somebody else might redirect",
+                        f"put the file itself there: cp --remove-destination {secret.resolve()} {secret}",
+                        file=str(secret),
+                    )
+                )
+        if found:
+            raise ConfigError(found)
+
+
+def _make_directory(path: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, DIRECTORY_MODE)
+
+
+def _find_trust_problems(path: Path) -> list[ConfigProblem]:
+    """Why a home may not be used."""
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return [
+            ConfigProblem(f"cannot be used as a home: {error.strerror}", "name another with --home", file=str(path))
+        ]
+    if not stat.S_ISDIR(state.st_mode):
+        return [ConfigProblem("is not a directory", "name another home with --home", file=str(path))]
+    if not _POSIX:
+        return []
+    found = []
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        found.append(ConfigProblem("others may write to this home", f"chmod 700 {path}", file=str(path)))
+    if os.geteuid() not in (0, state.st_uid):
+        found.append(
+            ConfigProblem(
+                "this home belongs to another user", f"chown -R {os.geteuid()} {path}, or --home", file=str(path)
+            )
+        )
+    return found
+
+
+def read_file(path: Path, *, private: bool = False, limit: int = MAX_READ_BYTES) -> bytes | None:
+    """The bytes of a regular file, None if there is none. `private` refuses links and files that others can read.
+
+    Raises ConfigError. Never blocks on a pipe or a device that stands where a file should.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | _NONBLOCK | _CLOEXEC | (_NOFOLLOW if private else 0))
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise ConfigError([ConfigProblem("is a link that leads nowhere", f"rm {path}", file=str(path))]) from None
+        return None
+    except OSError as error:
+        if private and path.is_symlink():
+            raise ConfigError(
+                [
+                    ConfigProblem(
+                        "is a symbolic link; secrets are read from the file itself only",
+                        f"cp --remove-destination {path.resolve()} {path}",
+                        file=str(path),
+                    )
+                ]
+            ) from None
+        raise ConfigError(
+            [ConfigProblem(f"cannot be read: {error.strerror}", f"ls -l {path}", file=str(path))]
+        ) from error
+    try:
+        state = os.fstat(handle)
+        if not stat.S_ISREG(state.st_mode):
+            raise ConfigError([ConfigProblem("is not a file", f"ls -ld {path}", file=str(path))])
+        if private and _POSIX and state.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ConfigError([ConfigProblem("others may read these secrets", f"chmod 600 {path}", file=str(path))])
+        with open(handle, "rb", closefd=False) as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise ConfigError(
+            [ConfigProblem(f"cannot be read: {error.strerror}", f"ls -l {path}", file=str(path))]
+        ) from error
+    finally:
+        os.close(handle)
+    if len(data) > limit:
+        raise ConfigError([ConfigProblem(f"is larger than {limit >> 10} KiB", "make it smaller", file=str(path))])
+    return data
+
+
+def write_file(path: Path, data: bytes, *, mode: int | None = FILE_MODE) -> None:
+    """Replace a file whole or not at all, durably. `mode` None keeps the mode the file has."""
+    if mode is None:
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+        except FileNotFoundError:
+            mode = FILE_MODE
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            if _POSIX:
+                os.fchmod(handle, mode)
+            os.fsync(handle)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    if _POSIX:
+        directory = os.open(path.parent, os.O_RDONLY | _CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def append_line(path: Path, data: bytes) -> None:
+    """Add a line to a file of the owner's alone, whole or not at all. It is on the disk when this returns."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE_MODE)
+        try:
+            end = os.lseek(handle, 0, os.SEEK_END)
+            # what a power cut left of a line must not take this one with it
+            torn = end > 0 and os.lseek(handle, end - 1, os.SEEK_SET) == end - 1 and os.read(handle, 1) != b"\n"
+            try:
+                left = (b"\n" if torn else b"") + data + b"\n"
+                while left:  # a disk that is about to be full takes only a part
+                    left = left[os.write(handle, left) :]
+                os.fsync(handle)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(handle, end)
+                raise
+        finally:
+            os.close(handle)
+    except OSError as error:
+        kind = StoreFull if error.errno in _FULL_DISK_ERRNOS else StoreError
+        raise kind(f"{path} cannot be written: {error.strerror}", remedy=f"free some space, or ls -l {path}") from error

@@ -1,0 +1,173 @@
+"""Installed packages' entry points -> factories. Nothing is imported before it is asked for, and never from a home.
+
+A package offers a plug-in by an entry point in one of four groups, `everhold.memories`, `everhold.platforms`,
+`everhold.models` or `everhold.tools`. The entry is a factory `(settings, context) -> instance` that carries a pydantic
+model `Settings`; a class with such an `__init__` will do. What ships with everhold is found the same way.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+
+from everhold.core.builtin_tools import SELECTABLE_TOOLS
+from everhold.errors import InvalidRequest, NotFound
+from everhold.infra.extras import describe_install
+from everhold.ports.memory import MemoryProvider
+from everhold.ports.model import Model
+from everhold.ports.platform import Platform
+from everhold.ports.plugin import PluginContext
+from everhold.ports.tool import Tool
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_IMPORT_ERRORS: Final = (
+    ImportError,
+    AttributeError,
+    SyntaxError,
+    NameError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    OSError,
+)
+"""What importing somebody's module may raise, short of bugs we want to see as such."""
+
+
+class PluginFactory(Protocol[T_co]):
+    """Makes one instance for one agent."""
+
+    @property
+    def Settings(self) -> type[BaseModel]:
+        """Validates its part of the configuration; keys ending in `_env` arrive resolved."""
+
+    def __call__(self, settings: Any, context: PluginContext) -> T_co: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstalledPlugin:
+    """What an installed package offers, without having been imported."""
+
+    name: str
+    package: str
+    version: str
+    target: str
+    """module:attribute"""
+
+    def __str__(self) -> str:
+        return f"{self.name!r} of {self.package} {self.version} ({self.target})"
+
+
+class PluginCatalogue(Generic[T]):
+    """The plug-ins of one kind."""
+
+    def __init__(self, kind: str, noun: str = "plug-in", *, builtin: tuple[str, ...] = ()) -> None:
+        self.kind = kind
+        self.noun = noun
+        """What one of them is called in messages."""
+        self.builtin = builtin
+        """Names that can be chosen beside the plug-ins."""
+        self.group = f"everhold.{kind}"
+
+    def list_plugins(self) -> list[InstalledPlugin]:
+        """Everything installed, by name. A name that two packages offer is there twice."""
+        found = {_build_plugin(entry) for entry in entry_points(group=self.group)}
+        return sorted(found, key=lambda plugin: (plugin.name, plugin.package, plugin.version))
+
+    def load(self, name: str) -> PluginFactory[T]:
+        """The factory called `name`, or at `module:attribute`. Raises NotFound or Misuse, with what to do about it."""
+        plugin = self._find_plugin(name)
+        try:
+            factory = EntryPoint(plugin.name, plugin.target, self.group).load()
+        except _IMPORT_ERRORS as error:
+            raise InvalidRequest(
+                f"{self.kind}: {plugin} cannot be loaded: {type(error).__name__}: {error}",
+                remedy=_render_import_remedy(plugin, error),
+            ) from error
+        return self._check_factory(plugin, factory)
+
+    def _find_plugin(self, name: str) -> InstalledPlugin:
+        if ":" in name:
+            return InstalledPlugin(name=name, package="this Python", version="", target=name)
+        installed = self.list_plugins()
+        fitting = [plugin for plugin in installed if plugin.name == name]
+        match fitting:
+            case [plugin]:
+                return plugin
+            case []:
+                known = sorted({*self.builtin, *(plugin.name for plugin in installed)})
+                raise NotFound(
+                    f"there is no {self.noun} {name!r} (there is: {', '.join(known) or 'none'})",
+                    remedy=_suggest_plugin(self.kind, name, known),
+                )
+            case _:
+                raise InvalidRequest(
+                    f"{self.kind}: {len(fitting)} packages offer {name!r}: {_join_plugins(fitting)}",
+                    remedy=f"uninstall all but one, for example: pip uninstall {fitting[-1].package}",
+                )
+
+    def _check_factory(self, plugin: InstalledPlugin, factory: object) -> PluginFactory[T]:
+        from pydantic import BaseModel  # plug-ins need it, listing them does not
+
+        settings = getattr(factory, "Settings", None)
+        if not callable(factory) or not isinstance(settings, type) or not issubclass(settings, BaseModel):
+            raise InvalidRequest(
+                f"{self.kind}: {plugin} is no factory with a pydantic model `Settings`",
+                remedy="its author finds the shape in `everhold plugin new`",
+            )
+        return cast(PluginFactory[T], factory)
+
+
+MEMORY_PLUGINS: Final = PluginCatalogue[MemoryProvider]("memories", "memory provider")
+PLATFORM_PLUGINS: Final = PluginCatalogue[Platform]("platforms", "platform")
+MODEL_PLUGINS: Final = PluginCatalogue[Model]("models", "model provider")
+TOOL_PLUGINS: Final = PluginCatalogue[Tool]("tools", "tool", builtin=SELECTABLE_TOOLS)
+
+
+def _build_plugin(entry: EntryPoint) -> InstalledPlugin:
+    package, version = (entry.dist.name, entry.dist.version) if entry.dist else ("an unknown package", "")
+    return InstalledPlugin(name=entry.name, package=package, version=version, target=entry.value)
+
+
+def _render_import_remedy(plugin: InstalledPlugin, error: BaseException) -> str:
+    if plugin.package == "everhold" and isinstance(error, ImportError):
+        return _render_install_remedy(plugin.name)
+    if plugin.package == "this Python":
+        return "check the spelling, and that the module can be imported from here"
+    return f"pip install --upgrade {plugin.package}, or pip uninstall {plugin.package}"
+
+
+def _render_install_remedy(name: str) -> str:
+    if name in _list_extras():
+        return describe_install(name)
+    return "install the package that offers it, or correct the name"
+
+
+def _suggest_plugin(kind: str, name: str, known: list[str]) -> str:
+    """What to do about a name that no installed package offers."""
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.7)
+    if near:
+        return f"did you mean `{near[0]}`?"
+    if kind == "models":
+        return "for a server that speaks OpenAI's API, such as Ollama: provider: openai, and base_url: its address"
+    if kind == "tools":
+        return "correct the name, install its package, or name a server under `mcp` as mcp:NAME"
+    return _render_install_remedy(name)
+
+
+def _list_extras() -> list[str]:
+    try:
+        return metadata("everhold").get_all("Provides-Extra") or []
+    except PackageNotFoundError:  # running from a source tree that was never installed
+        return []
+
+
+def _join_plugins(plugins: Iterable[InstalledPlugin]) -> str:
+    return " and ".join(f"{plugin.package} {plugin.version}" for plugin in plugins)

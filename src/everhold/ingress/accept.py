@@ -1,0 +1,314 @@
+"""platform -> log: commit, then acknowledge. A message is kept before anybody is told that it is."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import structs
+
+from everhold.core.access import AdmissionDecision, compute_audience, format_sender_name, is_acknowledgement, is_notice
+from everhold.core.address import derive_address
+from everhold.core.commands import MESSAGE_COMMANDS, parse_command
+from everhold.core.consumers import COMMANDS, TURN
+from everhold.core.entries import ChatLocation, EntryDraft, Heard, Stamp, strip_surrogates, strip_surrogates_deep
+from everhold.core.ids import make_session_id
+from everhold.engine.gates import Gates, Wakeups
+from everhold.engine.state_updates import update_state_record
+from everhold.errors import Conflict
+from everhold.ports.platform import SCHEDULED_EVENT, UNPARSED_EVENT, AcceptResult, IncomingMessage
+from everhold.ports.store import (
+    Change,
+    Committed,
+    Opening,
+    StateNamespace,
+    StateWrite,
+    Step,
+    Wakeup,
+    make_state_scope,
+)
+
+AdmitMessage: TypeAlias = Callable[[IncomingMessage], Awaitable[AdmissionDecision]]
+"""Who is this, and may they speak? Configuration and people are behind it."""
+
+MAX_KNOWN_CHATS: Final = 10_000
+MOST_CONFLICTS: Final = 1_000
+"""How often in a row other writers may come before one message. Of those that collide, one always gets through."""
+_WAKEUPS: Final = {reader: (Wakeup(consumer=reader),) for reader in (TURN, COMMANDS)}
+
+
+class KnownChat(NamedTuple):
+    """Where a conversation led when somebody last spoke in it. A shortcut: a commit refuses what is no longer so."""
+
+    session: str
+    stamp: Stamp
+    author: str
+    bound: tuple[str, str]
+
+
+class OffsetVersion:
+    """The version of a platform offset once everything that was begun with it is committed."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+
+class MessageAcceptor:
+    """The door. One commit per message; a repeated delivery is recognised, an edit is new."""
+
+    def __init__(self, gates: Gates, *, admit: AdmitMessage, wakeups: Wakeups) -> None:
+        self.gates = gates
+        self.admit = admit
+        self.wakeups = wakeups
+        self._known_chats: dict[tuple[object, ...], KnownChat] = {}
+        """By all that an address and a stamp are made of."""
+        self._offsets: dict[tuple[str, str], OffsetVersion] = {}
+        """By scope and key."""
+
+    async def __call__(self, incoming: IncomingMessage) -> AcceptResult:
+        incoming = sanitize_ids(incoming)
+        admission = await self.admit(incoming)
+        if admission.refusal:
+            origin = incoming.origin
+            self.gates.log.info(
+                "message.denied",
+                platform=origin.platform,
+                account=origin.account,
+                chat=origin.chat,
+                reason=admission.refusal,
+            )
+            await self._commit_offset_only(incoming)
+            return AcceptResult(outcome="denied", reason=admission.refusal)
+        if admission.ignored:
+            await self._commit_offset_only(incoming)
+            return AcceptResult(outcome="ignored")
+        for attempt in range(MOST_CONFLICTS):
+            try:
+                return await self._commit(incoming, admission)
+            except Conflict:
+                # Another writer came first: it opened the session, or moved the offset. What it wrote is there now.
+                if attempt == MOST_CONFLICTS - 1 or not await self._still_holds(incoming.state_write):
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _commit_offset_only(self, incoming: IncomingMessage) -> None:
+        """Nothing of it is kept, but how far the platform was read is."""
+        at = self.gates.clock.now()
+        if incoming.state_write is not None:
+            writes = (incoming.state_write,)
+            await self.gates.store.commit(Change(step=Step.STATE, session="", at=at, state_writes=writes))
+        if (offset := incoming.offset) is not None:
+            await update_state_record(
+                self.gates.store,
+                StateNamespace.PLATFORM_OFFSET,
+                offset.key,
+                scope=make_state_scope(incoming.origin.platform, incoming.origin.account),
+                at=at,
+                decide=lambda _: offset.value,
+            )
+
+    async def _still_holds(self, write: StateWrite | None) -> bool:
+        """Whether the record has the version that `write` names. If it has not, trying again would not help."""
+        if write is None:
+            return True
+        record = await self.gates.store.get_state_record(write.namespace, write.key, scope=write.scope)
+        return (0 if record is None else record.version) == write.version
+
+    async def _move_offset(self, incoming: IncomingMessage) -> tuple[tuple[StateWrite, ...], OffsetVersion | None]:
+        """The write that goes with a message (how far the account was read by it), and what it was based on."""
+        if incoming.offset is None:
+            return (), None
+        key = _get_offset_place(incoming)
+        known = self._offsets.get(key)
+        if known is None:
+            record = await self.gates.store.get_state_record(StateNamespace.PLATFORM_OFFSET, key[1], scope=key[0])
+            # several may have read it at once: the first of them says what the others go on from
+            known = self._offsets.get(key) or OffsetVersion(0 if record is None else record.version)
+            if known.version:
+                if len(self._offsets) >= MAX_KNOWN_CHATS:
+                    self._offsets.clear()
+                self._offsets[key] = known
+        write = StateWrite(
+            namespace=StateNamespace.PLATFORM_OFFSET,
+            key=key[1],
+            scope=key[0],
+            value=incoming.offset.value,
+            version=known.version,
+        )
+        # The store commits in order, so the next message can name the version that this one makes.
+        known.version += 1
+        return (write,), known
+
+    def _forget_offset(self, incoming: IncomingMessage, known: OffsetVersion | None) -> None:
+        """Another writer moved the offset: read it again, unless that was done since."""
+        if known is not None:
+            key = _get_offset_place(incoming)
+            if self._offsets.get(key) is known:
+                del self._offsets[key]
+
+    async def _commit(self, incoming: IncomingMessage, admission: AdmissionDecision) -> AcceptResult:
+        gates, origin = self.gates, incoming.origin
+        at = gates.clock.now()
+        whereabouts = (
+            admission,
+            incoming.kind,
+            origin.platform,
+            origin.account,
+            origin.chat,
+            origin.thread,
+            incoming.sender,
+            incoming.directory,
+            incoming.repo,
+        )
+        known = self._known_chats.get(whereabouts)
+        opens: Opening | None = None
+        new = False
+        if known is None:
+            known, opens = await self._find_or_open_session(incoming, admission, at)
+            new = True
+        session, stamp, author, bound = known
+        body = build_heard(incoming, stamp, admission)
+        wakeup = COMMANDS if body.command else TURN
+        entries = (EntryDraft(body=body, author=author, dedup=build_dedup_key(incoming)),)
+        state_writes, known_offset = await self._move_offset(incoming)
+        if incoming.state_write is not None:
+            state_writes += (incoming.state_write,)
+        # a hand that is offered is kept free from here on: nothing may go wrong before the commit
+        wakeups = self.wakeups.reserve_workers(_WAKEUPS[wakeup]) if body.asks else ()
+        change = Change(
+            step=Step.ACCEPT,
+            session=session,
+            at=at,
+            opens=opens,
+            bound=bound if opens is None else None,
+            entries=entries,
+            wakeups=wakeups,
+            state_writes=state_writes,
+            blobs=incoming.files,
+        )
+        try:
+            done = await (
+                self._commit_and_start_workers(change) if wakeups and wakeups[0].owner else gates.store.commit(change)
+            )
+        except Conflict:
+            self._known_chats.pop(whereabouts, None)
+            self._forget_offset(incoming, known_offset)
+            raise
+        if new:
+            if len(self._known_chats) >= MAX_KNOWN_CHATS:
+                self._known_chats.clear()
+            self._known_chats[whereabouts] = known
+        if done.duplicate:
+            outcome = "differs" if done.differs else "duplicate"
+            if done.differs:
+                gates.log.warning("message.differs", session=done.session, seq=done.seqs[0])
+            return AcceptResult(outcome=outcome, session=done.session, seq=done.seqs[0])
+        if opens is not None:
+            gates.log.info("session.bound", session=session, address=stamp.address)
+        gates.log.info("message.accepted", session=session, seq=done.seqs[0], asks=body.asks)
+        if wakeup != TURN or not done.claims:  # else the session's turn begins only now, and reads it then
+            self.wakeups.notify(session, work=body.asks and not done.claims)
+        return AcceptResult(outcome="accepted", session=session, seq=done.seqs[0])
+
+    async def _find_or_open_session(
+        self, incoming: IncomingMessage, admission: AdmissionDecision, at: float
+    ) -> tuple[KnownChat, Opening | None]:
+        """Where the message belongs, and the session that is to be opened for it if there is none yet."""
+        gates, origin = self.gates, incoming.origin
+        place = derive_address(
+            agent=admission.agent,
+            platform=origin.platform,
+            account=origin.account,
+            kind=incoming.kind,
+            chat=admission.chat or origin.chat,
+            thread=origin.thread,
+            sender=incoming.sender,
+            group=admission.group,
+            threads=admission.threads,
+            apart=admission.separate_conversation,
+        )
+        address = str(place)
+        found = await gates.store.get_bound_session(address)
+        session, title = found or (make_session_id(at, gates.chance.bytes(10)), "")
+        stamp = Stamp(
+            person=admission.person,
+            audience=compute_audience(place, admission.person),
+            address=address,
+            title=title,
+            directory=incoming.directory,
+            repo=incoming.repo,
+        )
+        known = KnownChat(session, stamp, f"person:{admission.person}", (address, title))
+        return known, None if found else Opening(agent=admission.agent, address=address)
+
+    async def _commit_and_start_workers(self, change: Change) -> Committed:
+        """Commit, and have lanes worked on that were taken with it, even if whoever brought the message is gone."""
+        task = asyncio.get_running_loop().create_task(self.gates.store.commit(change))
+        task.add_done_callback(functools.partial(self._start_reserved_workers, change.wakeups))
+        return await asyncio.shield(task)
+
+    def _start_reserved_workers(self, wakeups: tuple[Wakeup, ...], task: asyncio.Task[Committed]) -> None:
+        failed = task.cancelled() or task.exception() is not None
+        self.wakeups.start_reserved(wakeups, () if failed else task.result().claims)
+
+
+def _get_offset_place(incoming: IncomingMessage) -> tuple[str, str]:
+    """The scope and the key of the record that says how far the account was read."""
+    assert incoming.offset is not None
+    return make_state_scope(incoming.origin.platform, incoming.origin.account), incoming.offset.key
+
+
+def build_heard(incoming: IncomingMessage, stamp: Stamp, admission: AdmissionDecision) -> Heard:
+    """The entry a message becomes."""
+    text, mangled = strip_surrogates(incoming.text)
+    sender, bot, attachments = incoming.sender, incoming.bot, incoming.attachments
+    name = format_sender_name(strip_surrogates(incoming.name)[0], sender=sender) if incoming.name else ""
+    # whoever is not spoken to stays silent; bots do not thank each other for ever, nor for their errors
+    idle = incoming.notice or (bot and (is_acknowledgement(text) or is_notice(text)))
+    command = admission.command
+    ordered = command is not None
+    meant = ordered or incoming.addressed or admission.always_answered
+    asks = meant and admission.asks and (ordered or not idle) and incoming.event != UNPARSED_EVENT
+    if asks and not ordered and not bot:
+        command = parse_command(text)
+    busy = ""
+    if command is not None and command.name in MESSAGE_COMMANDS and (command.argument or attachments):
+        busy, text, command = command.name, command.argument, None
+    return Heard(
+        origin=incoming.origin,
+        text=text,
+        asks=asks,
+        sender=name,
+        speaker=sender if sender != stamp.person else "",
+        bot=bot,
+        hops=max(incoming.hops, admission.hops),
+        revision=incoming.revision,
+        command=command,
+        attachments=tuple(map(strip_surrogates_deep, attachments)) if attachments else (),
+        mangled=mangled,
+        scheduled=incoming.event == SCHEDULED_EVENT,
+        busy=busy,
+        stamp=stamp,
+    )
+
+
+def sanitize_ids(incoming: IncomingMessage) -> IncomingMessage:
+    """The message with ids that can be stored: what is no character in them is replaced, the same way every time."""
+    origin = incoming.origin
+    parts = (origin.platform, origin.account, origin.chat, origin.thread, origin.message, incoming.sender)
+    if "".join(parts).isascii() or not any(strip_surrogates(part)[1] for part in parts):
+        return incoming
+    place = ChatLocation(*(strip_surrogates(part)[0] for part in parts[:5]))
+    return structs.replace(incoming, origin=place, sender=strip_surrogates(incoming.sender)[0])
+
+
+def build_dedup_key(incoming: IncomingMessage) -> str | None:
+    """What makes a repeated delivery recognisable. A source that gives no message id cannot repeat itself."""
+    origin = incoming.origin
+    if not origin.message:
+        return None
+    parts = (origin.platform, origin.account, origin.chat, origin.message, incoming.event, incoming.revision)
+    return msgspec.json.encode(parts).decode()

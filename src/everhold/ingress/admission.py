@@ -1,0 +1,427 @@
+"""Who is at the door, may they speak here, and does anybody answer? By the configuration in force now.
+
+Default is no. Strangers hear at most one word an hour, in direct chats only. What is said in a group is kept only if it
+is meant for the agent, or if somebody wants it observed. A halt word silences a chat's agents until a human lifts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from everhold.config import AccountSettings, Settings
+from everhold.config.settings import ChatSettings
+from everhold.core import access
+from everhold.core.access import AdmissionDecision, IdentifiedSender
+from everhold.core.address import derive_address, parse_address
+from everhold.core.commands import ALONE, BARRED, QUIETLY, needs_owner_in_group, parse_command
+from everhold.core.consumers import COMMANDS, TURN
+from everhold.core.entries import ChatCommand, ChatLocation, EntryDraft, EntryKind, Heard, Stamp
+from everhold.engine.state_updates import update_state_record
+from everhold.errors import EverholdError, Transient
+from everhold.ingress.accept import build_dedup_key
+from everhold.ingress.chat_aliases import ChatAliases
+from everhold.ingress.dm_owners import DmOwners
+from everhold.ingress.pairing import PairingRegistry
+from everhold.ports.clock import Clock, RandomSource
+from everhold.ports.log import EventLogger
+from everhold.ports.platform import (
+    SCHEDULED_EVENT,
+    UNPARSED_EVENT,
+    IncomingMessage,
+    OutgoingMessage,
+    Platform,
+    SupportsPresence,
+)
+from everhold.ports.store import Change, StateNamespace, Step, Store, Wakeup, make_state_scope, split_state_scope
+
+T = TypeVar("T")
+
+AGENT_PLATFORM: Final = "agent"
+LOCAL_PLATFORMS: Final = frozenset({"terminal", "http", AGENT_PLATFORM})
+"""Places whose people were let in by whoever serves them."""
+MAX_ENTRIES_BACK: Final = 200
+"""How many entries back it is looked for a human's word."""
+MAX_REPORTED_LOOPS: Final = 1_000
+LOOP_REPORT_SECONDS: Final = 86_400.0
+"""How long a loop that was broken is news."""
+PAIRING_REPLY: Final = """\
+I do not know you yet. If you should be let in, give this code to whoever runs me: {code} (good for ten minutes)."""
+
+
+class AdmissionControl:
+    """The desk at the door. Called with every message; answers who speaks, to whom, and whether that is heard."""
+
+    def __init__(
+        self,
+        *,
+        settings: Callable[[], Settings],
+        store: Store,
+        platforms: Mapping[tuple[str, str], Platform],
+        clock: Clock,
+        chance: RandomSource,
+        log: EventLogger,
+        chat_aliases: ChatAliases | None = None,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._platforms = platforms
+        self._clock = clock
+        self._chance = chance
+        self._log = log
+        self._chat_aliases = chat_aliases or ChatAliases(store, clock=clock, log=log)
+        self._dm_owners = DmOwners(store, clock=clock)
+        self.pairing = PairingRegistry(store, clock=clock, chance=chance, log=log)
+        self.loops: dict[tuple[str, str, str], dict[str, Any]] = {}
+        """Where agents answered each other too often: (agent, platform, chat) -> how often, and when last."""
+        self._halts: dict[tuple[str, str], str] | None = None
+        self._sends: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, incoming: IncomingMessage) -> AdmissionDecision:
+        settings, origin = self._settings(), incoming.origin
+        speaker = await self.identify_sender(incoming, settings)
+        account = settings.platforms.get(origin.platform, {}).get(origin.account)
+        first = await self._chat_aliases.find_first_id(origin.platform, origin.chat)
+        chat = _find_configured(account.chats, origin.chat, first) if account is not None else None
+        agent = _choose_agent(incoming, account, chat, settings)
+        if incoming.event == SCHEDULED_EVENT:
+            _check_configured(incoming, agent, account, settings)
+        if agent not in settings.agents:
+            return AdmissionDecision(agent=agent, person=speaker.person, refusal=f"there is no agent {agent!r}")
+        sessions = settings.agents[agent].sessions
+        if chat is not None:
+            sessions = chat.sessions or sessions
+        found = AdmissionDecision(
+            agent=agent, person=speaker.person, group=sessions.group, threads=sessions.thread, chat=first
+        )
+        if origin.platform not in LOCAL_PLATFORMS:
+            if account is None:
+                return msgspec.structs.replace(found, refusal=f"{origin.platform}/{origin.account} is not connected")
+            if incoming.event == UNPARSED_EVENT:
+                return msgspec.structs.replace(found, asks=False)
+            found = await self._check_access(incoming, found, speaker, account, settings)
+            if not (found.refusal or found.ignored) and incoming.kind == "dm":
+                found = await self._check_dm_owner(incoming, found, speaker, settings)
+            if found.refusal or found.ignored:
+                return found
+        return await self._check_loops(incoming, found, speaker, settings)
+
+    async def identify_sender(self, incoming: IncomingMessage, settings: Settings) -> IdentifiedSender:
+        """Who this is: by configuration, by proof, or else just this id of this platform."""
+        origin = incoming.origin
+        identity = f"{origin.platform}:{incoming.sender}"
+        if person := await self._find_person(identity, settings):
+            return IdentifiedSender(identity=identity, person=person, verified=True)
+        # at this machine a sender's name is who they are; elsewhere a name proves nothing and an id is all there is
+        local = origin.platform in LOCAL_PLATFORMS
+        # an agent may be called like a person, and is none
+        named = local and origin.platform != AGENT_PLATFORM
+        return IdentifiedSender(identity=identity, person=incoming.sender if named else identity, verified=local)
+
+    async def _find_person(self, identity: str, settings: Settings) -> str | None:
+        return settings.identities.get(identity) or await self._store.get_person(identity)
+
+    async def _check_access(
+        self,
+        incoming: IncomingMessage,
+        found: AdmissionDecision,
+        speaker: IdentifiedSender,
+        account: AccountSettings,
+        settings: Settings,
+    ) -> AdmissionDecision:
+        origin, owners = incoming.origin, settings.access.owners
+        direct = incoming.kind == "dm"
+        allowed = (
+            account.access.direct if direct else _find_configured(account.access.groups, origin.chat, found.chat) or ()
+        )
+        admitted = access.can_speak(speaker, allowed, owners=owners)
+        if direct and not admitted:
+            admitted = await self.pairing.is_admitted(origin.platform, origin.account, incoming.sender)
+        command = None if incoming.bot else parse_command(incoming.text)
+        if direct and command is not None and command.name == "link" and (admitted or command.argument):
+            if answer := await self.pairing.link_identity(speaker, command.argument, admitted=admitted):
+                self.send_outside_session(origin, answer)
+            return msgspec.structs.replace(found, refusal="it was about who they are")
+        if not admitted:
+            if direct and settings.access.pairing and not incoming.bot:
+                await self._answer_pairing_request(incoming)
+            return msgspec.structs.replace(found, refusal=f"{speaker.identity} is not allowed here")
+        return found if direct else self._in_group(incoming, found, speaker, account, settings)
+
+    def _in_group(
+        self,
+        incoming: IncomingMessage,
+        found: AdmissionDecision,
+        speaker: IdentifiedSender,
+        account: AccountSettings,
+        settings: Settings,
+    ) -> AdmissionDecision:
+        """Whether somebody who may speak in a group asks for an answer there, and may use the command they give."""
+        origin = incoming.origin
+        command = None if incoming.bot else parse_command(incoming.text)
+        manners = account.groups
+        chat = _find_configured(account.chats, origin.chat, found.chat)
+        if chat is not None:
+            manners = chat.groups or manners
+        order = self._parse_halt_order(incoming, settings)
+        asks = incoming.addressed or manners.answer == "always" or order is not None
+        if not asks and not manners.observe:
+            return msgspec.structs.replace(found, ignored=True)
+        found = msgspec.structs.replace(found, asks=asks, always_answered=manners.answer == "always")
+        if (
+            command is not None
+            and needs_owner_in_group(command)
+            and not access.is_owner(speaker, settings.access.owners)
+        ):
+            return msgspec.structs.replace(found, command=ChatCommand(name=BARRED, argument=command.name))
+        return found
+
+    async def _check_dm_owner(
+        self, incoming: IncomingMessage, found: AdmissionDecision, speaker: IdentifiedSender, settings: Settings
+    ) -> AdmissionDecision:
+        """A direct chat that can change hands is that of whoever was heard there first. Another one is kept apart."""
+        origin, sender = incoming.origin, incoming.sender
+        platform, account = origin.platform, origin.account
+        # also for what does not come by the platform, such as schedules
+        first = await self._dm_owners.find_owner(platform, account, found.chat)
+        if not first and incoming.can_change_owner:
+            outside = msgspec.structs.replace(origin, thread="")
+            chat = msgspec.structs.replace(incoming, origin=outside)
+            addresses = (self._derive_address(chat, found), self._derive_address(incoming, found))
+            first = await self._dm_owners.find_or_set_owner(
+                platform, account, found.chat, addresses=addresses, sender=sender
+            )
+        if incoming.event == SCHEDULED_EVENT:
+            there: object = self._platforms.get((platform, account))
+            if isinstance(there, SupportsPresence) and not await there.is_alone_with(origin, sender):
+                return msgspec.structs.replace(found, refusal=f"{speaker.identity} is not alone there any more")
+        theirs = first in ("", sender, speaker.person)
+        if theirs or await self._find_person(f"{platform}:{first}", settings) == speaker.person:
+            return found
+        return msgspec.structs.replace(found, separate_conversation=True)
+
+    async def _check_loops(
+        self, incoming: IncomingMessage, found: AdmissionDecision, speaker: IdentifiedSender, settings: Settings
+    ) -> AdmissionDecision:
+        """Agents fall silent after so many answers to each other, and when a human says so."""
+        origin = incoming.origin
+        order = self._parse_halt_order(incoming, settings)
+        if origin.platform in LOCAL_PLATFORMS:
+            if (word := order or self._parse_link(incoming)) is not None:
+                return msgspec.structs.replace(found, command=ChatCommand(name=ALONE, argument=word))
+        elif order is not None:
+            if not await self._is_repeated(incoming):
+                await self._apply_halt_order(incoming, found, speaker, order)
+            return msgspec.structs.replace(found, command=ChatCommand(name=order), asks=True)
+        hops = incoming.hops
+        if not incoming.bot:
+            self.loops.pop((found.agent, origin.platform, origin.chat), None)
+        if incoming.bot and not hops and origin.platform not in LOCAL_PLATFORMS:
+            hops = await self._count_hops(incoming, found)  # one that is carried is exact, ours is only a guess
+        if hops >= settings.loops.max_hops:
+            self._record_broken_loop(found.agent, origin, hops)
+            return msgspec.structs.replace(found, asks=False, hops=hops)
+        asks = found.asks and (origin.platform, found.chat) not in await self._load_halts()
+        return msgspec.structs.replace(found, asks=asks, hops=hops)
+
+    # -- strangers ---------------------------------------------------------------------------------------------------
+
+    async def _answer_pairing_request(self, incoming: IncomingMessage) -> None:
+        origin = incoming.origin
+        code = await self.pairing.request_pairing(
+            origin.platform, origin.account, incoming.sender, name=incoming.name, chat=origin.chat
+        )
+        if code:
+            self.send_outside_session(origin, PAIRING_REPLY.format(code=code))
+
+    def send_outside_session(self, to: ChatLocation, text: str) -> None:
+        """Say something that belongs to no conversation. Nobody waits for it, and it is not tried twice."""
+        platform = self._platforms.get((to.platform, to.account))
+        if platform is None:
+            return
+        out = OutgoingMessage(to=to, text=text, key=f"whisper:{self._chance.bytes(8).hex()}", notice=True)
+
+        async def say() -> None:
+            try:
+                await platform.send(out)
+            except EverholdError as error:
+                self._log.warning("whisper.lost", platform=to.platform, account=to.account, error=error)
+
+        task = asyncio.get_running_loop().create_task(say())
+        self._sends.add(task)
+        task.add_done_callback(self._sends.discard)
+
+    async def close_sends(self) -> None:
+        """Let what is being whispered be said, or give it up."""
+        if self._sends:
+            await asyncio.wait(self._sends, timeout=2.0)
+        for task in self._sends:
+            task.cancel()
+
+    # -- loops and halts ---------------------------------------------------------------------------------------------
+
+    def _parse_halt_order(self, incoming: IncomingMessage, settings: Settings) -> str | None:
+        """`halt` or `wake`, if a human says so: by the word, or by the command where bots are only shown commands."""
+        if incoming.bot:
+            return None
+        words = {settings.loops.halt_word: "halt", settings.loops.wake_word: "wake"}
+        command = parse_command(incoming.text)
+        return words.get(incoming.text.strip()) or (
+            command.name if command is not None and command.name in ("halt", "wake") else None
+        )
+
+    def _parse_link(self, incoming: IncomingMessage) -> str | None:
+        command = None if incoming.bot else parse_command(incoming.text)
+        return command.name if command is not None and command.name == "link" else None
+
+    async def _is_repeated(self, incoming: IncomingMessage) -> bool:
+        """Whether an order was obeyed and kept before: a late repeat must not undo what a human said since. One that
+        was obeyed and not kept is obeyed again, which changes nothing.
+        """
+        key = build_dedup_key(incoming)
+        return key is not None and await self._store.find_entry_place(key) is not None
+
+    async def _apply_halt_order(
+        self, incoming: IncomingMessage, found: AdmissionDecision, speaker: IdentifiedSender, order: str
+    ) -> None:
+        origin = incoming.origin
+        halted = await self._load_halts()
+        value: str | None = None
+        if order == "halt":
+            by = {"by": speaker.person, "at": self._clock.now()}
+            value = msgspec.json.encode(by).decode()
+        # the last order counts, whoever gave the one before
+        await update_state_record(
+            self._store,
+            StateNamespace.CHAT_HALT,
+            found.chat,
+            scope=make_state_scope(origin.platform),
+            at=self._clock.now(),
+            decide=lambda _: value,
+        )
+        if order == "halt":
+            halted[(origin.platform, found.chat)] = speaker.person
+            await self._spread_halt(incoming, found, speaker)
+        else:
+            halted.pop((origin.platform, found.chat), None)
+            self.loops = {key: it for key, it in self.loops.items() if key[1:] != (origin.platform, origin.chat)}
+        self._log.info(
+            "chat.halted" if order == "halt" else "chat.resumed", platform=origin.platform, by=speaker.person
+        )
+
+    async def _spread_halt(
+        self, incoming: IncomingMessage, found: AdmissionDecision, speaker: IdentifiedSender
+    ) -> None:
+        """Let the word be heard in every conversation of this chat where something is going on or waits."""
+        own = self._derive_address(incoming, found)
+        for cursor in await self._store.list_cursors(consumer=TURN, waiting=True):
+            session = await self._store.get_session(cursor.session)
+            address = parse_address(session.address)
+            here = (address.platform, address.chat) == (incoming.origin.platform, found.chat)
+            if not here or session.address == own:
+                continue
+            body = Heard(
+                origin=incoming.origin,
+                text=incoming.text,
+                command=ChatCommand(name="halt", argument=QUIETLY),
+                stamp=Stamp(person=speaker.person, audience=(f"chat:{session.address}",), address=session.address),
+            )
+            key = f"halt:{session.id}:{incoming.origin.account}:{incoming.origin.message}"
+            draft = EntryDraft(body=body, author=f"person:{speaker.person}", dedup=key)
+            wakeups = (Wakeup(consumer=COMMANDS),)
+            at = self._clock.now()
+            await self._store.commit(
+                Change(step=Step.ACCEPT, session=session.id, at=at, entries=(draft,), wakeups=wakeups)
+            )
+
+    async def _load_halts(self) -> dict[tuple[str, str], str]:
+        """Which chats are silenced, and by whom."""
+        if self._halts is None:
+            found = await self._store.list_state_records(StateNamespace.CHAT_HALT)
+            self._halts = {
+                (split_state_scope(it.scope)[0], it.key): msgspec.json.decode(it.value)["by"] for it in found
+            }
+        return self._halts
+
+    async def _count_hops(self, incoming: IncomingMessage, found: AdmissionDecision) -> int:
+        """How often agents have answered each other in this conversation, on a platform that does not tell."""
+        led = await self._store.get_bound_session(self._derive_address(incoming, found))
+        if led is None:
+            return 0
+        session = await self._store.get_session(led[0])
+        kinds = (EntryKind.HEARD, EntryKind.SAID)
+        return access.count_session_hops(
+            await self._store.list_entries(session.id, after=max(0, session.last_seq - MAX_ENTRIES_BACK), kinds=kinds)
+        )
+
+    def _derive_address(self, incoming: IncomingMessage, found: AdmissionDecision) -> str:
+        origin = incoming.origin
+        return str(
+            derive_address(
+                agent=found.agent,
+                platform=origin.platform,
+                account=origin.account,
+                kind=incoming.kind,
+                chat=found.chat,
+                thread=origin.thread,
+                sender=incoming.sender,
+                group=found.group,
+                threads=found.threads,
+                apart=found.separate_conversation,
+            )
+        )
+
+    def _record_broken_loop(self, agent: str, origin: ChatLocation, hops: int) -> None:
+        key = (agent, origin.platform, origin.chat)
+        self._log.warning("loop.broken", agent=agent, platform=origin.platform, hops=hops)
+        if key in self.loops or len(self.loops) < MAX_REPORTED_LOOPS:
+            count = self.loops.get(key, {"count": 0})["count"] + 1
+            self.loops[key] = {"count": count, "hops": hops, "at": self._clock.now()}
+
+    async def load_halts(self) -> None:
+        """Remember which chats were silenced."""
+        await self._load_halts()
+
+    def describe(self) -> dict[str, Any]:
+        """Loops that were broken and chats that are silenced, for `status`."""
+        return {
+            "loops": [
+                {"agent": agent, "platform": platform, "chat": chat, **it}
+                for (agent, platform, chat), it in sorted(self.loops.items())
+                if it["at"] > self._clock.now() - LOOP_REPORT_SECONDS
+            ],
+            "halted": [
+                {"platform": platform, "chat": chat, "by": by}
+                for (platform, chat), by in sorted((self._halts or {}).items())
+            ],
+        }
+
+
+def _find_configured(given: Mapping[str, T], *names: str) -> T | None:
+    """What is configured for a chat, under whichever of its ids."""
+    return next((given[name] for name in names if name in given), None)
+
+
+def _check_configured(
+    incoming: IncomingMessage, agent: str, account: AccountSettings | None, settings: Settings
+) -> None:
+    """What is due and finds its agent or account out of the configuration waits: nobody decided against it."""
+    origin = incoming.origin
+    if agent not in settings.agents:
+        raise Transient(f"there is no agent {agent!r}", remedy="configure it, or remove the schedule")
+    if account is None and origin.platform not in LOCAL_PLATFORMS:
+        there = f"{origin.platform}/{origin.account}"
+        raise Transient(f"{there} is not connected", remedy="configure it, or remove the schedule")
+
+
+def _choose_agent(
+    incoming: IncomingMessage, account: AccountSettings | None, chat: ChatSettings | None, settings: Settings
+) -> str:
+    if incoming.agent:
+        return incoming.agent
+    if account is None:
+        return settings.default_agent
+    return (chat.agent if chat is not None else None) or account.agent

@@ -1,0 +1,67 @@
+"""Whose a direct chat is, where a platform lets somebody else take the place of the other one in it.
+
+A direct chat is its person's for good: whoever is heard first in one keeps it, however often they leave and come back.
+Whoever is alone with the agent there later has a conversation of their own in the same chat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from everhold.core.entries import EntryKind, Heard
+from everhold.engine.state_updates import update_state_record
+from everhold.ports.clock import Clock
+from everhold.ports.store import StateNamespace, Store, make_state_scope, split_state_scope
+
+MAX_ENTRIES_READ: Final = 200
+"""How many of a session's first messages are looked through for one that was said in the chat in question."""
+
+
+class DmOwners:
+    """Who was first in direct chats that can change hands. Read from the store once, and kept up to date."""
+
+    def __init__(self, store: Store, *, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._owners: dict[tuple[str, str, str], str] | None = None
+
+    async def find_owner(self, platform: str, account: str, chat: str) -> str:
+        """Who was first in a chat, if that was ever asked."""
+        if self._owners is None:
+            found = await self._store.list_state_records(StateNamespace.DM_OWNER)
+            self._owners = {(*split_state_scope(it.scope), it.key): it.value for it in found}
+        return self._owners.get((platform, account, chat), "")
+
+    async def find_or_set_owner(
+        self, platform: str, account: str, chat: str, *, addresses: Sequence[str], sender: str
+    ) -> str:
+        """Who was first in a chat: by what was kept, by the log, or else `sender`, who keeps it from now on."""
+        found = await self.find_owner(platform, account, chat)
+        if found:
+            return found
+        spoke = [await self._find_first_speaker(address, platform) for address in addresses]
+        first = next(filter(None, spoke), sender)
+        kept = await update_state_record(
+            self._store,
+            StateNamespace.DM_OWNER,
+            chat,
+            scope=make_state_scope(platform, account),
+            at=self._clock.now(),
+            decide=lambda owner: owner or first,  # whoever was written down first keeps the chat
+        )
+        assert self._owners is not None, "`known` has read them"
+        self._owners[platform, account, chat] = kept or first
+        return kept or first
+
+    async def _find_first_speaker(self, address: str, platform: str) -> str:
+        """Who spoke first at an address, for chats that are older than what is kept about them."""
+        led = await self._store.get_bound_session(address)
+        if led is None:
+            return ""
+        heard = await self._store.list_entries(led[0], kinds=(EntryKind.HEARD,), limit=MAX_ENTRIES_READ)
+        for entry in heard:
+            if isinstance(entry.body, Heard) and entry.body.stamp.address == address:
+                return entry.body.speaker or entry.body.stamp.person.removeprefix(f"{platform}:")
+        # erased, or resumed from elsewhere, which only its owner can do
+        return heard[0].author.removeprefix("person:").removeprefix(f"{platform}:") if heard else ""

@@ -1,0 +1,139 @@
+"""What is said at its time: each schedule speaks in the conversation it was made in, once per tick, whoever was down.
+
+A tick is a message like any other: it goes through the door under a key of its own, and that it was said commits with
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from everhold.core.schedule import Schedule, find_due_tick, find_next_tick, format_local_time
+from everhold.engine.commands.schedule import SCHEDULE_PREFIX
+from everhold.engine.state_updates import update_state_record
+from everhold.errors import Conflict, InDoubt, NotFound, Refused, Transient
+from everhold.ports.clock import Clock
+from everhold.ports.log import EventLogger
+from everhold.ports.platform import SCHEDULED_EVENT, AcceptMessage, IncomingMessage
+from everhold.ports.store import StateNamespace, StateRecord, Store
+
+POLL_SECONDS: Final = 20.0
+"""How long at most nobody looks: clocks jump, and schedules are made meanwhile."""
+
+
+class ScheduleRunner:
+    """Every schedule of a home, and who says them."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        accept: AcceptMessage,
+        clock: Clock,
+        zone: Callable[[], datetime.tzinfo],
+        log: EventLogger,
+    ) -> None:
+        self._store = store
+        self._accept = accept
+        self._clock = clock
+        self._zone = zone
+        self._log = log
+        self._late: dict[str, float] = {}
+        """The ticks that wait and were reported."""
+
+    async def run(self) -> None:
+        """Say what is due, for ever."""
+        while True:
+            wait = await self.fire_due()
+            await asyncio.sleep(wait)
+
+    async def fire_due(self) -> float:
+        """Say what is due now; seconds until it makes sense to look again."""
+        now, zone = self._clock.now(), self._zone()
+        wait = POLL_SECONDS
+        for kept, schedule in await self._load_records():
+            if schedule.off:
+                continue
+            tick = find_due_tick(schedule, now=now, zone=zone)
+            if tick is not None:
+                try:
+                    schedule = await self._fire(kept, schedule, tick)
+                except (Transient, InDoubt, Refused) as error:  # nobody knows who would hear it: it stays due
+                    if self._late.get(schedule.id) != tick:
+                        self._log.warning("schedule.later", schedule=schedule.id, error=error)
+                    self._late[schedule.id] = tick
+                    continue
+                except Conflict:  # it was removed in this moment, or said by another process
+                    continue
+                self._late.pop(schedule.id, None)
+            coming = find_next_tick(schedule.rule, after=max(now, schedule.last), made=schedule.made, zone=zone)
+            if coming is not None:
+                wait = min(wait, max(0.05, coming - now))
+        return wait
+
+    async def _fire(self, kept: StateRecord, schedule: Schedule, tick: float) -> Schedule:
+        said = msgspec.structs.replace(schedule, last=tick)
+        over = find_next_tick(said.rule, after=tick, made=said.made, zone=self._zone()) is None
+        # one that never comes again is not kept, or it would count as one for ever
+        value = None if over else msgspec.json.encode(said).decode()
+        place = msgspec.structs.replace(schedule.place, message=f"{SCHEDULE_PREFIX}{schedule.id}@{tick:.0f}")
+        verdict = await self._accept(
+            IncomingMessage(
+                origin=place,
+                text=schedule.text,
+                sender=schedule.sender,
+                kind=schedule.kind,
+                event=SCHEDULED_EVENT,
+                agent=schedule.agent,
+                state_write=kept.replace_with(value),
+            )
+        )
+        if verdict.outcome == "denied":
+            self._log.warning("schedule.denied", schedule=schedule.id, reason=verdict.reason, gone=over)
+        else:
+            self._log.info("schedule.said", schedule=schedule.id, outcome=verdict.outcome)
+        return said
+
+    # -- for whoever is in charge ------------------------------------------------------------------------------------
+
+    async def list_schedules(self) -> list[Schedule]:
+        return [schedule for _, schedule in await self._load_records()]
+
+    async def _load_records(self) -> list[tuple[StateRecord, Schedule]]:
+        found = []
+        for record in await self._store.list_state_records(StateNamespace.SCHEDULE):
+            with contextlib.suppress(msgspec.DecodeError):
+                found.append((record, msgspec.json.decode(record.value, type=Schedule)))
+        return found
+
+    async def describe_schedules(self) -> list[dict[str, Any]]:
+        now, zone = self._clock.now(), self._zone()
+        found = []
+        for it in await self.list_schedules():
+            tick = find_next_tick(it.rule, after=max(now, it.last), made=it.made, zone=zone)
+            found.append(
+                {
+                    "id": it.id,
+                    "when": it.words,
+                    "text": it.text,
+                    "platform": it.place.platform,
+                    "chat": it.place.chat,
+                    "agent": it.agent,
+                    "last": it.last,
+                    "next": tick,
+                    "next_local": format_local_time(tick, zone) if tick is not None else "never",
+                }
+            )
+        return found
+
+    async def remove(self, id: str) -> None:
+        if id not in {schedule.id for schedule in await self.list_schedules()}:
+            raise NotFound(f"there is no schedule {id!r}", remedy="everhold schedules list")
+        # it goes even if it was said, and so rewritten, in this very moment
+        await update_state_record(self._store, StateNamespace.SCHEDULE, id, at=self._clock.now(), decide=lambda _: None)

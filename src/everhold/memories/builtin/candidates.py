@@ -1,0 +1,244 @@
+"""Reads the index: which items could be meant, before anything is ranked. An audience is a range of chunk numbers, so
+nothing outside it is ever scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import apsw
+import msgspec
+from msgspec import Struct
+
+from everhold.memories.builtin.indexing import ChunkText, ItemFlag, ItemState
+from everhold.memories.builtin.schema import SCOPE_BITS
+from everhold.memories.builtin.tokenizing import build_bigram_queries, extract_content_words, split_words
+
+MAX_POSTINGS: Final = 2_000
+"""Places in the index one search may walk through in a scope; the commonest words are left out beyond that."""
+SAMPLE_POSTINGS: Final = 128
+"""Places by which a word is judged to be common: the newest."""
+MAX_TERMS: Final = 8
+"""Words of a question that are looked up; of a longer one the rarest."""
+
+_COLUMNS: Final = (
+    "pos, session, seq, scope, kind, author, person, name, address, origin, at, state, before, size, first, chunks"
+)
+_ITEM_COLUMNS: Final = ", ".join(f"i.{column}" for column in _COLUMNS.split(", "))
+
+
+class IndexRow(Struct, frozen=True, array_like=True):
+    """An item as the index keeps it, without its words."""
+
+    pos: int
+    session: str
+    seq: int
+    scope: int
+    kind: str
+    author: str
+    person: str
+    name: str
+    address: str
+    origin: str
+    at: float
+    state: int
+    before: int
+    size: int
+    first: int
+    chunks: int
+
+    @property
+    def is_live(self) -> bool:
+        return self.state == ItemState.LIVE
+
+
+class IndexScope(Struct, frozen=True):
+    """One audience's part of the index."""
+
+    id: int
+    chunks: int
+    """Numbers given to chunks so far, those that went included."""
+    items: int
+
+
+def find_scopes(db: apsw.Connection, *, agent: str | None, audience: Iterable[str] | None) -> list[IndexScope]:
+    """The scopes that whoever is present may hear of: all of them must be in its audience. Nobody hears nothing.
+
+    None is whoever may see everything: any agent, any audience.
+    """
+    where, values = ("", ()) if agent is None else (" and m.agent = ?", (agent,))
+    if audience is None:
+        return [
+            IndexScope(*row) for row in db.execute(f"select id, next, items from scopes m where true{where}", values)
+        ]
+    members = sorted(set(audience))
+    if not members:
+        return []
+    both = " and exists (select 1 from members o where o.agent = m.agent and o.member = ? and o.scope = m.scope)"
+    rows = db.execute(
+        "select s.id, s.next, s.items from members m join scopes s on s.id = m.scope"
+        f" where m.member = ?{where}{both * (len(members) - 1)} order by m.scope",
+        (members[0], *values, *members[1:]),
+    )
+    return [IndexScope(*row) for row in rows]
+
+
+def get_chunk_range(scope: int) -> tuple[int, int]:
+    """The first and last chunk number of a scope."""
+    return scope << SCOPE_BITS, ((scope + 1) << SCOPE_BITS) - 1
+
+
+def find_named_authors(db: apsw.Connection, text: str, scopes: Iterable[int]) -> tuple[set[str], set[str]]:
+    """Names of those who spoke in these scopes that occur in a text, and the authors they stand for."""
+    words = msgspec.json.encode(list(set(split_words(text)))).decode()
+    names: set[str] = set()
+    authors: set[str] = set()
+    for scope in scopes:
+        for name, author in db.execute(
+            "select name, author from names where scope = ? and name in (select value from json_each(?))",
+            (scope, words),
+        ):
+            names.add(name)
+            authors.add(author)
+    return names, authors
+
+
+def find_author_ids(db: apsw.Connection, names: Iterable[str]) -> list[int]:
+    """The numbers of these authors."""
+    found = (db.execute("select id from authors where author = ?", (name,)).get for name in names)
+    return [id for id in found if isinstance(id, int)]
+
+
+def build_all_word_queries(text: str) -> list[str]:
+    """The full-text queries for all words of a text, those that say nothing included."""
+    pairs = [f'"{pair}"' if len(pair) > 1 else f'"{pair}" *' for pair in build_bigram_queries(text)]
+    return [*(f'"{word}"' for word in dict.fromkeys(split_words(text)) if not build_bigram_queries(word)), *pairs]
+
+
+def build_term_queries(text: str, rarity: Callable[[str], int] = len) -> list[str]:
+    """The full-text queries for a question, one for each of its words that say something; of too many, the rarest."""
+    words = extract_content_words(text)
+    if len(words) > MAX_TERMS:
+        words = sorted(words, key=rarity, reverse=True)[:MAX_TERMS]
+    pairs = [f'"{pair}"' if len(pair) > 1 else f'"{pair}" *' for pair in build_bigram_queries(text)]
+    return [*(f'"{word}"' for word in words), *pairs[:MAX_TERMS]]
+
+
+_POSTINGS_SQL: Final = (  # one text is handed over sooner than many numbers
+    "(select group_concat(id - :low) from (select rowid as id from words where words match {term}"
+    " and rowid between :low and :high order by rowid desc limit :limit))"
+)
+
+
+def find_postings(db: apsw.Connection, term: str, scope: int, limit: int) -> list[int]:
+    """The newest chunks of a scope that a word stands in, counted from the scope's first, newest first."""
+    low, high = get_chunk_range(scope)
+    given = {"term": term, "low": low, "high": high, "limit": limit}
+    return _parse_numbers(db.execute(f"select {_POSTINGS_SQL.format(term=':term')}", given).get)
+
+
+def _sample_postings(db: apsw.Connection, terms: Iterable[str], scope: int) -> list[tuple[str, list[int]]]:
+    """The same for many words at once, as far as is needed to see how common they are."""
+    low, high = get_chunk_range(scope)
+    given = {"terms": msgspec.json.encode(list(terms)).decode(), "low": low, "high": high, "limit": SAMPLE_POSTINGS}
+    found: list[Any] = db.execute(
+        f"select t.value, {_POSTINGS_SQL.format(term='t.value')} from json_each(:terms) t", given
+    ).fetchall()
+    return [(term, _parse_numbers(rows)) for term, rows in found if rows is not None]
+
+
+def _parse_numbers(text: object) -> list[int]:
+    return list(map(int, text.split(","))) if isinstance(text, str) else []
+
+
+def find_term_chunks(
+    db: apsw.Connection, terms: Iterable[str], scope: int, chunks: int
+) -> list[tuple[float, list[int], str]]:
+    """For each word worth it: in how many of the scope's chunks it stands (about), in which, and the word.
+
+    The rarest first, until enough places were walked through. A word that is too common for that alone is followed
+    through the newest chunks only.
+    """
+    looked: list[tuple[float, list[int], str]] = []
+    for term, rows in _sample_postings(db, terms, scope):
+        spread = max(1, chunks - rows[-1])
+        count = len(rows) if len(rows) < SAMPLE_POSTINGS else max(len(rows), len(rows) * chunks / spread)
+        looked.append((count, rows, term))
+    looked.sort(key=lambda one: (one[0], one[2]))
+    chosen: list[tuple[float, list[int], str]] = []
+    left = MAX_POSTINGS
+    for count, rows, term in looked:
+        if chosen and (count > left or count > chunks / 2):
+            break  # what stands in most of them tells none from another
+        if len(rows) < count <= left:
+            rows = find_postings(db, term, scope, left)
+            count = len(rows)
+        chosen.append((count, rows, term))
+        left -= len(rows)
+    return chosen
+
+
+def find_items_with_words(db: apsw.Connection, terms: Sequence[str], limit: int) -> list[tuple[str, int]]:
+    """The newest items, whoever may hear of them, in which all of these words stand."""
+    each = " and ".join(
+        ["pos in (select pos from chunks where id in (select rowid from words where words match ?))"] * len(terms)
+    )
+    rows: list[Any] = db.execute(
+        f"select session, seq from items where {each} order by pos desc limit ?", (*terms, limit)
+    ).fetchall()
+    return rows
+
+
+def find_seen_chunks(db: apsw.Connection, session: str, seqs: Iterable[int]) -> dict[int, list[int]]:
+    """Scope -> first chunks of the items at these places of a session."""
+    wanted = set(seqs)
+    rows = db.execute(
+        "select scope, first, seq from items where session = ? and seq between ? and ?",
+        (session, min(wanted), max(wanted)),
+    )
+    found: dict[int, list[int]] = {}
+    for scope, first, seq in rows:
+        if seq in wanted:
+            found.setdefault(scope, []).append(first)
+    return found
+
+
+def find_session_chunks(db: apsw.Connection, session: str) -> list[int]:
+    """The first chunks of a session's items."""
+    return [row[0] for row in db.execute("select first from items where session = ?", (session,))]
+
+
+def load_rows_by_first_chunk(db: apsw.Connection, firsts: Iterable[int], texts: dict[int, str]) -> dict[int, IndexRow]:
+    """First chunk -> its item; what it says is put into `texts`."""
+    found: list[Any] = db.execute(
+        f"select c.self, {_ITEM_COLUMNS} from json_each(?) j join chunks c on c.id = j.value join items i on i.pos = c.pos",
+        (_encode_numbers(firsts),),
+    ).fetchall()
+    rows: dict[int, IndexRow] = {}
+    for text, *columns in found:
+        row = IndexRow(*columns)
+        rows[row.first] = row
+        texts[row.first] = text
+    return rows
+
+
+def load_texts(db: apsw.Connection, chunks: Iterable[int]) -> dict[int, str]:
+    rows = db.execute(
+        "select id, self from chunks where id in (select value from json_each(?))", (_encode_numbers(chunks),)
+    )
+    return dict(rows)
+
+
+def load_chunk_texts(db: apsw.Connection, where: str, *values: int) -> list[ChunkText]:
+    """Chunks with what they are read with."""
+    rows = db.execute(
+        "select c.id, c.self, ifnull((select b.self from places p join chunks b on b.id = p.before"
+        f" where p.first = c.id and p.flags & {int(ItemFlag.AFTER)}), '') from chunks c {where}",
+        values,
+    )
+    return [ChunkText(*row) for row in rows]
+
+
+def _encode_numbers(numbers: Iterable[int]) -> str:
+    return msgspec.json.encode(list(numbers)).decode()

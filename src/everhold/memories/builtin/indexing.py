@@ -1,0 +1,399 @@
+"""Entries -> rows of the index. Whatever order entries are handed over in batches, the rows are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum, IntFlag
+from typing import Final
+
+import apsw
+import msgspec
+from msgspec import Struct
+
+from everhold.core.entries import Began, Changed, Entry, Erased, Heard, Noted, OperationsUndone, Said, Stamp, Took
+from everhold.memories.builtin.schema import SCOPE_BITS, read_meta, write_meta
+from everhold.memories.builtin.tokenizing import build_bigram_text, split_chunks, split_words
+
+SHORT_MESSAGE_CHARS: Final = 200
+SHORT_PREVIOUS_CHARS: Final = 300
+"""A short message after a short one is read with it. Beside or after a long one that does harm."""
+MAX_CACHED_NAMES: Final = 2_000
+"""Of sessions, scopes, authors and names together: how many are remembered."""
+
+
+class ItemState(IntEnum):
+    """Why an item is not found any more. Erased ones are not there at all."""
+
+    LIVE = 0
+    UNDONE = 1
+    SUPERSEDED = 2
+    REMOVED = 3
+
+
+class ItemFlag(IntFlag):
+    """What ranking wants to know of an item without reading it."""
+
+    HUMAN = 1
+    NOTED = 2
+    AFTER = 4
+    """It is read with the item before it."""
+
+
+_HUMAN, _NOTED, _AFTER = int(ItemFlag.HUMAN), int(ItemFlag.NOTED), int(ItemFlag.AFTER)
+"""As plain numbers: they are put together for every item."""
+
+
+class ChunkText(Struct, frozen=True):
+    """A chunk that needs its vectors made again: its own words, and the words before it that it is read with."""
+
+    id: int
+    text: str
+    context: str
+
+
+class IndexedBatch(Struct):
+    """What became of a batch."""
+
+    new_chunks: dict[int, ChunkText]
+    """Chunks that are new or read differently."""
+    touched_chunks: set[int]
+    """Chunks that were there before and are not what they were."""
+    removed_authors: set[tuple[int, str]]
+    """Scopes and authors some of whose words went."""
+    erased: bool = False
+
+
+class EntryWords(Struct, frozen=True):
+    """What an entry says, and under whose eyes."""
+
+    text: str
+    stamp: Stamp
+    name: str = ""
+    fact: str = ""
+    origin: str = ""
+    """Whose words these are if not those of somebody here: another bot's, a tool's, a file's."""
+
+
+class LastItem(Struct, frozen=True):
+    """The newest item of a session."""
+
+    seq: int
+    pos: int
+    scope: int
+    size: int
+    first: int
+    text: str
+    """Its words, if it is short enough to be read with the next."""
+
+
+def extract_words(entry: Entry) -> EntryWords | None:
+    """What there is to find in an entry; None if nothing is. Thoughts, notices and commands are nobody's words."""
+    match entry.body:
+        case Heard(command=None) as body:
+            return EntryWords(body.text, body.stamp, body.sender, origin=f"bot:{body.sender}" if body.bot else "")
+        case Said() as body:
+            return EntryWords(body.text, body.stamp)
+        case Noted(action="remove"):
+            return None
+        case Noted() as body:
+            return EntryWords(body.text, body.stamp, "", body.fact, body.origin)
+        case _:
+            return None
+
+
+def encode_audience(audience: Iterable[str]) -> str:
+    return msgspec.json.encode(sorted(set(audience))).decode()
+
+
+class IndexWriter:
+    """Writes the rows of entries in commit order, inside the caller's transaction, the position with them."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self.db = db
+        self._scopes: dict[tuple[str, tuple[str, ...]], int] = {}
+        self._authors: dict[str, int] = {}
+        self._named: set[tuple[int, str, str, str]] = set()
+        self._next: dict[int, int] = {}
+        """Scope -> the number its next chunk gets."""
+        self._last: dict[str, LastItem] = {}
+        self._knows: int | None = None
+        """The position at which what is remembered of the file is what stands there."""
+
+    @property
+    def position(self) -> int:
+        return int(read_meta(self.db, "position", "0"))
+
+    def mark_committed(self, position: int) -> None:
+        """The transaction is committed: what was remembered of it holds until somebody else writes."""
+        self._knows = position
+
+    @property
+    def last_entry(self) -> tuple[str, int, str] | None:
+        """Session, seq and digest of the last entry taken in: how another log is told from this one."""
+        session, seq, digest = read_meta(self.db, "landmark", "||").rsplit("|", 2)
+        return (session, int(seq), digest) if session else None
+
+    def index_entries(self, entries: Sequence[Entry], agents: Mapping[str, str], position: int) -> IndexedBatch:
+        """Take in what follows the position, which is this."""
+        known = len(self._last) + len(self._scopes) + len(self._authors) + len(self._named)
+        if self._knows != position or known > MAX_CACHED_NAMES:
+            for remembered in (self._scopes, self._authors, self._named, self._next, self._last):
+                remembered.clear()
+        self._knows = None  # what this transaction puts there may go with it
+        taken = IndexedBatch(new_chunks={}, touched_chunks=set(), removed_authors=set())
+        for entry in entries:
+            self._index_entry(entry, agents[entry.session], taken)
+        for scope, author in taken.removed_authors:
+            self._rebuild_names(scope, author)
+        if entries:
+            last = entries[-1]
+            write_meta(self.db, "position", str(last.pos))
+            write_meta(self.db, "landmark", f"{last.session}|{last.seq}|{last.digest.hex()}")
+        return taken
+
+    def _index_entry(self, entry: Entry, agent: str, taken: IndexedBatch) -> None:
+        match entry.body:
+            case Began(takes=takes):
+                self._record_takes(entry.session, entry.seq, takes)
+            case Took(takes=takes) if entry.op is not None:
+                self._record_takes(entry.session, entry.op, takes)
+            case Changed(change=OperationsUndone() as undone):
+                self._mark_undone(entry.session, undone)
+            case Erased(seqs=seqs):
+                for seq in seqs:
+                    self._remove_item(entry.session, seq, taken)
+                taken.erased = True
+            case Noted() as note:
+                self._mark_superseded(entry, note, agent)
+        words = extract_words(entry)
+        if words is not None and words.text.strip():  # without an audience: found by whoever may see everything
+            self._add_item(entry, words, agent, taken)
+
+    # -- what is found
+
+    def _add_item(self, entry: Entry, words: EntryWords, agent: str, taken: IndexedBatch) -> None:
+        scope = self._get_scope_id(agent, words.stamp.audience)
+        before, first_before, context = self._find_previous(entry.session, entry.seq, scope, len(words.text))
+        pieces = split_chunks(words.text)
+        first = self._allocate_chunks(scope, len(pieces))
+        who = words.name or entry.author.partition(":")[2]
+        self.db.execute(
+            "insert into items values (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            (
+                entry.pos,
+                entry.session,
+                entry.seq,
+                scope,
+                str(entry.kind),
+                entry.op,
+                entry.author,
+                words.stamp.person,
+                who,
+                words.stamp.address,
+                words.origin,
+                entry.at,
+                words.fact,
+                ItemState.LIVE,
+                "",
+                before,
+                len(words.text),
+                first,
+                len(pieces),
+            ),
+        )
+        human = entry.author.startswith("person:")
+        flags = _HUMAN * human | _NOTED * isinstance(entry.body, Noted) | _AFTER * bool(context)
+        self.db.execute(
+            "insert into places values (?, ?, ?, ?, ?, ?)",
+            (first, first_before, len(pieces), self._get_author_id(entry.author), flags, entry.at),
+        )
+        for id, text in enumerate(pieces, first):
+            self.db.execute("insert into chunks values (?, ?, ?)", (id, entry.pos, text))
+            self.db.execute(
+                "insert into words (rowid, self, grams) values (?, ?, ?)", (id, text, build_bigram_text(text))
+            )
+            taken.new_chunks[id] = ChunkText(id, text, context)
+        short = words.text if len(words.text) < SHORT_PREVIOUS_CHARS else ""
+        self._last[entry.session] = LastItem(entry.seq, entry.pos, scope, len(words.text), first, short)
+        if human:
+            self._add_names(scope, entry.author, words.name, words.stamp.person)
+
+    def _add_names(self, scope: int, author: str, *names: str) -> None:
+        key = (scope, author, names[0], names[-1])
+        if key not in self._named:
+            self._named.add(key)
+            for word in {word for name in names for word in split_words(name)}:
+                if len(word) > 1 and not word.isdigit():
+                    self.db.execute("insert or ignore into names values (?, ?, ?)", (scope, word, author))
+
+    def _find_previous(self, session: str, seq: int, scope: int, size: int) -> tuple[int, int, str]:
+        """The item before a place in its session, its first chunk, and its words if the two are read together."""
+        last = self._last.get(session)
+        if last is None or last.seq >= seq:
+            last = self._load_previous(session, seq)
+        if last is None or last.scope != scope:
+            return 0, 0, ""
+        if size >= SHORT_MESSAGE_CHARS or last.size >= SHORT_PREVIOUS_CHARS:
+            return last.pos, last.first, ""
+        return last.pos, last.first, last.text
+
+    def _load_previous(self, session: str, seq: int) -> LastItem | None:
+        """The item before a place in its session."""
+        row = self.db.execute(
+            "select i.seq, i.pos, i.scope, i.size, i.first, c.self from items i join chunks c on c.id = i.first"
+            " where i.session = ? and i.seq < ? order by i.seq desc limit 1",
+            (session, seq),
+        ).fetchone()
+        return None if row is None else LastItem(*row)
+
+    def _load_chunk_text(self, id: int) -> str:
+        return self.db.execute("select self from chunks where id = ?", (id,)).get or ""
+
+    # -- what is not found any more
+
+    def _remove_item(self, session: str, seq: int, taken: IndexedBatch) -> None:
+        """Remove an item's words wherever they stand: its own chunks, and what the item after it is read with."""
+        found = self.db.execute(
+            "select pos, scope, author, state, cause, first, chunks from items where session = ? and seq = ?",
+            (session, seq),
+        ).fetchone()
+        state, cause = ItemState.LIVE, ""
+        self._last.pop(session, None)
+        if found is not None:
+            pos, scope, author, state, cause, first, count = found
+            for id in range(first, first + count):
+                self._delete_chunk(id)
+                taken.new_chunks.pop(id, None)
+                taken.touched_chunks.add(id)
+            self.db.execute("delete from items where pos = ?", (pos,))
+            self.db.execute("delete from places where first = ?", (first,))
+            self.db.execute("update scopes set items = items - 1 where id = ?", (scope,))
+            self._refresh_next_context(session, seq, taken)
+            taken.removed_authors.add((scope, author))
+        # what it had replaced is replaced by whatever replaced it
+        self.db.execute(
+            "update items set state = ?, cause = ? where cause = ?", (state, cause, _format_cause(session, seq))
+        )
+
+    def _delete_chunk(self, id: int) -> None:
+        text = self._load_chunk_text(id)
+        self.db.execute(
+            "insert into words (words, rowid, self, grams) values ('delete', ?, ?, ?)",
+            (id, text, build_bigram_text(text)),
+        )
+        for table, column in (("chunks", "id"), ("vectors", "chunk"), ("deep", "chunk"), ("shallow", "chunk")):
+            self.db.execute(f"delete from {table} where {column} = ?", (id,))
+
+    def _refresh_next_context(self, session: str, seq: int, taken: IndexedBatch) -> None:
+        """The item after one that went is read with the one before that, or not read with it any more."""
+        row = self.db.execute(
+            "select pos, seq, scope, size, first, before from items where session = ? and seq > ? order by seq limit 1",
+            (session, seq),
+        ).fetchone()
+        if row is None:
+            return
+        pos, seq, scope, size, first, was = row
+        before, first_before, context = self._find_previous(session, seq, scope, size)
+        if before == was:
+            return
+        self.db.execute("update items set before = ? where pos = ?", (before, pos))
+        self.db.execute(
+            "update places set before = ?, flags = (flags & ~?) | ? where first = ?",
+            (first_before, _AFTER, _AFTER * bool(context), first),
+        )
+        taken.touched_chunks.add(first)
+        taken.new_chunks[first] = ChunkText(first, self._load_chunk_text(first), context)
+        self.db.execute("delete from deep where chunk = ?", (first,))
+
+    def _rebuild_names(self, scope: int, author: str) -> None:
+        self.db.execute("delete from names where scope = ? and author = ?", (scope, author))
+        self._named.clear()
+        if author.startswith("person:"):
+            left = "select distinct name, person from items where scope = ? and author = ?"
+            for name, person in self.db.execute(left, (scope, author)).fetchall():
+                self._add_names(scope, author, str(name), str(person))
+
+    def _record_takes(self, session: str, op: int, takes: Sequence[int]) -> None:
+        for seq in takes:
+            self.db.execute("insert or ignore into takes values (?, ?, ?)", (session, seq, op))
+            self._set_state(session, seq, ItemState.LIVE, was=ItemState.UNDONE)  # taken again: it stands after all
+
+    def _mark_undone(self, session: str, undone: OperationsUndone) -> None:
+        for op in undone.ops:
+            self.db.execute(
+                "update items set state = ? where session = ? and op = ? and kind = 'said' and state = ?",
+                (ItemState.UNDONE, session, op, ItemState.LIVE),
+            )
+            if not undone.again:
+                for (seq,) in self.db.execute("select seq from takes where session = ? and op = ?", (session, op)):
+                    self._set_state(session, seq, ItemState.UNDONE)
+
+    def _mark_superseded(self, entry: Entry, note: Noted, agent: str) -> None:
+        state = ItemState.REMOVED if note.action == "remove" else ItemState.SUPERSEDED
+        cause = _format_cause(entry.session, entry.seq)
+        if note.supersedes:
+            self._set_state(entry.session, note.supersedes, state, cause=cause)
+        if note.fact and note.action != "add" and note.stamp.audience:
+            # whoever is there can only mean a fact they could see, in whichever company it was noted
+            present = sorted(set(note.stamp.audience))
+            seen = "select scope from members where agent = ? and member = ?"
+            for (scope,) in self.db.execute(
+                " intersect ".join([seen] * len(present)), _pair_members(agent, present)
+            ).fetchall():
+                self.db.execute(
+                    "update items set state = ?, cause = ? where scope = ? and fact = ? and state = ?",
+                    (state, cause, scope, note.fact, ItemState.LIVE),
+                )
+
+    def _set_state(
+        self, session: str, seq: int, state: ItemState, *, was: ItemState = ItemState.LIVE, cause: str = ""
+    ) -> None:
+        self.db.execute(
+            "update items set state = ?, cause = ? where session = ? and seq = ? and state = ?",
+            (state, cause, session, seq, was),
+        )
+
+    # -- scopes
+
+    def _get_scope_id(self, agent: str, audience: tuple[str, ...]) -> int:
+        found = self._scopes.get((agent, audience))
+        if found is None:
+            key = (agent, encode_audience(audience))
+            key_of = "select id from scopes where agent = ? and audience = ?"
+            found = self.db.execute(key_of, key).get
+            if found is None:
+                self.db.execute("insert into scopes (agent, audience) values (?, ?)", key)
+                found = self.db.execute(key_of, key).get
+                self.db.executemany(
+                    "insert into members values (?, ?, ?)", ((agent, member, found) for member in sorted(set(audience)))
+                )
+            assert isinstance(found, int)
+            self._scopes[agent, audience] = found
+        return found
+
+    def _get_author_id(self, author: str) -> int:
+        if author not in self._authors:
+            self.db.execute("insert or ignore into authors (author) values (?)", (author,))
+            found = self.db.execute("select id from authors where author = ?", (author,)).get
+            assert isinstance(found, int)
+            self._authors[author] = found
+        return self._authors[author]
+
+    def _allocate_chunks(self, scope: int, count: int) -> int:
+        """The number of the first of `count` new chunks."""
+        next = self._next.get(scope)
+        if next is None:
+            next = self.db.execute("select next from scopes where id = ?", (scope,)).get
+            assert isinstance(next, int)
+        self._next[scope] = next + count
+        # not `returning`: that opens a savepoint, at which full text writes out a segment of the little it has so far
+        self.db.execute("update scopes set next = ?, items = items + 1 where id = ?", (next + count, scope))
+        return (scope << SCOPE_BITS) + next
+
+
+def _pair_members(agent: str, members: Iterable[str]) -> list[str]:
+    return [value for member in members for value in (agent, member)]
+
+
+def _format_cause(session: str, seq: int) -> str:
+    return f"{session}|{seq}"

@@ -1,0 +1,264 @@
+"""Candidates -> one order, by words, by meaning, and by what stands beside them. All of a column at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Final
+
+import apsw
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from everhold.memories.builtin import candidates
+from everhold.memories.builtin.indexing import ItemFlag
+from everhold.memories.builtin.rank_fusion import (
+    DAY_SECONDS,
+    LENGTH,
+    MAX_EXAMINED_ITEMS,
+    PREVIOUS_MESSAGE_WEIGHT,
+    SATURATION,
+    RankedItem,
+    RankingWeights,
+)
+from everhold.memories.builtin.static_embeddings import StaticEmbeddings
+from everhold.memories.builtin.vector_cache import Floats, RowNumbers, ScopeColumns, ScopeStack, expand_item_chunks
+
+MAX_CANDIDATE_CHUNKS: Final = 200
+"""Chunks each way of looking may propose, of each scope."""
+MAX_EXTRA_CHUNKS: Final = 4
+"""Chunks of a candidate that are judged besides those that were found."""
+HUMAN, NOTED, AFTER = int(ItemFlag.HUMAN), int(ItemFlag.NOTED), int(ItemFlag.AFTER)
+"""As plain numbers: a column is compared with them, not a single flag."""
+
+
+class PreparedQuestion(Struct, frozen=True):
+    """A question, ready to be compared."""
+
+    terms: Sequence[str]
+    piece_rows: Sequence[int]
+    """Rows of its telling word pieces."""
+    vector: Floats
+    deep: Floats | None
+    """The stronger model's vector, where that judges."""
+    authors: Sequence[int]
+    """Those it names."""
+
+
+def rank_candidates(
+    db: apsw.Connection,
+    stack: ScopeStack,
+    table: StaticEmbeddings,
+    asked: PreparedQuestion,
+    knobs: RankingWeights,
+    *,
+    only: RowNumbers | None,
+    skip: RowNumbers,
+) -> Iterator[RankedItem]:
+    """The candidates, best first. `only` are the items to look among, if not all; `skip` are left out at the end."""
+    found, words = _match_words(db, stack, asked.terms, only)
+    if only is None:
+        close = stack.find_nearest(
+            "vectors" if asked.deep is None else "deep", _get_question_vector(asked), MAX_CANDIDATE_CHUNKS
+        )
+    else:
+        close = _select_item_chunks(stack, only, None)
+    rows = _merge_rows(found, close)
+    if not len(rows):
+        return iter(())
+    heads, owner = _group_by_head(stack.resolve_links("head", rows))
+    by_words = _pool_best(_spread_values(rows, found, words), owner, len(heads))
+    by_model = knobs.meaning if asked.deep is None else knobs.deep
+    first = _fuse_scores(
+        (knobs.words, by_words), (by_model, _pool_best(_score_similarity(db, stack, rows, asked), owner, len(heads)))
+    )
+    if len(heads) > MAX_EXAMINED_ITEMS:
+        heads = np.sort(heads[np.argpartition(-first, MAX_EXAMINED_ITEMS)[:MAX_EXAMINED_ITEMS]])
+    items = _merge_rows(heads, stack.resolve_links("before", heads), stack.resolve_links("after", heads))
+    items = items[np.searchsorted(items, 0) :]  # without "nowhere"
+    rows = _merge_rows(
+        _select_item_chunks(stack, items, MAX_EXTRA_CHUNKS),
+        found[_mask_members(stack.resolve_links("head", found), items)],
+    )
+    owner = np.searchsorted(items, stack.resolve_links("head", rows))
+    arms = [
+        (knobs.words, _spread_values(rows, found, words)),
+        (by_model, _score_similarity(db, stack, rows, asked)),
+        (knobs.alike, _score_word_likeness(db, stack, table, rows, asked.piece_rows)),
+    ]
+    if asked.deep is not None:
+        arms.append((knobs.meaning, stack.compute_similarity(db, "vectors", rows, asked.vector)))
+    scores = _fuse_scores(*((weight, _pool_best(arm, owner, len(items))) for weight, arm in arms))
+    scores = _adjust_scores(stack, items, scores, asked.authors, knobs)
+    order = np.lexsort((-items, -stack.get_column("at", items), -scores))
+    order = order[~_mask_members(items[order], skip)]
+    if only is not None:
+        order = order[_mask_members(items[order], only)]
+    best = _find_best_chunks(rows, owner, _fuse_scores(*arms), len(items))
+    firsts, bests = stack.get_chunk_ids(items[order]), stack.get_chunk_ids(best[order])
+    return map(RankedItem, firsts, scores[order].tolist(), bests)
+
+
+# -- the arms ----------------------------------------------------------------------------------------------------------
+
+
+def _match_words(
+    db: apsw.Connection, stack: ScopeStack, terms: Sequence[str], only: RowNumbers | None
+) -> tuple[RowNumbers, Floats]:
+    """The chunks that share words with the question, the best of each scope, and how well they match."""
+    parts: list[RowNumbers] = []
+    scores: list[Floats] = []
+    for shelf, base in zip(stack.scopes, stack.bases.tolist(), strict=False):
+        rows, score = _score_bm25(db, shelf, terms)
+        if only is not None and len(rows):
+            keep = _mask_members(shelf.head[rows].astype(np.int64) + base, only)
+            rows, score = rows[keep], score[keep]
+        if len(rows) > MAX_CANDIDATE_CHUNKS:
+            picked = np.sort(np.argpartition(-score, MAX_CANDIDATE_CHUNKS)[:MAX_CANDIDATE_CHUNKS])
+            rows, score = rows[picked], score[picked]
+        parts.append(rows)
+        scores.append(score)
+    return stack.join_rows(parts), np.concatenate(scores)
+
+
+def _score_bm25(db: apsw.Connection, shelf: ScopeColumns, terms: Sequence[str]) -> tuple[RowNumbers, Floats]:
+    """BM25, each word counted once a chunk; where it stands in the message before, less."""
+    total = shelf.used
+    walked = candidates.find_term_chunks(db, terms, shelf.scope, total)
+    if not walked:
+        return np.zeros(0, np.int64), np.zeros(0, np.float32)
+    counts = np.array([count for count, _, _ in walked])
+    sizes = [len(rows) for _, rows, _ in walked]
+    rarity = np.maximum(np.log((total - counts + 0.5) / (counts + 0.5)), 1e-6)
+    rarity = np.repeat(rarity, sizes)
+    here: RowNumbers = np.fromiter(chain.from_iterable(rows for _, rows, _ in walked), np.int64, sum(sizes))
+    after = shelf.after[here].astype(np.int64)
+    beside = (after >= 0) & ((shelf.flags[after] & AFTER) > 0)
+    rows = np.concatenate([here, after[beside]])
+    weight = np.concatenate([np.ones(len(here)), np.full(int(beside.sum()), PREVIOUS_MESSAGE_WEIGHT)])
+    long = SATURATION * (1 - LENGTH + LENGTH * shelf.count_pieces(rows) / max(shelf.mean, 1.0))
+    scores = np.concatenate([rarity, rarity[beside]]) * weight * (SATURATION + 1) / (weight + long)
+    order = np.argsort(rows, kind="stable")
+    found, owner = _group_by_head(rows[order])
+    summed = np.bincount(owner, scores[order])
+    there = shelf.head[found] >= 0
+    return found[there], summed[there].astype(np.float32)
+
+
+def _score_similarity(db: apsw.Connection, stack: ScopeStack, rows: RowNumbers, asked: PreparedQuestion) -> Floats:
+    """How near these chunks are. One that still waits for its stronger vector is judged by the table's."""
+    if asked.deep is None:
+        return stack.compute_similarity(db, "vectors", rows, asked.vector)
+    near = stack.compute_similarity(db, "deep", rows, asked.deep)
+    waits = ~stack.has_vectors("deep", rows)
+    if waits.any() and not waits.all():
+        plain = stack.compute_similarity(db, "vectors", rows, asked.vector)
+        top = float(plain.max())
+        if top > 0:
+            near[waits] = plain[waits] * float(near.max()) / top
+    return near
+
+
+def _score_word_likeness(
+    db: apsw.Connection, stack: ScopeStack, table: StaticEmbeddings, rows: RowNumbers, wanted: Sequence[int]
+) -> Floats:
+    """The share of the question's words that each chunk, or what it is read with, has something like."""
+    reads = (stack.get_column("flags", rows) & AFTER) > 0
+    before = stack.resolve_links("before", rows)
+    every = _merge_rows(rows, before[reads])
+    best = table.compute_best_similarities(wanted, stack.load_pieces(db, every))
+    own = best[:, np.searchsorted(every, rows)]
+    beside = np.zeros_like(own)
+    beside[:, reads] = best[:, np.searchsorted(every, before[reads])]
+    return table.compute_coverage(wanted, own, beside)
+
+
+def _get_question_vector(asked: PreparedQuestion) -> Floats:
+    return asked.vector if asked.deep is None else asked.deep
+
+
+# -- putting together --------------------------------------------------------------------------------------------------
+
+
+def _merge_rows(*parts: RowNumbers) -> RowNumbers:
+    """All of these rows, each once, in order."""
+    every = np.concatenate(parts)
+    every.sort()
+    return every[np.concatenate([[True], every[1:] != every[:-1]])] if len(every) else every
+
+
+def _mask_members(rows: RowNumbers, some: RowNumbers) -> npt.NDArray[np.bool_]:
+    """Which of these rows are among some others, which are in order."""
+    if not len(some):
+        return np.zeros(len(rows), np.bool_)
+    found: npt.NDArray[np.bool_] = some[np.minimum(np.searchsorted(some, rows), len(some) - 1)] == rows
+    return found
+
+
+def _group_by_head(heads: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
+    """The heads of rows that are in order, each once, and which is whose."""
+    new = np.concatenate([[True], heads[1:] != heads[:-1]])
+    return heads[new], np.cumsum(new) - 1
+
+
+def _select_item_chunks(stack: ScopeStack, items: RowNumbers, most: int | None) -> RowNumbers:
+    """The chunks of these items, at most so many of each."""
+    counts = stack.get_column("count", items).astype(np.int64)
+    if most is not None:
+        counts = np.minimum(counts, most)
+    return expand_item_chunks(items, counts)
+
+
+def _spread_values(rows: RowNumbers, some: RowNumbers, values: Floats) -> Floats:
+    """`values` of some rows, as values of all."""
+    spread: Floats = np.zeros(len(rows), np.float32)
+    there = _mask_members(some, rows)
+    spread[np.searchsorted(rows, some[there])] = values[there]
+    return spread
+
+
+def _pool_best(values: Floats, owner: RowNumbers, count: int) -> Floats:
+    """An item is as good as its best chunk."""
+    pooled: Floats = np.zeros(count, np.float32)
+    np.maximum.at(pooled, owner, values)
+    return pooled
+
+
+def _fuse_scores(*arms: tuple[float, Floats]) -> Floats:
+    """Scores of several arms, each as shares of its best, added by the arms' weights."""
+    fused: Floats = np.zeros(len(arms[0][1]), np.float32)
+    for weight, scores in arms:
+        best = float(scores.max(initial=0.0))
+        if best > 0:
+            fused += np.maximum(scores, 0.0) * np.float32(weight / best)
+    return fused
+
+
+def _adjust_scores(
+    stack: ScopeStack, items: RowNumbers, scores: Floats, authors: Sequence[int], knobs: RankingWeights
+) -> Floats:
+    """Scores with what neighbours, authors and time add."""
+    before = stack.resolve_links("before", items)
+    place = np.minimum(np.searchsorted(items, before), len(items) - 1)
+    follows = items[place] == before
+    place = place[follows]
+    smoothed = scores.copy()
+    smoothed[follows] += knobs.smooth * scores[place]
+    smoothed[place] += knobs.smooth * scores[follows]
+    flags, at = stack.get_column("flags", items), stack.get_column("at", items)
+    age_days = (at.max() - at) / DAY_SECONDS
+    extra = knobs.human * ((flags & HUMAN) > 0) + knobs.noted * ((flags & NOTED) > 0)
+    extra = extra + knobs.recent * 0.5 ** (age_days / knobs.half_life_days)
+    if authors:
+        extra = extra + knobs.named * np.isin(stack.get_column("author", items), authors)
+    settled: Floats = (smoothed + float(smoothed.max()) * extra).astype(np.float32)
+    return settled
+
+
+def _find_best_chunks(rows: RowNumbers, owner: RowNumbers, judged: Floats, count: int) -> RowNumbers:
+    """The best chunk of each item, the first of equals."""
+    best = np.zeros(count, np.int64)
+    order = np.lexsort((-rows, judged))  # later ones overwrite
+    best[owner[order]] = rows[order]
+    return best

@@ -1,0 +1,106 @@
+"""What words are: how a text is cut, which words say nothing, and how languages without spaces are read. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+CHUNK_CHARS: Final = 800
+"""Characters of a long message that are looked at together."""
+
+_WORD: Final = re.compile(r"[^\W_]+")
+_BREAKS: Final = (
+    re.compile(r"\n\s*\n"),
+    re.compile(r"\n"),
+    re.compile(r"(?<=[.!?\u3002\uff01\uff1f])\s*"),
+    re.compile(r"\s"),
+)
+
+# Scripts that put no space between words, and Hangul, whose words carry their endings.
+_DENSE_SCRIPT: Final = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+    "\U00020000-\U0003ffff]+"
+)
+
+STOP_WORDS: Final = frozenset(
+    """
+    a about after again all also am an and any are aren as at be because been before being between both but by can
+    cannot could couldn d did didn do does doesn doing don done down during each else ever every few for from further
+    get gets getting give go going got had hadn has hasn have haven having he her here hers herself him himself his how
+    however i if in into is isn it its itself just know let like ll m made make many may me might mine more most much
+    must my myself no nor not now of off on once one only or other our ours ourselves out over own part please re s
+    said same say says shall she should shouldn since so some still such t tell than that the their theirs them
+    themselves then there these they thing things this those through to too under until up upon us use used ve very
+    want was wasn we were weren what when where whether which while who whom whose why will with within without won
+    would wouldn yes yet you your yours yourself yourselves
+    """.split()
+)
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text in small letters, in order."""
+    return _WORD.findall(text.casefold())
+
+
+def extract_content_words(text: str) -> list[str]:
+    """The words that say something, each once; all of them if none does."""
+    found = list(dict.fromkeys(split_words(text)))
+    return [word for word in found if word not in STOP_WORDS] or found
+
+
+def has_content_words(text: str) -> bool:
+    """Whether a text says anything that could be looked for."""
+    return any(word not in STOP_WORDS for word in split_words(text))
+
+
+def build_bigram_text(text: str) -> str:
+    """Overlapping pairs of characters of what is written without spaces: most words there are two characters long.
+
+    A run's last character stands alone, too, so that looking for what begins with it finds it there.
+    """
+    return " ".join(pair for run in _find_dense_runs(text) for pair in dict.fromkeys([*_split_bigrams(run), run[-1]]))
+
+
+def build_bigram_queries(text: str) -> list[str]:
+    """What to look for among `grams`, each once. A single character stands for every pair that begins with it."""
+    return list(dict.fromkeys(pair for run in _find_dense_runs(text) for pair in _split_bigrams(run)))
+
+
+def remove_names(text: str, names: Iterable[str]) -> str:
+    """`text` without these names and their possessives: who is asked about is not what is asked about."""
+    parts = sorted({re.escape(name) for name in names if name}, key=len, reverse=True)
+    if not parts:
+        return text
+    left = re.sub(rf"(?<!\w)(?:{'|'.join(parts)})(?:['\u2019]s?)?(?!\w)", " ", text, flags=re.IGNORECASE)
+    return left if _WORD.search(left) else text
+
+
+def split_chunks(text: str, size: int = CHUNK_CHARS) -> list[str]:
+    """The text in pieces of about `size` characters, cut where it pauses. Joined they are the text again."""
+    pieces: list[str] = []
+    start = 0
+    while len(text) - start > size + size // 4:
+        cut = _find_break(text, start + size // 2, start + size)
+        pieces.append(text[start:cut])
+        start = cut
+    pieces.append(text[start:])
+    return pieces
+
+
+def _find_break(text: str, low: int, high: int) -> int:
+    for pause in _BREAKS:
+        last = 0
+        for match in pause.finditer(text, low, high):
+            last = match.end()
+        if last > low:
+            return last
+    return high
+
+
+def _find_dense_runs(text: str) -> list[str]:
+    return [] if text.isascii() else _DENSE_SCRIPT.findall(text)
+
+
+def _split_bigrams(run: str) -> list[str]:
+    return [run] if len(run) == 1 else [run[at : at + 2] for at in range(len(run) - 1)]

@@ -1,0 +1,83 @@
+"""What was found, and the plain look through entries that the index does not have yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from everhold.core.entries import Entry, Erased
+from everhold.memories.builtin.indexing import extract_words
+from everhold.memories.builtin.tokenizing import build_bigram_queries, extract_content_words
+
+STEM_CHARS: Final = 5
+"""Letters by which words are taken for forms of one another here."""
+
+
+class IndexHit(Struct, frozen=True, kw_only=True):
+    """An item that was found, with all that is known of where it came from."""
+
+    text: str
+    score: float
+    session: str
+    seq: int
+    pos: int
+    kind: str
+    author: str
+    person: str
+    name: str
+    address: str
+    origin: str
+    """Whose words these are if not those of somebody here: another bot's, a tool's, a file's."""
+    at: float
+    size: int
+    """Characters of the whole; `text` is a passage of it when it is longer than that."""
+
+
+def scan_entries(
+    entries: Sequence[Entry],
+    text: str,
+    *,
+    agent: str | None,
+    audience: Iterable[str] | None,
+    agents: Mapping[str, str],
+    session: str | None = None,
+) -> list[IndexHit]:
+    """The entries that share words with `text` and may be heard by everybody present, whatever their order."""
+    present = None if audience is None else set(audience)
+    wanted = _extract_stems(text)
+    erased = {(one.session, seq) for one in entries if isinstance(one.body, Erased) for seq in one.body.seqs}
+    hits: list[IndexHit] = []
+    for entry in entries:
+        words = extract_words(entry)
+        if words is None or (session is not None and entry.session != session):
+            continue
+        if (agent is not None and agents[entry.session] != agent) or (entry.session, entry.seq) in erased:
+            continue
+        if present is not None and not (present and present <= set(words.stamp.audience)):
+            continue
+        share = len(wanted & _extract_stems(words.text)) / max(1, len(wanted))
+        if share:
+            hits.append(
+                IndexHit(
+                    text=words.text,
+                    score=share,
+                    session=entry.session,
+                    seq=entry.seq,
+                    pos=entry.pos,
+                    kind=str(entry.kind),
+                    author=entry.author,
+                    person=words.stamp.person,
+                    name=words.name,
+                    address=words.stamp.address,
+                    origin=words.origin,
+                    at=entry.at,
+                    size=len(words.text),
+                )
+            )
+    return hits
+
+
+def _extract_stems(text: str) -> set[str]:
+    return {word[:STEM_CHARS] for word in extract_content_words(text)} | set(build_bigram_queries(text))

@@ -1,0 +1,345 @@
+"""Straight to a model server over HTTP/1.1: one question at a time on a connection, which is kept for the next.
+
+A general HTTP client costs several times the CPU of all else a turn does; this one knows only how to POST.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from everhold.models.transport import BodyUndecodable, TransportBroken, TransportTimeout, TransportUnreachable
+
+if TYPE_CHECKING:
+    import ssl
+
+IDLE_SECONDS: Final = 30.0
+"""How long a connection nobody uses is kept."""
+MAX_IDLE_CONNECTIONS: Final = 20
+MAX_BUFFERED_PIECES: Final = 64
+"""Pieces of an answer that may wait for their reader before we stop listening."""
+MAX_HEAD_BYTES: Final = 64 * 1024
+_TARGET_PATTERN: Final = re.compile(r"[!-~]+")
+_HEADER_NAME_PATTERN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE_PATTERN: Final = re.compile(r"[ -~\t]*")
+_INFLATE_WINDOW_BITS: Final = 32 + zlib.MAX_WBITS
+"""gzip or zlib, whichever it is."""
+
+
+class Http1Transport:
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        connect_seconds: float,
+        send_seconds: float,
+        trust: ssl.SSLContext | None,
+    ) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None, "whoever configured it was asked for one"
+        self._host = parts.hostname
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        lines = {"host": host if parts.port is None else f"{host}:{parts.port}", "accept": "*/*", **headers}
+        self._request_head = _build_request_head(target, lines)
+        self._connect_seconds = connect_seconds
+        self._send_seconds = send_seconds
+        self._ssl_context = trust
+        self._idle: deque[_Http1Connection] = deque()
+
+    def post(self, body: bytes) -> _Http1Exchange:
+        return _Http1Exchange(self, body)
+
+    async def send_request(self, body: bytes) -> _Http1Connection:
+        """The line on which the head of the answer has arrived."""
+        if self._request_head is None:
+            raise TransportUnreachable("its address or a header of it has a character that HTTP does not allow")
+        line = await self._acquire_connection()
+        try:
+            await line.send_request(self._request_head, body, seconds=self._send_seconds)
+        except BaseException:
+            self.release_connection(line)
+            raise
+        return line
+
+    def release_connection(self, line: _Http1Connection) -> None:
+        """Keep the line for the next question, if it can be used again."""
+        if line.is_reusable and len(self._idle) < MAX_IDLE_CONNECTIONS:
+            line.start_idle_timer(IDLE_SECONDS)
+            self._idle.append(line)
+        else:
+            line.abort()
+
+    async def close(self) -> None:
+        while self._idle:
+            self._idle.pop().abort()
+
+    async def _acquire_connection(self) -> _Http1Connection:
+        while self._idle:
+            # the one that was used last is the least likely to have been hung up on
+            line = self._idle.pop()
+            if line.is_open:
+                line.stop_idle_timer()
+                return line
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                _, line = await loop.create_connection(
+                    _Http1Connection,
+                    self._host,
+                    self._port,
+                    ssl=self._ssl_context,
+                    server_hostname=self._host if self._ssl_context else None,
+                )
+        except TimeoutError as error:
+            raise TransportTimeout("connection") from error
+        except (OSError, UnicodeError) as error:
+            raise TransportUnreachable(str(error) or type(error).__name__) from error
+        return line
+
+
+class _Http1Exchange:
+    """One question: the line it is asked on, for as long as its answer is read."""
+
+    __slots__ = ("_body", "_connection", "_transport")
+
+    def __init__(self, transport: Http1Transport, body: bytes) -> None:
+        self._transport = transport
+        self._body = body
+
+    async def __aenter__(self) -> _Http1Connection:
+        self._connection = await self._transport.send_request(self._body)
+        return self._connection
+
+    async def __aexit__(self, *_: object) -> None:
+        self._transport.release_connection(self._connection)
+
+
+def _build_request_head(target: str, headers: Mapping[str, str]) -> bytes | None:
+    """What every question begins with, up to its length; None if that would not be HTTP."""
+    if not _TARGET_PATTERN.fullmatch(target) or not all(
+        _HEADER_NAME_PATTERN.fullmatch(n) and _HEADER_VALUE_PATTERN.fullmatch(v) for n, v in headers.items()
+    ):
+        return None
+    lines = [f"POST {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "content-length: "]
+    return "\r\n".join(lines).encode("ascii")
+
+
+class _Http1Connection(asyncio.Protocol):
+    """One connection, and the reply that is arriving on it."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._pieces: list[bytes] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._write_paused = False
+        """More of our question waits to leave than should."""
+        self._read_paused = False
+        self._body_received = True
+        self._keep_alive = True
+        """Neither side means to hang up after this reply."""
+        self._head_bytes = 0
+        self._error: Exception | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._decompressor: zlib._Decompress | None = None
+        self.status = 0
+        self.headers: dict[str, str] = {}
+
+    # -- what the connection tells us
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # some loops' transports are one without saying so
+
+    def data_received(self, data: bytes) -> None:
+        if self._error is not None:
+            return
+        try:
+            if self._body_received:
+                raise TransportBroken("it spoke without having been asked")
+            self._parser.feed_data(data)
+            if not self.status:
+                self._head_bytes += len(data)
+                if self._head_bytes > MAX_HEAD_BYTES:
+                    raise TransportBroken("the head of its answer has no end")
+        except (TransportBroken, BodyUndecodable) as error:
+            self._abort_with(error)
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            self._abort_with(
+                cause if isinstance(cause, TransportBroken | BodyUndecodable) else BodyUndecodable(str(cause))
+            )
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._abort_with(TransportBroken(f"what came is no HTTP: {error}"))
+        self._wake_waiter()
+
+    def eof_received(self) -> None:
+        """Some answers end with their connection; the others are cut."""
+        if (
+            self.status
+            and not self._body_received
+            and not {"content-length", "transfer-encoding"} & self.headers.keys()
+        ):
+            self._keep_alive = False
+            self._finish_body()
+        elif not self._body_received:
+            self._fail(TransportBroken("the connection was closed"))
+        self._wake_waiter()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._fail(TransportBroken(str(error) if error else "the connection was closed"))
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._wake_waiter()
+
+    # -- what the parser tells us
+
+    def on_message_begin(self) -> None:
+        if self._body_received:
+            raise TransportBroken("it spoke without having been asked")
+        self.headers = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200:  # what is below is a word before the answer
+            self._choose_encoding()
+            self.status = status
+
+    def on_body(self, data: bytes) -> None:
+        self._pieces.append(data if self._decompressor is None else self._decompressor.decompress(data))
+        if len(self._pieces) > MAX_BUFFERED_PIECES and not self._read_paused and self._transport is not None:
+            self._read_paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        if self.status:
+            self._keep_alive = self._parser.should_keep_alive()
+            self._finish_body()
+
+    # -- what its user does
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing() and self._error is None
+
+    @property
+    def is_consumed(self) -> bool:
+        return self._body_received and not self._pieces
+
+    @property
+    def is_reusable(self) -> bool:
+        """The last reply was read to its end, and the other side did not mean to go."""
+        return self.is_open and self.is_consumed and self._keep_alive and not self._write_paused
+
+    def start_idle_timer(self, seconds: float) -> None:
+        if self._read_paused and self._transport is not None:
+            self._read_paused = False
+            self._transport.resume_reading()
+        self._expiry = asyncio.get_running_loop().call_later(seconds, self.abort)
+
+    def stop_idle_timer(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
+    def abort(self) -> None:
+        self.stop_idle_timer()
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def send_request(self, head: bytes, body: bytes, *, seconds: float) -> None:
+        """Send a question and wait for the head of its reply."""
+        self._pieces.clear()
+        self._body_received, self.status, self.headers, self._decompressor, self._head_bytes = False, 0, {}, None, 0
+        if self._transport is None:
+            raise self._error or TransportBroken("the connection was closed")
+        self._transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
+        if self._write_paused:
+            await self._wait_until_sent(seconds)
+        while not self.status:
+            if self._error is not None:
+                raise self._error
+            await self._wait_for_progress()
+
+    def iterate_body(self) -> _Http1Connection:
+        return self
+
+    def __aiter__(self) -> _Http1Connection:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """What has come since; not a generator, which its loop would have to keep account of."""
+        while True:
+            if self._pieces:
+                # what has come by now goes on together: a short answer is there all at once
+                piece = b"".join(self._pieces)
+                self._pieces.clear()
+                if self._read_paused and self._transport is not None:
+                    self._read_paused = False
+                    self._transport.resume_reading()
+                if piece:
+                    return piece
+            if self._body_received:
+                raise StopAsyncIteration
+            if self._error is not None:
+                raise self._error
+            await self._wait_for_progress()
+
+    # -- inside
+
+    async def _wait_until_sent(self, seconds: float) -> None:
+        """Until the question has left, or the answer came before that."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._write_paused and not self.status and self._error is None:
+                    await self._wait_for_progress()
+        except TimeoutError as error:
+            raise TransportTimeout("end of our sending") from error
+
+    async def _wait_for_progress(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake_waiter(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = error
+        self._wake_waiter()
+
+    def _abort_with(self, error: Exception) -> None:
+        self._fail(error)
+        self.abort()
+
+    def _finish_body(self) -> None:
+        if self._decompressor is not None:
+            self._pieces.append(self._decompressor.flush())
+        self._body_received = True
+
+    def _choose_encoding(self) -> None:
+        match self.headers.get("content-encoding", "").strip().lower():
+            case "" | "identity":
+                pass
+            case "gzip" | "x-gzip" | "deflate":
+                self._decompressor = zlib.decompressobj(_INFLATE_WINDOW_BITS)
+            case other:
+                raise BodyUndecodable(f"{other}, which was not asked for")

@@ -1,0 +1,296 @@
+"""One POST to a model server, kept to its deadlines. Never retries: whether to ask again is the caller's to decide."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
+
+from msgspec import Struct
+
+from everhold.errors import InvalidRequest
+from everhold.infra.deadline import TaskDeadline
+from everhold.infra.secret import SecretString
+from everhold.models.errors import (
+    ModelEndpoint,
+    build_dropped_error,
+    build_garbled_error,
+    build_http_error,
+    build_timeout_error,
+    build_unreachable_error,
+)
+from everhold.models.sse import SseParser, StreamTooLarge
+from everhold.models.transport import (
+    BodyUndecodable,
+    ModelTransport,
+    TransportBroken,
+    TransportResponse,
+    TransportTimeout,
+    TransportUnreachable,
+)
+from everhold.ports.clock import Clock
+
+if TYPE_CHECKING:
+    import ssl
+
+MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of one answer."""
+MAX_ERROR_BODY_BYTES: Final = 64 * 1024
+DRAIN_SECONDS: Final = 0.1
+"""Seconds for a body to end after its last event: a connection read to its end can be used again."""
+
+
+class ModelDeadlines(Struct, frozen=True, kw_only=True):
+    """Seconds. `first_byte` runs from sending to the first byte of the answer, `idle` between any two pieces of it.
+
+    `tail` is for what may follow a complete answer, such as its usage; that it does not come is no failure.
+    """
+
+    connect: float = 10.0
+    first_byte: float = 120.0
+    idle: float = 60.0
+    total: float = 600.0
+    tail: float = 5.0
+
+
+class ResponseReader(Protocol):
+    """Whoever makes an answer out of what arrives. Raises our errors for what is no answer."""
+
+    @property
+    def finished(self) -> bool:
+        """The other side said that its answer is complete."""
+
+    @property
+    def closed(self) -> bool:
+        """Nothing of interest can follow."""
+
+    def read_event(self, name: str, data: bytes) -> None: ...
+
+    def read_whole(self, data: bytes) -> None: ...
+
+
+class ModelHttpClient:
+    """A connection pool to one endpoint. The client is made at the first call, in the loop that calls."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        model: str,
+        headers: Mapping[str, SecretString],
+        deadlines: ModelDeadlines,
+        clock: Clock,
+        plain: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidRequest(f"base_url of model {model} is no http(s) address", remedy="write https://host/v1")
+        if parts.username or parts.password:
+            raise InvalidRequest(
+                f"base_url of model {model} holds a name or a password",
+                remedy="put the key into .env and its name into `api_key_env`",
+            )
+        self._url = url
+        self._https = parts.scheme == "https"
+        self._loopback = _is_loopback(parts.hostname)
+        host = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"
+        self._headers = {**plain, **{name: _encode_header(name, value, model) for name, value in headers.items()}}
+        hidden = [word for name in headers for word in self._headers[name].split()] + [
+            parts.username,
+            parts.password,
+            parts.query,
+        ]
+        # shorter ones are schemes and flags; masking them would eat the words around them
+        secrets = {word for word in hidden if word and len(word) >= 8}
+        self.endpoint = ModelEndpoint(
+            model=model, host=host, secrets=tuple(map(SecretString, sorted(secrets, key=len, reverse=True)))
+        )
+        self._deadlines = deadlines
+        self._clock = clock
+        self._hostname = parts.hostname
+        self._transport: ModelTransport | None = None
+
+    def __repr__(self) -> str:
+        return f"<Wire to {self.endpoint}>"
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    async def aclose(self) -> None:
+        if self._transport is not None:
+            transport, self._transport = self._transport, None
+            await transport.close()
+
+    async def post(self, body: bytes, reading: ResponseReader) -> None:
+        """Send `body` and let `reading` have the answer. Returns once it is finished; raises what is no answer."""
+        # raised outside the except block: a transport error drags the request, with its headers, along as context
+        error: Exception | None
+        try:
+            error = await self._post(body, reading)
+        except StreamTooLarge as oversized:
+            error = build_garbled_error(self.endpoint, str(oversized))
+        if reading.finished:
+            return
+        raise error or build_dropped_error(self.endpoint)
+
+    async def _post(self, body: bytes, reading: ResponseReader) -> Exception | None:
+        loop = asyncio.get_running_loop()
+        limits = self._deadlines
+        now = loop.time()
+        end = now + limits.total
+        phase, seconds = "first byte", limits.first_byte
+        try:
+            with TaskDeadline(min(end, now + seconds)) as limit:
+                async with self._open_transport().post(body) as reply:
+                    if reply.status != 200:
+                        return await self._read_refusal(reply)
+                    sink = _ResponseFeed(self.endpoint, reading, events=_is_stream(reply))
+                    async for chunk in reply.iterate_body():
+                        sink.feed(chunk)
+                        if reply.is_consumed:
+                            break
+                        if reading.closed:
+                            phase, seconds = "ending", DRAIN_SECONDS
+                        elif reading.finished:
+                            phase, seconds = "ending", limits.tail
+                        else:
+                            phase, seconds = "next piece", limits.idle
+                        limit.reschedule(min(end, loop.time() + seconds))
+                    sink.close()
+        except TimeoutError:
+            if loop.time() >= end:
+                return build_timeout_error(self.endpoint, phase="whole answer", seconds=limits.total)
+            return build_timeout_error(self.endpoint, phase=phase, seconds=seconds)
+        except TransportTimeout as slow:
+            return build_timeout_error(
+                self.endpoint, phase=slow.phase, seconds=limits.connect if slow.phase == "connection" else limits.idle
+            )
+        except TransportUnreachable as failed:
+            return build_unreachable_error(self.endpoint, str(failed))
+        except BodyUndecodable:
+            return build_garbled_error(self.endpoint, "an encoding it did not keep to")
+        except TransportBroken as failed:
+            return build_dropped_error(self.endpoint, str(failed))
+        return None
+
+    async def _read_refusal(self, reply: TransportResponse) -> Exception:
+        body = bytearray()
+        try:
+            async for piece in reply.iterate_body():
+                body += piece
+                if len(body) >= MAX_ERROR_BODY_BYTES:
+                    break
+        except (TransportBroken, BodyUndecodable):
+            pass  # the status alone decides; the words were a courtesy
+        said = bytes(body[:MAX_ERROR_BODY_BYTES])
+        return build_http_error(self.endpoint, status=reply.status, headers=reply.headers, body=said, now=self.now())
+
+    def _open_transport(self) -> ModelTransport:
+        if self._transport is None:
+            headers = {
+                "content-type": "application/json",
+                "accept-encoding": "identity",
+                "user-agent": "everhold",
+                **self._headers,
+            }
+            limits = self._deadlines
+            scheme = "https" if self._https else "http"
+            if not self._loopback and _has_proxy(scheme, self._hostname):
+                from everhold.models.proxy import ProxyTransport as Way
+            else:
+                from everhold.models.http1 import Http1Transport as Way  # type: ignore[assignment]  # as good as the other
+            self._transport = Way(
+                self._url,
+                headers=headers,
+                connect_seconds=limits.connect,
+                send_seconds=limits.idle,
+                trust=_load_ssl_context() if self._https else None,
+            )
+        return self._transport
+
+
+class _ResponseFeed:
+    """Hands the bytes of a 200 answer to the reading, event by event or as a whole."""
+
+    def __init__(self, endpoint: ModelEndpoint, reading: ResponseReader, *, events: bool) -> None:
+        self._endpoint = endpoint
+        self._reader = reading
+        self._sse_parser = SseParser() if events else None
+        self._body = bytearray()
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> None:
+        self._size += len(chunk)
+        if self._size > MAX_RESPONSE_BYTES:
+            raise StreamTooLarge(f"more than {MAX_RESPONSE_BYTES} bytes")
+        if self._sse_parser is None:
+            self._body += chunk
+            return
+        for name, data in self._sse_parser.feed(chunk):
+            self._reader.read_event(name, data)
+
+    def close(self) -> None:
+        if self._sse_parser is None:
+            if not self._body.lstrip().startswith((b"data:", b"event:", b":")):
+                self._reader.read_whole(bytes(self._body))
+                return
+            # a stream under the wrong name
+            self._sse_parser = SseParser()
+            for name, data in self._sse_parser.feed(bytes(self._body)):
+                self._reader.read_event(name, data)
+        for name, data in self._sse_parser.close():
+            self._reader.read_event(name, data)
+
+
+def join_url(base_url: str, path: str) -> str:
+    """The address of `path` under `base_url`, whose query and whose already complete path are kept."""
+    parts = urlsplit(base_url)
+    base = parts.path.rstrip("/")
+    tail = path.rsplit("/v1", 1)[-1]
+    if base.endswith(tail):
+        whole = base
+    elif base.endswith("/v1") and path.startswith("/v1/"):
+        whole = base + path[len("/v1") :]
+    else:
+        whole = base + path
+    return urlunsplit((parts.scheme, parts.netloc, whole, parts.query, ""))
+
+
+def _is_stream(reply: TransportResponse) -> bool:
+    return "event-stream" in reply.headers.get("content-type", "").lower()
+
+
+def _has_proxy(scheme: str, host: str) -> bool:
+    """Whether the environment wants this host to be reached through a proxy."""
+    proxies = getproxies()
+    return (scheme in proxies or "all" in proxies) and not proxy_bypass(host)
+
+
+def _encode_header(name: str, value: SecretString, model: str) -> str:
+    text = value.reveal().strip()
+    if not text.isascii() or not text.isprintable():
+        raise InvalidRequest(
+            f"the {name} header of model {model} holds characters that no header can carry",
+            remedy="look for a line break or a typographic quote in its value in .env",
+        )
+    return text
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+@cache
+def _load_ssl_context() -> ssl.SSLContext:
+    """One for all: making it costs more than a turn."""
+    import httpx2
+
+    return httpx2.create_ssl_context()

@@ -1,0 +1,88 @@
+"""What went wrong at Discord, in our words: what to do next."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, TypeAlias
+
+import aiohttp
+import discord
+from discord.gateway import ReconnectWebSocket, WebSocketClosure
+
+from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
+from everhold.platforms.discord.client import DiscordRateLimited
+
+DiscordFailure: TypeAlias = (
+    discord.DiscordException
+    | ReconnectWebSocket
+    | WebSocketClosure
+    | DiscordRateLimited
+    | aiohttp.ClientError
+    | asyncio.TimeoutError
+    | OSError
+)
+DISCORD_ERRORS: Final = (
+    discord.DiscordException,
+    ReconnectWebSocket,
+    WebSocketClosure,
+    DiscordRateLimited,
+    aiohttp.ClientError,
+    asyncio.TimeoutError,
+    OSError,
+)
+"""Everything that a call to Discord, or the gateway, fails with."""
+
+UNKNOWN_MESSAGE: Final = 10008
+NOT_OUR_MESSAGE: Final = 50005
+_INVALID_FORM_BODY: Final = 50035
+UNKNOWN_TOKEN: Final = ("Discord does not know this token", "the developer portal gives a new one; put it into .env")
+MISSING_INTENT: Final = (
+    "the bot may not read messages",
+    "switch on the Message Content Intent in the developer portal, under Bot",
+)
+_FATAL_CLOSE_CODES: Final = {
+    4004: UNKNOWN_TOKEN,
+    4013: ("Discord does not take our intents", "update everhold"),
+    4014: MISSING_INTENT,
+}
+"""Why the gateway ends a connection for good."""
+
+
+def convert_error(error: DiscordFailure, *, what: str) -> EverholdError:
+    """The error to raise for a call that failed."""
+    match error:
+        case DiscordRateLimited(status=429):
+            return Transient(f"Discord wants {what} to wait", retry_after=error.wait_seconds)
+        case discord.RateLimited():
+            return Transient(f"Discord wants {what} to wait", retry_after=error.retry_after)
+        case discord.LoginFailure() | discord.HTTPException(status=401):
+            message, remedy = UNKNOWN_TOKEN
+            return Transient(message, remedy=remedy)  # the account's trouble, not the message's
+        case discord.HTTPException(status=413) | discord.HTTPException(code=40005):
+            return TooLong(f"Discord refuses {what}: it is too large")
+        case discord.HTTPException(code=50035) if "BASE_TYPE_MAX_LENGTH" in str(error) or "or fewer" in str(error):
+            return TooLong(f"Discord refuses {what}: it is too long")
+        case discord.HTTPException(status=status) if 400 <= status < 500:
+            return Refused(f"Discord refuses {what}: {error.text or status} ({error.code})")
+        case aiohttp.ClientConnectorError():
+            return Transient(f"Discord cannot be reached: {type(error).__name__}")
+        case _:
+            return InDoubt(f"{what}: {type(error).__name__}")
+
+
+def find_permanent_refusal(error: DiscordFailure) -> Refused | None:
+    """What somebody has to mend before it makes sense to connect again, if it is that."""
+    told = UNKNOWN_TOKEN if isinstance(error, discord.LoginFailure) else None
+    if isinstance(error, discord.ConnectionClosed):
+        told = _FATAL_CLOSE_CODES.get(error.code or 0)
+    return build_refused(told) if told is not None else None
+
+
+def build_refused(told: tuple[str, str]) -> Refused:
+    message, remedy = told
+    return Refused(message, remedy=remedy)
+
+
+def get_error_code(error: BaseException | None) -> int:
+    """What Discord numbers the error; 0 if it did not say."""
+    return error.code if isinstance(error, discord.HTTPException) else 0

@@ -1,0 +1,159 @@
+"""A message of Discord's -> a message at the door: what it is, who says it, and whether it is meant for us."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from msgspec import Struct
+
+from everhold.core.entries import ChatLocation
+from everhold.platforms.discord.settings import NAME
+from everhold.ports.platform import IncomingMessage
+
+TEXT_MESSAGE_TYPES: Final = frozenset({0, 19, 20})
+"""The types of messages that carry somebody's words: said, replied, or answered by a bot that was commanded."""
+THREAD_CHANNEL_TYPES: Final = frozenset({10, 11, 12})
+DIRECT_CHANNEL_TYPES: Final = frozenset({1, 3})
+COMMAND_INTERACTION_TYPE: Final = 2
+DISCORD_EPOCH_MS: Final = 1_420_070_400_000
+_MENTION: Final = re.compile(r"<@!?(\d+)>")
+
+
+class DiscordChannel(Struct, frozen=True, kw_only=True):
+    """Where a message stands: alone with somebody, in a channel of a server, or in a thread of one."""
+
+    id: str
+    is_direct: bool = False
+    parent: str = ""
+    """The channel of a thread."""
+
+    def locate(self, account: str, message: str) -> ChatLocation:
+        chat, thread = (self.parent, self.id) if self.parent else (self.id, "")
+        return ChatLocation(platform=NAME, account=account, chat=chat, thread=thread, message=message)
+
+    @property
+    def chat_kind(self) -> str:
+        return "dm" if self.is_direct else "channel"
+
+
+class DiscordFile(Struct, frozen=True, kw_only=True):
+    """A file at Discord's, not fetched yet."""
+
+    name: str
+    media: str
+    size: int
+    url: str
+
+
+def parse_channel(told: dict[str, Any]) -> DiscordChannel:
+    """A channel as Discord describes it."""
+    parent = str(told.get("parent_id") or "") if told.get("type") in THREAD_CHANNEL_TYPES else ""
+    return DiscordChannel(id=str(told["id"]), is_direct=told.get("type") in DIRECT_CHANNEL_TYPES, parent=parent)
+
+
+def parse_message(
+    message: dict[str, Any],
+    *,
+    where: DiscordChannel,
+    account: str,
+    me: int,
+    roles: frozenset[str],
+    edited: bool = False,
+) -> IncomingMessage | None:
+    """What a message says, or None for what is nothing to hear: somebody joined, a message was pinned."""
+    id = _require_id(message, "id")
+    author = message["author"]
+    sender = _require_id(author, "id")
+    if message.get("type", 0) not in TEXT_MESSAGE_TYPES or sender == str(me):
+        return None
+    if edited and not message.get("edited_timestamp"):
+        return None  # Discord put a preview of a link there
+    text = _extract_text(message, me)
+    if not text and not message.get("attachments"):
+        return None
+    return IncomingMessage(
+        origin=where.locate(account, id),
+        text=text,
+        sender=sender,
+        name=str(author.get("global_name") or author.get("username") or ""),
+        kind=where.chat_kind,
+        event="edit" if edited else "message",
+        revision=str(message["edited_timestamp"]) if edited else "",
+        addressed=where.is_direct or _is_addressed_to_us(message, me, roles),
+        bot=bool(author.get("bot") or message.get("webhook_id")),
+    )
+
+
+def parse_command(interaction: dict[str, Any], *, where: DiscordChannel, account: str) -> IncomingMessage | None:
+    """A slash command, or None for another kind of interaction."""
+    if interaction.get("type") != COMMAND_INTERACTION_TYPE:
+        return None
+    user = (interaction.get("member") or interaction)["user"]
+    given = " ".join(str(option.get("value", "")) for option in interaction["data"].get("options") or ())
+    return IncomingMessage(
+        origin=where.locate(account, _require_id(interaction, "id")),
+        text=f"/{_require_id(interaction['data'], 'name')} {given}".strip(),
+        sender=_require_id(user, "id"),
+        name=str(user.get("global_name") or user.get("username") or ""),
+        kind=where.chat_kind,
+        event="command",
+        can_change_owner=True,  # it may be used where others talk to each other
+    )
+
+
+def parse_files(message: dict[str, Any]) -> tuple[DiscordFile, ...]:
+    return tuple(
+        DiscordFile(
+            name=str(it.get("filename") or "file"),
+            media=str(it.get("content_type") or "").partition(";")[0],
+            size=int(it.get("size") or 0),
+            url=str(it.get("url") or ""),
+        )
+        for it in message.get("attachments") or ()
+    )
+
+
+def make_snowflake(seconds: float) -> int:
+    """The id that a message of that time would have at least."""
+    return max(0, int(seconds * 1000) - DISCORD_EPOCH_MS) << 22
+
+
+def parse_snowflake_seconds(id: str) -> float:
+    """When something with an id of Discord's was made; 0 if it is no such id."""
+    return ((int(id) >> 22) + DISCORD_EPOCH_MS) / 1000 if is_snowflake(id) else 0.0
+
+
+def is_snowflake(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 21
+
+
+def _extract_text(message: dict[str, Any], me: int) -> str:
+    text = str(message.get("content") or "")
+    if not text and message.get("message_snapshots"):
+        text = str(message["message_snapshots"][0]["message"].get("content") or "")  # somebody passed it on
+    if not text:
+        return next((f"[{it['name']}]" for it in message.get("sticker_items") or ()), "")
+    # "@us /status" is a command; at the start of a line Discord would look for one of its own
+    found = _MENTION.match(text)
+    if found is not None and found[1] == str(me) and text[found.end() :].lstrip().startswith("/"):
+        return text[found.end() :].strip()
+    names = {str(it["id"]): str(it.get("username") or it["id"]) for it in message.get("mentions") or ()}
+    return _MENTION.sub(lambda it: f"@{names.get(it[1], it[1])}", text)
+
+
+def _is_addressed_to_us(message: dict[str, Any], me: int, roles: frozenset[str]) -> bool:
+    """Mentioned, also by the role that every bot has, or replied to."""
+    if any(str(it["id"]) == str(me) for it in message.get("mentions") or ()):
+        return True
+    if roles & {str(it) for it in message.get("mention_roles") or ()}:
+        return True
+    replied = message.get("referenced_message") or {}
+    return bool(replied) and str((replied.get("author") or {}).get("id")) == str(me)
+
+
+def _require_id(fields: dict[str, Any], key: str) -> str:
+    value = fields[key]
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{key} is no id")
+    return value

@@ -1,0 +1,333 @@
+"""An event of a room -> a message at the door: what it is, who says it, and whether it is meant for us."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+from nio import (
+    BadEvent,
+    Event,
+    MegolmEvent,
+    RoomMessage,
+    RoomMessageEmote,
+    RoomMessageMedia,
+    RoomMessageNotice,
+    StickerEvent,
+    UnknownBadEvent,
+    UnknownEncryptedEvent,
+)
+
+from everhold.core.entries import ChatLocation
+from everhold.ports.platform import IncomingMessage
+
+EVERHOLD_CONTENT_KEY: Final = "org.everhold"
+"""The key in an event's content that only everholds write: how many agents answered each other before it, and whether
+it is a draft. It tells an agent's words from a person's, which Matrix itself does not."""
+RECENT_AGE_MS: Final = 86_400_000
+"""At the first look into a room, what is older than a day was not said to us."""
+USER_ID_PATTERN: Final = re.compile(r"@[a-z0-9._=/+-]+:[A-Za-z0-9.-]+(?::\d{1,5})?(?<![.:-])")
+_MXC: Final = re.compile(r"mxc://([A-Za-z0-9.:\[\]-]{1,255})/([A-Za-z0-9_-]{1,255})")
+_QUOTE: Final = re.compile(r"> <@[^\n]*\n(?:> [^\n]*\n|>\n)*\n")
+"""What old clients put before a reply: the text it replies to."""
+ENCRYPTED_NOTICE: Final = "[an encrypted message, which I cannot read: please write in a room without encryption]"
+
+
+class MatrixEventInvalid(ValueError):
+    """An event that does not hold together."""
+
+
+class MatrixFile(Struct, frozen=True, kw_only=True):
+    """A file at a homeserver's, not fetched yet."""
+
+    server: str
+    id: str
+    name: str
+    media: str
+    size: int
+
+
+class MatrixRoom(Struct, frozen=True, kw_only=True):
+    """Who is in a room: id -> display name, the invited included. Two are alone with each other."""
+
+    members: Mapping[str, str]
+
+    @property
+    def is_direct(self) -> bool:
+        return len(self.members) == 2
+
+    def get_room_before(self, raw: Any) -> MatrixRoom:
+        """Who was there before an event: other than now only if it is somebody's coming or going."""
+        if not is_membership_event(raw):
+            return self
+        id = str(raw.get("state_key", ""))
+        past = _as_mapping(_as_mapping(raw.get("unsigned")).get("prev_content"))
+        others = {other: name for other, name in self.members.items() if other != id}
+        there = past.get("membership") in ("join", "invite")
+        return MatrixRoom(
+            members={**others, id: str(past.get("displayname") or get_localpart(id))} if there else others
+        )
+
+    @classmethod
+    def from_events(cls, events: Sequence[Mapping[str, Any]]) -> MatrixRoom:
+        found = {}
+        for event in events:
+            content = _as_mapping(event.get("content"))
+            if content.get("membership") in ("join", "invite"):
+                id = str(event.get("state_key", ""))
+                found[id] = str(content.get("displayname") or get_localpart(id))
+        return cls(members=found)
+
+
+class MatrixMessage(Struct, frozen=True, kw_only=True):
+    """An event taken apart. `replies` and `thread` are ids of other events, not looked at yet."""
+
+    incoming: IncomingMessage
+    file: MatrixFile | None = None
+    reply_to: str = ""
+    thread: str = ""
+
+
+def get_localpart(user: str) -> str:
+    """The part of an id that people say."""
+    return user.removeprefix("@").partition(":")[0]
+
+
+def is_membership_event(raw: object) -> bool:
+    return isinstance(raw, dict) and raw.get("type") == "m.room.member"
+
+
+def find_join_index(events: Sequence[Any], me: str) -> int | None:
+    """Where in a room's events our being there begins: behind our invitation, or else behind our joining."""
+    invited = joined = None
+    for place, raw in enumerate(events):
+        if not is_membership_event(raw) or raw.get("state_key") != me:
+            continue
+        membership = (raw.get("content") or {}).get("membership")
+        before = ((raw.get("unsigned") or {}).get("prev_content") or {}).get("membership")
+        if membership == "invite":
+            invited = place + 1
+        elif membership == "join" and before != "join":
+            joined, invited = (invited if invited is not None else place + 1), None
+    return joined
+
+
+def list_rooms_per_event(now: MatrixRoom, events: Sequence[Any]) -> list[MatrixRoom]:
+    """Who was there at each of a room's latest events, by who is there after them: what is heard late was said to those
+    who were there then."""
+    found = []
+    for raw in reversed(events):
+        found.append(now)
+        now = now.get_room_before(raw)
+    return found[::-1]
+
+
+def find_predecessor(events: Sequence[Any]) -> str:
+    """The room that a room says it replaces."""
+    for raw in events:
+        if isinstance(raw, dict) and raw.get("type") == "m.room.create":
+            return str(_as_mapping(_as_mapping(raw.get("content")).get("predecessor")).get("room_id") or "")
+    return ""
+
+
+def parse_invitation(events: Sequence[Any], me: str) -> tuple[str, str] | None:
+    """Of what kind a room is that we are asked into, as far as one can tell from outside, and who asks."""
+    named = any(raw.get("type") in ("m.room.name", "m.room.canonical_alias") for raw in events)
+    for raw in events:
+        if is_membership_event(raw) and raw.get("state_key") == me:
+            direct = (raw.get("content") or {}).get("is_direct") or not named
+            return "dm" if direct else "group", str(raw.get("sender", ""))
+    return None
+
+
+def select_unanswered(events: Sequence[Any], me: str) -> list[Any]:
+    """Of what a first look shows: what was said to us since we are there, since our last word, and within a day."""
+    begin = find_join_index(events, me)
+    if begin is None:
+        return []  # we have been there for long, under another roof
+    own = [place for place, raw in enumerate(events) if _is_message_event(raw) and raw.get("sender") == me]
+    begin = max(begin, own[-1] + 1 if own else 0)
+    return [raw for raw in events[begin:] if _get_event_age_ms(raw) < RECENT_AGE_MS]
+
+
+def limit_to_recent(news: Mapping[str, Any]) -> dict[str, Any]:
+    """A look without a position as one from a day ago: what was said long before is not answered for the first time.
+
+    Where the day begins before what is shown, there is a gap, as with a position.
+    """
+    rooms = dict(news.get("rooms") or {})
+    for kind in ("join", "leave"):
+        rooms[kind] = {
+            chat: {**room, "timeline": _build_recent_timeline(room)} for chat, room in (rooms.get(kind) or {}).items()
+        }
+    return {**news, "rooms": rooms}
+
+
+def filter_recent(events: Sequence[Any]) -> list[Any]:
+    """Of some events, those of a day."""
+    return [raw for raw in events if _get_event_age_ms(raw) < RECENT_AGE_MS]
+
+
+def _build_recent_timeline(room: Any) -> dict[str, Any]:
+    events = _get_timeline_events(room)
+    recent = filter_recent(events)
+    if len(recent) < len(events):
+        return {"events": recent}
+    return {**_as_mapping(_as_mapping(room).get("timeline")), "events": recent}
+
+
+def parse_event(
+    raw: Mapping[str, Any],
+    *,
+    account: str,
+    chat: str,
+    me: str,
+    room: MatrixRoom,
+    bots: Collection[str],
+    commands: Collection[str],
+) -> MatrixMessage | None:
+    """What an event says, or None for what is nothing to hear: our own words, drafts, reactions, a new topic.
+
+    Raises Unreadable, or whatever else an event that was made up provokes.
+    """
+    event = Event.parse_event(raw)
+    if isinstance(event, BadEvent | UnknownBadEvent):
+        if isinstance(raw, dict) and raw.get("type") not in ("m.room.message", "m.sticker"):
+            return None  # nobody's words
+        raise MatrixEventInvalid(str(event) if isinstance(event, BadEvent) else "an event without its core")
+    if event.sender == me:
+        return None
+    encrypted = isinstance(event, MegolmEvent | UnknownEncryptedEvent)
+    if not isinstance(event, RoomMessage | StickerEvent) and not encrypted:
+        return None
+    return _parse_message(
+        event, raw, encrypted, account=account, chat=chat, me=me, room=room, bots=bots, commands=commands
+    )
+
+
+def _parse_message(
+    event: Any,
+    raw: Mapping[str, Any],
+    encrypted: bool,
+    *,
+    account: str,
+    chat: str,
+    me: str,
+    room: MatrixRoom,
+    bots: Collection[str],
+    commands: Collection[str],
+) -> MatrixMessage | None:
+    outer: dict[str, Any] = raw["content"]
+    ours = outer.get(EVERHOLD_CONTENT_KEY)
+    ours = ours if isinstance(ours, dict) else None
+    if ours is not None and ours.get("draft"):
+        return None  # its final text follows
+    relation = _get_relation(outer)
+    content, id, edits = outer, str(event.event_id), ""
+    if relation.get("rel_type") == "m.replace":
+        content, edits = outer["m.new_content"], str(relation["event_id"])
+        relation = _get_relation(content)
+    name = room.members.get(event.sender) or get_localpart(event.sender)
+    file = None if edits or encrypted else _parse_file(event, content)
+    text = ENCRYPTED_NOTICE if encrypted else _extract_text(event, content, name, captioned=file is not None)
+    finished = ours is not None and edits
+    thread = str(relation["event_id"]) if relation.get("rel_type") == "m.thread" else ""
+    replies = "" if relation.get("is_falling_back") else str((relation.get("m.in_reply_to") or {}).get("event_id", ""))
+    text, meant = _detect_mention(text, content, outer, me=me, called=room.members.get(me, ""), commands=commands)
+    hops = ours.get("hops", 0) if ours is not None else 0
+    notice = isinstance(event, RoomMessageNotice)
+    return MatrixMessage(
+        incoming=IncomingMessage(
+            origin=ChatLocation(platform="matrix", account=account, chat=chat, thread=thread, message=edits or id),
+            text=text,
+            sender=str(event.sender),
+            name=name,
+            kind="dm" if room.is_direct else "group",
+            can_change_owner=True,
+            # an agent that finishes its draft says it only then
+            event="edit" if edits and not finished else "message",
+            # anybody can claim to finish another's draft: that must not take the place of what its author says then
+            revision="" if not edits else str(event.sender) if finished else id,
+            addressed=room.is_direct or meant,
+            bot=ours is not None or notice or event.sender in bots,
+            notice=notice,
+            hops=hops if isinstance(hops, int) and 0 <= hops < 1_000_000 else 0,
+        ),
+        file=file,
+        reply_to=replies,
+        thread=thread,
+    )
+
+
+def _extract_text(event: Any, content: Mapping[str, Any], name: str, *, captioned: bool) -> str:
+    body = content["body"]
+    if not isinstance(body, str):
+        raise MatrixEventInvalid("a body that is no text")
+    if captioned:
+        # with a file the body is its name, unless the name stands by itself: then it is what is said about it
+        named = content.get("filename")
+        return body if isinstance(named, str) and named != body else ""
+    if _get_relation(content).get("m.in_reply_to"):
+        body = _QUOTE.sub("", body, count=1) if body.startswith("> <@") else body
+    return f"* {name} {body}" if isinstance(event, RoomMessageEmote) else body
+
+
+def _parse_file(event: Any, content: Mapping[str, Any]) -> MatrixFile | None:
+    if not isinstance(event, RoomMessageMedia | StickerEvent):
+        return None
+    info = content.get("info") or {}
+    size, media = info.get("size", 0), info.get("mimetype", "")
+    found = _MXC.fullmatch(str(event.url))
+    name = content.get("filename") or content.get("body") or "file"
+    return MatrixFile(
+        server=found[1] if found else "",
+        id=found[2] if found else "",
+        name=str(name)[:300],
+        media=str(media),
+        size=size if isinstance(size, int) and size > 0 else 0,
+    )
+
+
+def _detect_mention(
+    text: str, content: Mapping[str, Any], outer: Mapping[str, Any], *, me: str, called: str, commands: Collection[str]
+) -> tuple[str, bool]:
+    """The text, and whether it calls us. `@us /status` is a command, however people got used to saying it."""
+    names = [me, f"@{get_localpart(me)}", *([called, f"@{called}"] if called else []), get_localpart(me)]
+    first = re.match(rf"(?:{'|'.join(map(re.escape, names))})(?![\w.-]|:\w)[:,]?\s*", text, re.IGNORECASE)
+    if first is not None and text[first.end() :].startswith("/"):
+        return text[first.end() :], True
+    if text.startswith("/") and text[1:].split(maxsplit=1)[:1] and text[1:].split(maxsplit=1)[0] in commands:
+        return text, True
+    mentions = content.get("m.mentions", outer.get("m.mentions"))
+    if isinstance(mentions, dict):
+        listed = mentions.get("user_ids", ())
+        return text, isinstance(listed, list) and me in listed
+    # clients from before intentional mentions: a name in the text
+    if first is not None:
+        return text, True
+    return text, re.search(rf"(?<![\w@.-]){re.escape(me)}(?![\w-])", text) is not None
+
+
+def _get_relation(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _as_mapping(content.get("m.relates_to"))
+
+
+def _as_mapping(part: object) -> Mapping[str, Any]:
+    """What stands in a part of an event; nothing if somebody made it up."""
+    return part if isinstance(part, dict) else {}
+
+
+def _get_timeline_events(room: Mapping[str, Any]) -> Sequence[Any]:
+    return (room.get("timeline") or {}).get("events") or ()
+
+
+def _is_message_event(raw: object) -> bool:
+    return isinstance(raw, dict) and raw.get("type") in ("m.room.message", "m.sticker", "m.room.encrypted")
+
+
+def _get_event_age_ms(raw: object) -> int:
+    unsigned = raw.get("unsigned") if isinstance(raw, dict) else None
+    age = unsigned.get("age", 0) if isinstance(unsigned, dict) else 0
+    return age if isinstance(age, int) else 0

@@ -1,0 +1,167 @@
+"""What was said while nobody listened: read from the history of every conversation the app is in, oldest first.
+
+Slack tries an event that was not confirmed a few times, within minutes, and then forgets it. So after every gap each
+conversation is read from where it was left. A conversation that never was heard is read from when we last lived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from everhold.errors import Refused
+from everhold.platforms.catch_up import read_until_answered
+from everhold.platforms.slack.parsing import is_message_ts
+from everhold.ports.log import EventLogger
+from everhold.ports.plugin import AccountContext
+
+CallMethod: TypeAlias = Callable[..., Awaitable[dict[str, Any]]]
+"""Calls a method of the Web API by its name; raises our errors."""
+HandleMessage: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
+
+LAST_ALIVE_KEY: Final = "alive"
+PAGE_SIZE: Final = 200
+MAX_THREADS: Final = 50
+"""Of a channel's older threads, how many are looked into after a gap: those that were heard of last."""
+CLOCK_SKEW_SECONDS: Final = 60.0
+CONVERSATION_TYPES: Final = "im,mpim,public_channel,private_channel"
+
+
+class SlackCatchUp:
+    """Where every conversation was left, and the way from there to now."""
+
+    def __init__(self, call: CallMethod, account_context: AccountContext, log: EventLogger) -> None:
+        self._call = call
+        self._account_context = account_context
+        self._log = log
+        self._positions: dict[str, str] = {}
+        """The newest message of each conversation that was handed over with its position."""
+        self._threads: dict[str, list[str]] = {}
+        self._unread_channels: set[str] | None = set()
+        """Conversations that are still to be read. None: which ones there are is not known yet."""
+
+    def begin_gap(self) -> None:
+        """A gap may have been: until it is closed, nothing that arrives moves a position past it."""
+        self._unread_channels = None
+
+    def advance_position(self, channel: str, ts: str) -> str | None:
+        """The position that goes with a message just heard, if everything before it is kept."""
+        if (
+            self._unread_channels is None
+            or channel in self._unread_channels
+            or not is_later_ts(ts, self._positions.get(channel, ""))
+        ):
+            return None
+        self._positions[channel] = ts
+        return f"history/{channel}"
+
+    async def run(self, hear: HandleMessage, *, now: float) -> None:
+        """Hand over everything that was missed. `now` is when the connection was made."""
+        # the very first time there is only what was said while we were being set up
+        alive = await self._account_context.offsets.read(LAST_ALIVE_KEY) or f"{now - CLOCK_SKEW_SECONDS:.6f}"
+        channels = await self._list_channels()
+        self._unread_channels = set(channels)
+        for channel in channels:
+            try:
+                await self._read_channel_history(channel, alive, hear)
+            except Refused as error:  # one that cannot be read keeps no other from being read
+                self._log.warning("history.unread", chat=channel, error=error)
+            self._unread_channels.discard(channel)
+        self._unread_channels = set()
+        await self.record_alive(now)
+
+    async def record_alive(self, now: float) -> None:
+        """Until `now` everything was heard. A little less is claimed: their clock is not ours."""
+        await self._account_context.offsets.advance(LAST_ALIVE_KEY, f"{now - CLOCK_SKEW_SECONDS:.6f}")
+
+    async def add_thread(self, channel: str, thread: str) -> None:
+        """Remember a thread before anything in it is kept: in the history of its channel it may be far away."""
+        threads = await self._load_threads(channel)
+        if thread not in threads:
+            threads.append(thread)
+            del threads[:-MAX_THREADS]
+            await self._account_context.offsets.advance(f"threads/{channel}", msgspec.json.encode(threads).decode())
+
+    async def _read_channel_history(self, channel: str, alive: str, hear: HandleMessage) -> None:
+        since = await self._account_context.offsets.read(f"history/{channel}") or alive
+        self._positions[channel] = since
+        found, threads = await self._fetch_messages(channel, since)
+        for thread in dict.fromkeys((*threads, *await self._load_threads(channel))):
+            found += await self._fetch_replies(channel, thread, since)
+        for message in sorted(
+            {message["ts"]: message for message in found}.values(), key=lambda it: parse_ts(it["ts"])
+        ):
+            self._positions[channel] = message["ts"]
+            await hear({**message, "type": "message", "channel": channel})
+
+    async def _fetch_messages(self, channel: str, since: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """What was said in a channel, and the threads that went on. Reads on until nothing is new any more."""
+        found: list[dict[str, Any]] = []
+        threads: list[str] = []
+        async for page in self._iterate_pages("conversations.history", "messages", channel=channel):
+            new = [it for it in page if is_later_ts(it.get("ts"), since)]
+            found += new
+            threads += [
+                it["ts"] for it in page if is_later_ts(it.get("latest_reply"), since) and is_later_ts(it.get("ts"), "")
+            ]
+            if len(new) < len(page):
+                break
+        return found, threads
+
+    async def _fetch_replies(self, channel: str, thread: str, since: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        try:
+            async for page in self._iterate_pages(
+                "conversations.replies", "messages", channel=channel, ts=thread, oldest=since
+            ):
+                found += [it for it in page if is_later_ts(it.get("ts"), since)]
+        except Refused as error:  # deleted, perhaps
+            self._log.info("thread.unread", chat=channel, error=error)
+        return found
+
+    async def _list_channels(self) -> list[str]:
+        try:
+            return [
+                it["id"]
+                async for page in self._iterate_pages(
+                    "users.conversations", "channels", types=CONVERSATION_TYPES, exclude_archived="true"
+                )
+                for it in page
+            ]
+        except Refused as error:
+            self._log.warning("history.unread", error=error)
+            return []
+
+    async def _iterate_pages(self, method: str, what: str, **given: str) -> Any:
+        cursor = ""
+        while True:
+            page = await self._call_until_answered(method, **given, limit=str(PAGE_SIZE), cursor=cursor)
+            yield page.get(what) or []
+            cursor = (page.get("response_metadata") or {}).get("next_cursor") or ""
+            if not cursor:
+                return
+
+    async def _call_until_answered(self, method: str, **given: str) -> dict[str, Any]:
+        """Ask until there is an answer: to go on without it would be to lose what it tells."""
+        said = {name: value for name, value in given.items() if value}
+        return await read_until_answered(self._account_context, self._log, lambda: self._call(method, **said))
+
+    async def _load_threads(self, channel: str) -> list[str]:
+        if channel not in self._threads:
+            stored = await self._account_context.offsets.read(f"threads/{channel}")
+            self._threads[channel] = msgspec.json.decode(stored, type=list[str]) if stored else []
+        return self._threads[channel]
+
+
+def parse_ts(ts: object) -> tuple[int, int]:
+    """A time of Slack's as something to compare: as a number it would lose its last digits. What is none is old."""
+    if not isinstance(ts, str) or not is_message_ts(ts):
+        return 0, 0
+    seconds, _, rest = ts.partition(".")
+    return int(seconds), int((rest + "000000")[:6])
+
+
+def is_later_ts(ts: object, than: str) -> bool:
+    return parse_ts(ts) > parse_ts(than)

@@ -1,0 +1,147 @@
+"""An event of Slack's -> a message at the door: what it is, who says it, and whether it is meant for us."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec import Struct
+
+from everhold.core.entries import ChatLocation
+from everhold.platforms.slack import formatting
+from everhold.platforms.slack.settings import NAME
+from everhold.ports.platform import IncomingMessage
+
+TEXT_MESSAGE_SUBTYPES: Final = frozenset({"", "file_share", "thread_broadcast", "me_message", "bot_message"})
+"""The kinds of messages that carry somebody's words. All others tell that somebody joined, pinned, renamed…"""
+METADATA_EVENT_TYPE: Final = "everhold_message"
+OWN_COMMAND: Final = "/everhold"
+
+
+class SlackIdentity(Struct, frozen=True, kw_only=True):
+    """Who we are there."""
+
+    user: str
+    bot: str
+    name: str
+
+
+class SlackFile(Struct, frozen=True, kw_only=True):
+    """A file at Slack's, not fetched yet."""
+
+    id: str
+    name: str
+    media: str
+    size: int
+    url: str
+    """Empty if Slack keeps it for itself until it is asked."""
+    external: bool
+
+
+def parse_message(event: dict[str, Any], *, account: str, me: SlackIdentity) -> IncomingMessage | None:
+    """What an event says, or None for what is nothing to hear."""
+    if event.get("type") not in ("message", "app_mention"):
+        return None
+    channel = _require_id(event, "channel")
+    edited = event.get("subtype") == "message_changed"
+    message: dict[str, Any] = event["message"] if edited else event
+    if (message.get("subtype") or "") not in TEXT_MESSAGE_SUBTYPES or is_own_message(message, me):
+        return None
+    if edited and not _is_edit(event, message):
+        return None  # Slack put a preview of a link there
+    text = _extract_text(message, me)
+    if not text and not message.get("files"):
+        return None
+    ts, thread = _require_id(message, "ts"), message.get("thread_ts") or ""
+    if not is_message_ts(ts) or (thread and not is_message_ts(thread)):
+        raise ValueError("it has no time")
+    direct = channel.startswith("D")
+    return IncomingMessage(
+        origin=ChatLocation(
+            platform=NAME, account=account, chat=channel, thread=thread if thread != ts else "", message=ts
+        ),
+        text=text,
+        sender=_require_id(message, "user") if message.get("user") else _require_id(message, "bot_id"),
+        name=str((message.get("user_profile") or message.get("bot_profile") or {}).get("name") or ""),
+        kind="dm" if direct else "channel",
+        event="edit" if edited else "message",
+        revision=str(message["edited"]["ts"]) if edited else "",
+        addressed=direct or f"<@{me.user}" in (message.get("text") or "") or message.get("parent_user_id") == me.user,
+        bot=bool(message.get("bot_id")),
+        hops=_get_hops(message),
+    )
+
+
+def parse_command(payload: dict[str, Any], *, account: str) -> IncomingMessage:
+    """A slash command: `/everhold new` and `/new` are the same."""
+    channel, name, given = (
+        _require_id(payload, "channel_id"),
+        _require_id(payload, "command"),
+        str(payload.get("text") or "").strip(),
+    )
+    if name == OWN_COMMAND:
+        name, _, given = (given or "help").partition(" ")
+        name = f"/{name.lstrip('/')}"
+    return IncomingMessage(
+        origin=ChatLocation(platform=NAME, account=account, chat=channel, message=_require_id(payload, "trigger_id")),
+        text=f"{name} {given}".strip(),
+        sender=_require_id(payload, "user_id"),
+        name=str(payload.get("user_name") or ""),
+        kind="dm" if channel.startswith("D") else "channel",
+        event="command",
+        can_change_owner=True,  # it may be used where two others talk to each other
+    )
+
+
+def parse_files(event: dict[str, Any]) -> tuple[SlackFile, ...]:
+    """The files that come with a message, except those that somebody has deleted since."""
+    if event.get("subtype") == "message_changed":
+        return ()  # they came with the message
+    return tuple(
+        SlackFile(
+            id=str(file.get("id") or ""),
+            name=str(file.get("name") or file.get("title") or "file"),
+            media=str(file.get("mimetype") or ""),
+            size=int(file.get("size") or 0),
+            url=str(file.get("url_private_download") or file.get("url_private") or ""),
+            external=bool(file.get("is_external")),
+        )
+        for file in event.get("files") or ()
+        if file.get("mode") != "tombstone"
+    )
+
+
+def is_message_ts(text: str) -> bool:
+    """Whether something is one of Slack's times, which are its messages' ids too."""
+    seconds, dot, rest = text.partition(".")
+    return bool(dot) and seconds.isdecimal() and rest.isdecimal() and len(text) < 40
+
+
+def _extract_text(message: dict[str, Any], me: SlackIdentity) -> str:
+    text = str(message.get("text") or "")
+    # "@us /status" is a command; alone, Slack would take a slash for one of its own
+    mention, _, rest = text.strip().partition(">")
+    if mention.partition("|")[0] == f"<@{me.user}" and rest.strip().startswith("/"):
+        text = rest.strip()
+    return formatting.from_mrkdwn(text, names={me.user: me.name})
+
+
+def is_own_message(message: dict[str, Any], me: SlackIdentity) -> bool:
+    return message.get("user") == me.user or (bool(me.bot) and message.get("bot_id") == me.bot)
+
+
+def _is_edit(event: dict[str, Any], message: dict[str, Any]) -> bool:
+    before = event.get("previous_message") or {}
+    return bool(message.get("edited")) and before.get("text") != message.get("text")
+
+
+def _get_hops(message: dict[str, Any]) -> int:
+    metadata = message.get("metadata") or {}
+    hops = metadata.get("event_payload", {}).get("hops") if metadata.get("event_type") == METADATA_EVENT_TYPE else 0
+    return hops if isinstance(hops, int) and 0 <= hops <= 1_000 else 0
+
+
+def _require_id(fields: dict[str, Any], key: str) -> str:
+    value = fields[key]
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{key} is no id")
+    return value

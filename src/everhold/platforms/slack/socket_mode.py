@@ -1,0 +1,153 @@
+"""One connection of Slack's socket mode: envelopes come out of it in order, and are confirmed one by one by whoever
+kept what they tell. Nothing is confirmed by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+import aiohttp
+from msgspec import Struct
+
+from everhold.errors import Refused
+from everhold.ports.platform import IncomingMessage
+
+T = TypeVar("T")
+
+HELLO_SECONDS: Final = 15.0
+HEARTBEAT_SECONDS: Final = 15.0
+CLOSE_SECONDS: Final = 1.0
+RECONNECT_SECONDS: Final = 30.0
+
+
+class SlackHello(Struct, frozen=True):
+    """What Slack says first."""
+
+    connections: int
+    """How many listen to this app, ourselves included."""
+
+
+class SlackEnvelope(Struct, frozen=True, kw_only=True):
+    """Something Slack tells. `late` is what was made of it, for one that was put back until that was done."""
+
+    id: str
+    type: str
+    payload: dict[str, Any]
+    pending_message: asyncio.Task[IncomingMessage | None] | None = None
+
+    @property
+    def event_id(self) -> str:
+        """The event's id: the same in every envelope that brings it."""
+        return str(self.payload.get("event_id") or self.id)
+
+    @property
+    def channel(self) -> str:
+        event = self.payload.get("event")
+        return str(event.get("channel")) if isinstance(event, dict) else ""
+
+
+class SlackSocketConnection:
+    """`async with Line(…) as line`, then `hello()`, then iterate."""
+
+    port = 0
+    """Where it is listened, for one that is called."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, *, proxy: str | None) -> None:
+        self._session = session
+        self._url = url
+        self._proxy = proxy
+        self._inbox: asyncio.Queue[SlackEnvelope | BaseException | None] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.asked_to_leave = False
+        """Slack wants us to connect anew: it renews its connections now and then."""
+
+    async def __aenter__(self) -> SlackSocketConnection:
+        self._socket = await self._session.ws_connect(
+            self._url,
+            heartbeat=HEARTBEAT_SECONDS,
+            proxy=self._proxy,
+            max_msg_size=0,
+            timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._socket.close()
+
+    async def receive_hello(self) -> SlackHello:
+        async with asyncio.timeout(HELLO_SECONDS):
+            first = await self._socket.receive()
+        if first.type is not aiohttp.WSMsgType.TEXT:
+            raise aiohttp.ClientConnectionError("closed before a word was said")
+        self.reader_task = self.start_task(self._read_socket())
+        return SlackHello(first.json().get("num_connections") or 1)
+
+    async def acknowledge(self, id: str) -> None:
+        """Tell Slack that an envelope needs not come again. If it does not hear that, it comes again."""
+        with contextlib.suppress(ConnectionError):
+            await self._socket.send_json({"envelope_id": id})
+
+    def start_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Work that ends with the connection at the latest. If it fails, so does the iteration."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def requeue(self, envelope: SlackEnvelope, task: asyncio.Task[IncomingMessage | None]) -> None:
+        """Have an envelope come again once something is done."""
+
+        def done(task: asyncio.Task[IncomingMessage | None]) -> None:
+            if not task.cancelled() and task.exception() is None:
+                again = SlackEnvelope(
+                    id=envelope.id, type=envelope.type, payload=envelope.payload, pending_message=task
+                )
+                self._inbox.put_nowait(again)
+
+        task.add_done_callback(done)
+
+    def close_after_delay(self, sleep: Callable[[float], Awaitable[None]]) -> None:
+        """End the connection by itself after a while."""
+
+        async def leave() -> None:
+            await sleep(RECONNECT_SECONDS)
+            self.asked_to_leave = True
+            self._inbox.put_nowait(None)
+
+        self.start_task(leave())
+
+    async def __aiter__(self) -> AsyncIterator[SlackEnvelope]:
+        while (found := await self._inbox.get()) is not None:
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+
+    async def _read_socket(self) -> None:
+        async for message in self._socket:
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                continue
+            told = message.json()
+            if told.get("type") == "disconnect":
+                if told.get("reason") == "link_disabled":
+                    raise Refused("socket mode is switched off", remedy="switch it on in the app's settings")
+                self.asked_to_leave = True
+                break
+            if told.get("envelope_id"):
+                payload = told.get("payload")
+                envelope = SlackEnvelope(
+                    id=str(told["envelope_id"]),
+                    type=str(told.get("type")),
+                    payload=payload if isinstance(payload, dict) else {"event": payload},
+                )
+                self._inbox.put_nowait(envelope)
+        self._inbox.put_nowait(None)
+
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._inbox.put_nowait(error)

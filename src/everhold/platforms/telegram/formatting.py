@@ -1,0 +1,94 @@
+"""Markdown as models write it -> a text, and what is to be seen of it. What is not clearly marked stays as it was."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from telegram import MessageEntity
+
+from everhold.core.message_split import count_units
+
+_FENCE: Final = re.compile(r"^```([\w+#-]*)[ \t]*\n(.*?)\n?^```[ \t]*$", re.MULTILINE | re.DOTALL)
+_HEADING: Final = re.compile(r"^#{1,6}[ \t]+(\S.*?)[ \t]*#*$", re.MULTILINE)
+_BULLET: Final = re.compile(r"^([ \t]*)[-*+][ \t]+(?=\S)", re.MULTILINE)
+_MARKS: Final = (
+    ("code", re.compile(r"`([^`\n]+)`")),
+    ("text_link", re.compile(r"\[([^\[\]\n]+)\]\((https?://[^\s()]+)\)")),
+    ("bold", re.compile(r"\*\*(?=[^\s*])([^\n]+?)(?<=\S)\*\*(?!\*)")),
+    ("bold", re.compile(r"(?<!\w)__(?=[^\s_])(\S+ [^\n]*?)(?<=\S)__(?!\w)")),  # one word alone may be a name: __init__
+    ("strikethrough", re.compile(r"~~(?=\S)([^~\n]+?)(?<=\S)~~")),
+    ("italic", re.compile(r"(?<![\w*\\])\*(?=[^\s*])([^*\n]+?)(?<=[^\s*])\*(?![\w*])")),
+    ("italic", re.compile(r"(?<![\w_\\])_(?=[^\s_])([^_\n]+?)(?<=[^\s_])_(?![\w_])")),
+)
+_PLAIN: Final = frozenset("*_~`[#-+")
+MAX_ENTITIES: Final = 100
+"""What is marked beyond this Telegram ignores."""
+
+
+def format_markdown(text: str) -> tuple[str, list[MessageEntity]]:
+    """The text without its marks, and the marks. A text that would be nothing but marks is left alone."""
+    if not _PLAIN & set(text):
+        return text, []
+    page = _EntityWriter()
+    at = 0
+    for fence in _FENCE.finditer(text):
+        page.write_prose(text[at : fence.start()])
+        page.write_marked("pre", fence[2], language=fence[1] or None)
+        at = fence.end()
+    page.write_prose(text[at:])
+    plain = "".join(page.pieces)
+    if not plain.strip() or count_units(plain) > count_units(text) or len(page.entities) > MAX_ENTITIES:
+        return text, []
+    return plain, page.entities
+
+
+class _EntityWriter:
+    """What was written so far, counted as Telegram counts."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.entities: list[MessageEntity] = []
+        self.length = 0
+
+    def write_prose(self, text: str) -> None:
+        text = _BULLET.sub(r"\1• ", text)
+        at = 0
+        for heading in _HEADING.finditer(text):
+            self.write_inline(text[at : heading.start()])
+            start = self.length
+            self.write_inline(heading[1])
+            self._add_entity("bold", start)
+            at = heading.end()
+        self.write_inline(text[at:])
+
+    def write_inline(self, text: str) -> None:
+        """Text with marks in it: the first of them, what is before it, and then the rest."""
+        while True:
+            found = [(match.start(), kind, match) for kind, shape in _MARKS if (match := shape.search(text))]
+            if not found:
+                self.write(text)
+                return
+            _, kind, match = min(found, key=lambda it: it[0])
+            self.write(text[: match.start()])
+            start = self.length
+            if kind == "code":
+                self.write(match[1])
+            else:
+                self.write_inline(match[1])
+            self._add_entity(kind, start, url=match[2] if kind == "text_link" else None)
+            text = text[match.end() :]
+
+    def write_marked(self, kind: str, text: str, *, language: str | None = None) -> None:
+        start = self.length
+        self.write(text)
+        self._add_entity(kind, start, language=language)
+
+    def write(self, text: str) -> None:
+        self.pieces.append(text)
+        self.length += count_units(text)
+
+    def _add_entity(self, kind: str, start: int, *, url: str | None = None, language: str | None = None) -> None:
+        if self.length > start:
+            length = self.length - start
+            self.entities.append(MessageEntity(kind, offset=start, length=length, url=url, language=language))

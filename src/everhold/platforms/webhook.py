@@ -1,0 +1,130 @@
+"""A small server for platforms that call us: bounds first, then the secret over what was received, then the content.
+
+It listens on this machine, for a reverse proxy that has the certificate. Whoever calls is answered 200 only after what
+they brought is kept; anything else they bring again. Nothing is open: without a secret it does not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from everhold.errors import EverholdError, Refused
+
+MAX_BODY_BYTES: Final = 1 << 20
+BODY_SECONDS: Final = 5.0
+MAX_CONCURRENT_REQUESTS: Final = 64
+
+VerifyRequest = Callable[[Mapping[str, str], bytes], bool]
+"""Whether headers and raw body come from whom they say. Called before anything is taken apart."""
+AcceptBody = Callable[[bytes], Awaitable[bytes | None]]
+"""Keeps what was brought; what to answer, if anything. Raises to be brought it again."""
+
+
+class WebhookServer:
+    """Takes POSTs at one path."""
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        proof: VerifyRequest,
+        take: AcceptBody,
+        most_bytes: int = MAX_BODY_BYTES,
+        seconds: float = BODY_SECONDS,
+    ) -> None:
+        self._path = path
+        self._verify = proof
+        self._accept_body = take
+        self._max_body_bytes = most_bytes
+        self._body_seconds = seconds
+        self._arriving = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        answer = await self._handle_request(scope, receive)
+        status, body = answer if isinstance(answer, tuple) else (answer, b"")
+        headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"text/plain")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _handle_request(self, scope: Scope, receive: Receive) -> int | tuple[int, bytes]:
+        if scope["path"] != self._path:
+            return 404
+        if scope["method"] != "POST":
+            return 405
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        declared = headers.get("content-length", "0")
+        if not declared.isdigit() or int(declared) > self._max_body_bytes:
+            return 413
+        if self._arriving >= MAX_CONCURRENT_REQUESTS:
+            return 503
+        self._arriving += 1
+        try:
+            async with asyncio.timeout(self._body_seconds):
+                body = await self._read_body(receive)
+        except TimeoutError:
+            return 408
+        finally:
+            self._arriving -= 1
+        if body is None:
+            return 413
+        if not self._verify(headers, body):
+            return 401
+        try:
+            return 200, await self._accept_body(body) or b""
+        except EverholdError:
+            return 503  # not kept: it has to be brought again
+
+    async def _read_body(self, receive: Receive) -> bytes | None:
+        """The whole body, or None if it does not end in time to be small."""
+        data = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise TimeoutError  # whoever sent it has left
+            data += message.get("body", b"")
+            if len(data) > self._max_body_bytes:
+                return None
+            if not message.get("more_body", False):
+                return bytes(data)
+
+    async def serve(self, *, host: str, port: int, ready: Callable[[int], None] = lambda _: None) -> None:
+        """Serve until cancelled. Raises Refused if the port is taken."""
+        config = uvicorn.Config(
+            self,
+            host=host,
+            port=port,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+        )
+        server = _WebhookUvicornServer(config)
+        task = asyncio.get_running_loop().create_task(server.serve())
+        try:
+            while not server.started:
+                if task.done():
+                    raise Refused(f"{host}:{port} cannot be listened on", remedy="choose another port")
+                await asyncio.sleep(0.01)
+            ready(server.servers[0].sockets[0].getsockname()[1])
+            await asyncio.wait([task])
+        finally:
+            server.should_exit = True
+            await asyncio.gather(task, return_exceptions=True)
+
+
+class _WebhookUvicornServer(uvicorn.Server):
+    """Signals are the gateway's business, and a port that is taken is no reason to end the process."""
+
+    async def serve(self, sockets: object = None) -> None:
+        try:
+            await self._serve(None)
+        except SystemExit as error:
+            raise Refused("the port is taken") from error

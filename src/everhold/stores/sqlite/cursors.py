@@ -1,0 +1,418 @@
+"""Cursors: woken, claimed under a fence, updated, released. It never knows what a consumer does with what it reads.
+
+Times are stored as (since, wait), so that a clock that jumps can be seen: something that began in the future is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import apsw
+import msgspec
+
+from everhold.errors import InvalidRequest, LeaseLost
+from everhold.ports.store import CURSOR_SEPARATOR, Backlog, Claim, ConsumerCursor, CursorUpdate, InFlightBatch, Wakeup
+from everhold.stores.sqlite.rows import fetch_rows
+from everhold.stores.sqlite.sessions import SessionHead, compute_head
+
+_UPSERT_WAKEUP: Final = (
+    "insert into cursors(session, consumer, processed_seq, since, wait, due, mandatory) values (?, ?, ?, ?, ?, ?, ?) "
+    "on conflict(session, consumer) do update set "
+    "since = excluded.since, wait = excluded.wait, due = excluded.due, mandatory = excluded.mandatory "
+    "where cursors.due is null or (cursors.mandatory = 0 and cursors.attempts = 0 and excluded.due < cursors.due)"
+)
+_END_MODEL_WAIT: Final = (
+    "update cursors set since = ?, wait = 0, due = ?, mandatory = 0, attempts = 0, error = '', waits_for = '' "
+    "where session = ? and consumer = ? and due is not null and waits_for not in ('', ?)"
+)
+_SELECT_HELD: Final = (
+    "select c.processed_seq, c.in_flight, c.attempts, c.since, c.wait, c.due, c.mandatory, c.error, c.waits_for, "
+    "c.owner, "
+    "exists(select 1 from dead_letters d where d.state = 'replaying' and d.session = c.session "
+    "and d.consumer = c.consumer), "
+    "c.fence, s.next_seq, s.generation, s.parent "
+    "from cursors c join sessions s on s.id = c.session where c.session = ? and c.consumer = ?"
+)
+_CONSUMERS: Final = (
+    "with recursive consumers(name) as ("
+    "select min(consumer) from cursors where due is not null "
+    "union all select (select min(consumer) from cursors where due is not null and consumer > consumers.name) "
+    "from consumers where consumers.name is not null) "
+    "select name from consumers where name is not null"
+)
+_IS_FREE: Final = "(owner = '' or :at >= lease_since + lease_wait or :at < lease_since)"
+_COLUMNS: Final = (
+    "consumer, session, processed_seq, in_flight, attempts, since, wait, mandatory, owner, fence, error, waits_for"
+)
+_CLAIM: Final = (
+    "update cursors set owner = ?, lease_since = ?, lease_wait = ?, fence = fence + 1 "
+    "where session = ? and consumer = ?{only} "
+    f"returning {_COLUMNS}, (select agent from sessions where id = cursors.session)"
+)
+_CLAIM_IDLE: Final = (
+    "update cursors set since = ?, wait = ?, due = ?, mandatory = ?, "
+    "owner = ?, lease_since = ?, lease_wait = ?, fence = fence + 1 "
+    "where session = ? and consumer = ? and due is null and owner = '' "
+    f"returning {_COLUMNS}, (select agent from sessions where id = cursors.session)"
+)
+_CLAIM_ANY: Final = _CLAIM.format(only="")
+_CLAIM_FREE: Final = _CLAIM.format(only=" and owner = '' and due <= ?")
+_batches: Final = msgspec.json.Decoder(InFlightBatch)
+_encoder: Final = msgspec.json.Encoder()
+
+
+class HeldCursor(NamedTuple):
+    """A claimed cursor's row and its session's, as they stand when a change begins."""
+
+    processed_seq: int
+    in_flight: str | None
+    attempts: int
+    since: float | None
+    wait: float
+    due: float | None
+    mandatory: int
+    error: str
+    waits_for: str
+    owner: str
+    replays: int
+    """Whether dead letters of it are to be tried again."""
+    head: SessionHead
+
+
+# -- conditions --------------------------------------------------------------------------------------------------------
+
+
+def check_claim(cur: apsw.Cursor, claim: Claim) -> HeldCursor:
+    """The cursor's row, if it is still held under this claim's fence."""
+    cursor = claim.cursor
+    row: tuple[Any, ...] | None = cur.execute(_SELECT_HELD, (cursor.session, cursor.consumer)).get
+    if row is None or row[9] != cursor.owner or row[11] != cursor.fence:
+        raise LeaseLost(
+            f"cursor {cursor.consumer} of session {cursor.session} is no longer held under fence {cursor.fence}"
+        )
+    return HeldCursor._make((*row[:11], compute_head(cur, *row[12:])))
+
+
+# -- what a change does ------------------------------------------------------------------------------------------------
+
+
+def apply_wakeups(
+    cur: apsw.Cursor, session: str, wakeups: Iterable[Wakeup], *, before: int, at: float
+) -> tuple[Claim, ...]:
+    """Make cursors due; a new one starts after `before` unless it says where. Returns those claimed at once."""
+    claims: tuple[Claim, ...] = ()
+    for one in wakeups:
+        wait = one.wait
+        seconds = wait.seconds
+        if one.waits_for:
+            cur.execute(_END_MODEL_WAIT, (at, at, session, one.consumer, one.waits_for))
+            continue
+        if one.owner and not seconds:
+            row = cur.execute(
+                _CLAIM_IDLE, (at, seconds, at, wait.mandatory, one.owner, at, one.lease, session, one.consumer)
+            ).get
+            if row is not None:
+                claims += (_build_claim(cur, row, taken_over=False),)
+                continue
+        start = before if one.start is None else one.start
+        cur.execute(_UPSERT_WAKEUP, (session, one.consumer, start, at, seconds, at + seconds, wait.mandatory))
+        if one.owner:
+            row = cur.execute(_CLAIM_FREE, (one.owner, at, one.lease, session, one.consumer, at)).get
+            if row is not None:
+                claims += (_build_claim(cur, row, taken_over=False),)
+    return claims
+
+
+def update_cursor(
+    cur: apsw.Cursor, claim: Claim, held: HeldCursor, wanted: CursorUpdate, *, at: float, grown_to: int | None
+) -> bool:
+    """Write what becomes of a claimed cursor. `grown_to` is the last seq of its session that others appended.
+
+    Whether it was let go of with nothing left to do.
+    """
+    cursor = claim.cursor
+    key = (cursor.session, cursor.consumer)
+    since, wait, due, mandatory, waits_for = held.since, held.wait, held.due, held.mandatory, held.waits_for
+    if wanted.wait is not None:
+        since, wait, due, mandatory = at, wanted.wait.seconds, at + wanted.wait.seconds, int(wanted.wait.mandatory)
+        waits_for = wanted.wait.waits_for
+    if wanted.idle_at is not None:
+        if grown_to is None:
+            grown_to = held.head[0] - 1
+        if grown_to > wanted.idle_at or (held.replays and _has_replays(cur, key)):
+            since, wait, due, mandatory = at, 0.0, at, 0
+        elif wanted.wait is None:
+            since, wait, due, mandatory = None, 0.0, None, 0
+    cur.execute(
+        "update cursors set processed_seq = ?, in_flight = ?, attempts = ?, since = ?, wait = ?, due = ?, "
+        "mandatory = ?, error = ?, waits_for = ?, owner = ? where session = ? and consumer = ?",
+        (
+            held.processed_seq if wanted.processed_seq is None else wanted.processed_seq,
+            _encode_in_flight(held.in_flight, wanted),
+            held.attempts if wanted.attempts is None else wanted.attempts,
+            since,
+            wait,
+            due,
+            mandatory,
+            held.error if wanted.error is None else wanted.error,
+            "" if due is None else waits_for,
+            "" if wanted.release else held.owner,
+            *key,
+        ),
+    )
+    return wanted.release and due is None
+
+
+def _encode_in_flight(stored: str | None, wanted: CursorUpdate) -> str | None:
+    if wanted.in_flight is None:
+        return None if wanted.clear_in_flight else stored
+    if wanted.clear_in_flight:
+        raise InvalidRequest("a batch cannot be cleared in the change that sends it")
+    in_flight = wanted.in_flight
+    if stored is not None and in_flight.state != "voided":
+        # Its holder may not have seen that part of it was erased meanwhile.
+        before = _batches.decode(stored)
+        if before.state == "voided" and (before.items, before.digest) == (in_flight.items, in_flight.digest):
+            in_flight = msgspec.structs.replace(in_flight, state="voided")
+    return _encoder.encode(in_flight).decode()
+
+
+def void_in_flight(cur: apsw.Cursor, session: str, gone: set[int]) -> None:
+    """Mark every batch in flight of this session that contains one of the entries in `gone`."""
+    flying = fetch_rows(
+        cur, "select consumer, in_flight from cursors where session = ? and in_flight is not null", (session,)
+    )
+    for consumer, text in flying:
+        in_flight = _batches.decode(text)
+        if in_flight.state != "voided" and any(item.seq in gone for item in in_flight.items):
+            void = _encoder.encode(msgspec.structs.replace(in_flight, state="voided")).decode()
+            cur.execute(
+                "update cursors set in_flight = ? where session = ? and consumer = ?", (void, session, consumer)
+            )
+
+
+def has_in_flight(cur: apsw.Cursor, session: str) -> bool:
+    return cur.execute("select 1 from cursors where session = ? and in_flight is not null", (session,)).get is not None
+
+
+def _has_replays(cur: apsw.Cursor, key: tuple[str, str]) -> bool:
+    found = cur.execute(
+        "select 1 from dead_letters where state = 'replaying' and session = ? and consumer = ? limit 1", key
+    ).get
+    return found is not None
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+
+def claim_cursors(
+    cur: apsw.Cursor,
+    *,
+    owner: str,
+    at: float,
+    lease: float,
+    limit: int,
+    skip: Sequence[str],
+    only: Sequence[str],
+    back: bool = True,
+) -> list[Claim]:
+    """Take what is due. `back`: the clock may have gone back behind the moment at which something began to wait."""
+    if back:
+        _restart_mandatory_waits(cur, at)
+    consumers = _list_consumers(cur, skip=[name for name in skip if CURSOR_SEPARATOR not in name], only=only)
+    due = _find_due_cursors(cur, at=at, limit=limit, consumers=consumers, back=back)
+    if any(before == owner for *_, before in due):
+        # the clock was set: waits_for `owner` has at work stays there, and takes no place from others
+        due = _find_due_cursors(cur, at=at, limit=limit + len(skip), consumers=consumers, back=back)
+        due = [it for it in due if it[3] != owner or f"{it[2]}{CURSOR_SEPARATOR}{it[1]}" not in skip][:limit]
+    return [
+        _build_claim(cur, cur.execute(_CLAIM_ANY, (owner, at, lease, session, consumer)).get, taken_over=before != "")
+        for _, session, consumer, before in due
+    ]
+
+
+def _build_claim(cur: apsw.Cursor, row: Sequence[Any], *, taken_over: bool) -> Claim:
+    """The claim on a cursor whose row says who has it now. What it left running goes on under the new fence."""
+    cursor = parse_cursor_row(row[:-1])
+    cur.execute(
+        "update operations indexed by operations_running "
+        "set fence = ?, attempts = attempts + 1 - paused, paused = 0 "
+        "where session = ? and consumer = ? and state = 'running'",
+        (cursor.fence, cursor.session, cursor.consumer),
+    )
+    return Claim(cursor=cursor, agent=row[-1] or "", taken_over=taken_over)
+
+
+def _list_consumers(cur: apsw.Cursor, *, skip: Sequence[str], only: Sequence[str]) -> list[str]:
+    """The consumers that anything waits for; there are few of them, however many cursors they have."""
+    return [
+        name
+        for (name,) in fetch_rows(cur, _CONSUMERS)
+        if (not only or _is_consumer_match(name, only)) and not (skip and _is_consumer_match(name, skip))
+    ]
+
+
+def _is_consumer_match(consumer: str, patterns: Sequence[str]) -> bool:
+    return any(
+        consumer.startswith(pattern[:-1]) if pattern.endswith("*") else consumer == pattern for pattern in patterns
+    )
+
+
+def _find_due_cursors(
+    cur: apsw.Cursor, *, at: float, limit: int, consumers: Sequence[str], back: bool
+) -> list[tuple[float, str, str, str]]:
+    """(due, session, consumer, owner so far) of the cursors to claim, the longest due first."""
+    found: set[tuple[float, str, str, str]] = set()
+    for consumer in consumers:
+        found.update(
+            fetch_rows(
+                cur,
+                "select due, session, consumer, owner from cursors "
+                f"where consumer = :consumer and due <= :at and {_IS_FREE} "
+                "order by due, session limit :limit",
+                {"consumer": consumer, "at": at, "limit": limit},
+            )
+        )
+    if back:
+        # The clock went back behind the moment these began to wait, so it is unknown how long they have. Mandatory
+        # delays were begun anew before.
+        wanted = set(consumers)
+        early = (
+            f"select due, session, consumer, owner from cursors where due is not null and since > :at and {_IS_FREE}"
+        )
+        found.update(row for row in fetch_rows(cur, early, {"at": at}) if row[2] in wanted)
+    return sorted(found)[:limit]
+
+
+def _restart_mandatory_waits(cur: apsw.Cursor, at: float) -> None:
+    """A mandatory wait is never shortened: when the clock went back, the whole of it begins again."""
+    cur.execute(
+        "update cursors set since = :at, due = :at + wait where due is not null and since > :at and mandatory = 1",
+        {"at": at},
+    )
+
+
+def renew_leases(cur: apsw.Cursor, held: Iterable[tuple[str, str]], *, owner: str, at: float, lease: float) -> int:
+    still = 0
+    for session, consumer in held:
+        cur.execute(
+            "update cursors set lease_since = ?, lease_wait = ? where session = ? and consumer = ? and owner = ?",
+            (at, lease, session, consumer, owner),
+        )
+        still += cur.connection.changes()
+    return still
+
+
+def retry_now(cur: apsw.Cursor, *, at: float, held: Sequence[str] = ()) -> int:
+    which, values = "attempts > 0", list[str]()
+    if held:
+        values = _list_consumers(cur, skip=(), only=held)
+        which = f"attempts = 0 and consumer in ({', '.join('?' * len(values))})"
+    cur.execute(
+        "update cursors set since = ?, wait = 0, due = ? "
+        f"where due is not null and due > ? and mandatory = 0 and {which}",
+        (at, at, at, *values),
+    )
+    return cur.connection.changes()
+
+
+def revoke_leases(cur: apsw.Cursor, *, owner: str, at: float) -> int:
+    """End foreign leases, but keep the holders' names: whoever claims next has to know that somebody was there."""
+    cur.execute("update cursors set lease_since = ?, lease_wait = 0 where owner <> '' and owner <> ?", (at, owner))
+    return cur.connection.changes()
+
+
+def find_latest_wait_start(cur: apsw.Cursor) -> float:
+    """When the last of those that wait began to: a clock that is not behind that has not gone back on anybody."""
+    since: float | None = cur.execute("select max(since) from cursors where due is not null").get
+    return float("-inf") if since is None else since
+
+
+def find_next_due(
+    cur: apsw.Cursor, *, at: float, skip: Sequence[str], only: Sequence[str], back: bool = True
+) -> float | None:
+    soonest: float | None = None
+    for consumer in _list_consumers(cur, skip=skip, only=only):
+        row = cur.execute(
+            f"select due from cursors where consumer = :consumer and due is not null and {_IS_FREE} order by due limit 1",
+            {"consumer": consumer, "at": at},
+        ).get
+        if row is not None and (soonest is None or row < soonest):
+            soonest = row
+    waits = [] if soonest is None else [max(0.0, soonest - at)]
+    if back:
+        # where the clock went back, `due` lies further ahead than the wait is long
+        early = f"select consumer, wait, mandatory from cursors where due is not null and since > :at and {_IS_FREE}"
+        for consumer, wait, mandatory in fetch_rows(cur, early, {"at": at}):
+            if (not only or _is_consumer_match(consumer, only)) and not (skip and _is_consumer_match(consumer, skip)):
+                waits.append(wait if mandatory else 0.0)
+    return min(waits, default=None)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def build_cursors_query(*, consumer: str = "", session: str = "", waiting: bool = False) -> tuple[str, list[Any]]:
+    where = ["true"]
+    values: list[Any] = []
+    if session:
+        where.append("session = ?")
+        values.append(session)
+    if consumer:
+        where.append("consumer = ?")
+        values.append(consumer)
+    if waiting:
+        where.append("due is not null")
+    return f"select {_COLUMNS} from cursors where {' and '.join(where)} order by session, consumer", values
+
+
+SELECT_BACKLOG: Final = """
+with behind as (
+  select cursors.consumer, sessions.agent, cursors.attempts, cursors.error, cursors.due,
+    (select count(*) from operations as turn where turn.session = cursors.session and turn.type = 'turn'
+      and turn.state in ('done', 'stopped', 'interrupted') and turn.last > cursors.processed_seq)
+    + (select count(*) from entries where session = cursors.session and seq > cursors.processed_seq
+      and kind = 'noted') as items,
+    (select min(entries.at) from entries where session = cursors.session and seq > cursors.processed_seq
+      and (kind = 'noted' or kind = 'ended' and op in (
+        select turn.op from operations as turn where turn.session = cursors.session and turn.type = 'turn'
+        and turn.state in ('done', 'stopped', 'interrupted')))) as oldest
+  from cursors join sessions on sessions.id = cursors.session
+  where cursors.due is not null and cursors.consumer >= :consumers and cursors.consumer < :beyond
+)
+select consumer, agent, count(*), sum(items), min(oldest), max(attempts), max(error), min(due)
+from behind group by consumer, agent order by consumer, agent
+"""
+
+
+def parse_backlog_row(row: Sequence[Any]) -> Backlog:
+    consumer, agent, cursors, items, oldest, attempts, error, due = row
+    return Backlog(
+        consumer=consumer,
+        agent=agent,
+        cursors=cursors,
+        items=items,
+        oldest=oldest,
+        attempts=attempts,
+        error=error,
+        due=due,
+    )
+
+
+def parse_cursor_row(row: Sequence[Any]) -> ConsumerCursor:
+    consumer, session, processed_seq, in_flight, attempts, since, wait, mandatory, owner, fence, error, waits_for = row
+    return ConsumerCursor(
+        consumer=consumer,
+        session=session,
+        processed_seq=processed_seq,
+        in_flight=None if in_flight is None else _batches.decode(in_flight),
+        attempts=attempts,
+        since=since,
+        wait=wait,
+        mandatory=bool(mandatory),
+        owner=owner,
+        fence=fence,
+        error=error,
+        waits_for=waits_for,
+    )

@@ -1,0 +1,1 @@
+"""Log lines and metrics: rendering, redaction, and the names of events."""

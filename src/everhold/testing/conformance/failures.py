@@ -1,0 +1,221 @@
+"""When things go wrong on the way, with the gateway's own lanes around the provider: nothing is lost or held up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from everhold.errors import EverholdError, InDoubt, Transient
+from everhold.ports.platform import DeliveryGuarantee
+from everhold.testing.conformance.harness import (
+    GatewayHarness,
+    delay_store,
+    hang_forever,
+    lose_answer,
+    refuse_connection,
+    slow_down_store,
+)
+from everhold.testing.conformance.scenario import CheckFailed, CheckSkipped, ProviderScenario
+from everhold.testing.conformance.storing import IDEMPOTENT_GUARANTEES
+
+TURN_SECONDS: Final = 2.0
+"""A turn that takes longer has waited for the memory."""
+
+
+@contextlib.asynccontextmanager
+async def start_gateway(scenario: ProviderScenario) -> AsyncIterator[GatewayHarness]:
+    gateway = await GatewayHarness(scenario).start()
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()
+
+
+async def _check_arrivals(scenario: ProviderScenario, gateway: GatewayHarness, *tokens: str) -> None:
+    """Each once; where nobody can tell, at least once, and twice only with the doubt on record."""
+    if gateway.memory_client.delivery in (*IDEMPOTENT_GUARANTEES, DeliveryGuarantee.PROBE):
+        await scenario.assert_found(gateway.memory_client, *tokens)
+        return
+    for token in tokens:
+        if not await scenario.find_hits(gateway.memory_client, token):
+            await scenario.assert_found(gateway.memory_client, token)
+
+
+async def check_lost_answer(scenario: ProviderScenario) -> None:
+    """An answer that is lost after the work was done: nothing is doubled, where it can be told."""
+    async with start_gateway(scenario) as gateway:
+        tokens = [scenario.make_token() for _ in range(3)]
+        gateway.faulty_provider.faults.extend([lose_answer, lose_answer])
+        for token in tokens:
+            await gateway.send_message(f"we met {token}")
+        await gateway.wait_until_delivered()
+        await _check_arrivals(scenario, gateway, *tokens)
+
+
+async def check_late_answer(scenario: ProviderScenario) -> None:
+    """A request that is carried out late, after it was asked for or sent again: nothing is doubled."""
+    async with start_gateway(scenario) as gateway:
+        begun: list[asyncio.Task[Any]] = []
+        it = gateway.memory_client
+        if it.delivery is DeliveryGuarantee.PROBE:
+            seconds = it.deadline * 0.9  # within its deadline: nobody may ask before that has passed
+        elif it.delivery in IDEMPOTENT_GUARANTEES:
+            seconds = it.deadline * 2
+        else:
+            raise CheckSkipped(f"it declares {it.delivery} delivery: nobody can tell")
+        gateway.faulty_provider.faults.append(delay_store(seconds, begun))
+        first, second = scenario.make_token(), scenario.make_token()
+        await gateway.send_message(f"we met {first}")
+        await gateway.wait_until_delivered()
+        await gateway.send_message(f"then came {second}")
+        await gateway.wait_until_delivered()
+        await asyncio.gather(*begun)
+        await asyncio.sleep(it.visible_after)
+        await scenario.assert_found(it, first, second)
+        if it.delivery is DeliveryGuarantee.PROBE and not gateway.faulty_provider.probe_count:
+            raise CheckFailed("nobody asked it what had arrived")
+
+
+async def check_outage(scenario: ProviderScenario) -> None:
+    """While it is away nothing is lost, and when it is back everything comes, once."""
+    async with start_gateway(scenario) as gateway:
+        gateway.faulty_provider.default_fault = refuse_connection
+        tokens = [scenario.make_token() for _ in range(5)]
+        for token in tokens:
+            await gateway.send_message(f"we met {token}")
+        await asyncio.sleep(0.1)
+        for token in tokens:
+            await scenario.assert_not_found(gateway.memory_client, token)
+        gateway.faulty_provider.default_fault = None
+        await gateway.wait_until_delivered()
+        await scenario.assert_found(gateway.memory_client, *tokens)
+
+
+async def check_slowness(scenario: ProviderScenario) -> None:
+    """A slow provider holds nobody up, and gets everything."""
+    async with start_gateway(scenario) as gateway:
+        gateway.faulty_provider.default_fault = slow_down_store(gateway.memory_client.deadline / 2)
+        tokens = [scenario.make_token() for _ in range(3)]
+        before = gateway.clock.monotonic()
+        for token in tokens:
+            await gateway.send_message(f"we met {token}")
+        if gateway.clock.monotonic() - before > len(tokens) * TURN_SECONDS:
+            raise CheckFailed("turns wait for it")
+        await gateway.wait_until_delivered()
+        await scenario.assert_found(gateway.memory_client, *tokens)
+
+
+async def check_hanging(scenario: ProviderScenario) -> None:
+    """One that hangs is given up after its deadline; no turn waits for it, and later it gets everything."""
+    async with start_gateway(scenario) as gateway:
+        gateway.faulty_provider.faults.extend([hang_forever, hang_forever])
+
+        async def never() -> None:
+            await asyncio.get_running_loop().create_future()
+
+        gateway.faulty_provider.before_find = never
+        gateway.runtimes.settings |= {"recalls": ("it",), "recall_seconds": 0.2}
+        tokens = [scenario.make_token() for _ in range(3)]
+        before = gateway.clock.monotonic()
+        for token in tokens:
+            await gateway.send_message(f"we met {token}")
+        if gateway.clock.monotonic() - before > len(tokens) * TURN_SECONDS:
+            raise CheckFailed("turns wait for it")
+        gateway.faulty_provider.before_find = None
+        await gateway.wait_until_delivered(seconds=30.0)
+        await _check_arrivals(scenario, gateway, *tokens)
+
+
+async def check_cancellation(scenario: ProviderScenario) -> None:
+    """A call that is broken off at any moment leaves a provider that works."""
+    it = scenario.build_client()
+    tokens = [scenario.make_token() for _ in range(6)]
+    items = [scenario.make_note(f"once more: {token}") for token in tokens]
+    for steps, item in enumerate(items):
+        storing = asyncio.ensure_future(it.store(scenario.make_batch(item)))
+        finding = asyncio.ensure_future(it.find(scenario.make_query(tokens[0])))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        for task in (storing, finding):
+            task.cancel()
+        await asyncio.gather(storing, finding, return_exceptions=True)
+    # what was broken off may have arrived: it is told by its key, or looked for, as everywhere
+    for item in items:
+        if it.delivery is DeliveryGuarantee.PROBE:
+            await asyncio.sleep(it.visible_after)
+            if await it.probe(scenario.make_batch(item)):
+                continue
+        elif it.delivery not in IDEMPOTENT_GUARANTEES and await scenario.find_hits(it, item.text.rpartition(" ")[2]):
+            continue
+        try:
+            await scenario.store_items(it, item)
+        except TimeoutError:
+            raise CheckFailed("after a call was broken off, it does not answer any more") from None
+    await scenario.assert_found(it, *tokens)
+
+
+async def check_provider_switch(scenario: ProviderScenario) -> None:
+    """Another object takes over while one is at work: the call ends, the rest goes the new way, nothing twice."""
+    async with start_gateway(scenario) as gateway:
+        gateway.faulty_provider.faults.append(slow_down_store(gateway.memory_client.deadline / 2))
+        tokens = [scenario.make_token() for _ in range(4)]
+        await gateway.send_message(f"we met {tokens[0]}")
+        await asyncio.sleep(gateway.memory_client.deadline / 10)
+        old = gateway.replace_provider()
+        closing = asyncio.ensure_future(old.close())
+        for token in tokens[1:]:
+            await gateway.send_message(f"we met {token}")
+        await gateway.wait_until_delivered()
+        async with asyncio.timeout(10):
+            await closing
+        await scenario.assert_found(gateway.memory_client, *tokens)
+
+
+async def check_kill(scenario: ProviderScenario) -> None:
+    """The process is killed in the middle of a call: the next one finishes what it began, once where it can be told."""
+    async with start_gateway(scenario) as gateway:
+        tokens = [scenario.make_token() for _ in range(4)]
+        await gateway.send_message(f"we met {tokens[0]}")
+        await gateway.wait_until_delivered()
+        gateway.faulty_provider.faults.append(slow_down_store(gateway.memory_client.deadline / 2))
+        await gateway.send_message(f"we met {tokens[1]}")
+        await gateway.send_message(f"we met {tokens[2]}")
+        gateway.crash()
+        gateway.replace_provider()
+        await gateway.start()
+        await gateway.send_message(f"we met {tokens[3]}")
+        await gateway.wait_until_delivered()
+        await _check_arrivals(scenario, gateway, *tokens)
+
+
+async def check_service_outage(scenario: ProviderScenario) -> None:
+    """When its service is away, it says so in time and in our words, and goes on by itself once that is back."""
+    harness = scenario.require_harness()
+    it = scenario.build_client()
+    first, second = scenario.make_token(), scenario.make_token()
+    await scenario.store_items(it, scenario.make_note(f"before: {first}"))
+    await harness.disconnect()
+    try:
+        await _check_outage_error(it.store(scenario.make_batch(scenario.make_note("meanwhile"))), "store", it.deadline)
+        await _check_outage_error(it.find(scenario.make_query(first)), "find", it.deadline)
+    finally:
+        await harness.reconnect()
+    await scenario.store_items(it, scenario.make_note(f"after: {second}"))
+    await scenario.assert_found(it, first, second)
+
+
+async def _check_outage_error(call: Any, what: str, deadline: float) -> None:
+    try:
+        async with asyncio.timeout(deadline + 1):
+            await call
+    except (Transient, InDoubt):
+        return
+    except EverholdError as error:
+        raise CheckFailed(
+            f"`{what}` says {type(error).__name__} about an outage: that would be given up, not tried again"
+        ) from None
+    except TimeoutError:
+        raise CheckFailed(f"`{what}` says nothing within its deadline") from None
+    raise CheckFailed(f"`{what}` does as if nothing was wrong")

@@ -1,0 +1,199 @@
+"""A gateway around the provider under test: the real store and the real lanes, and faults between them and it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from everhold.core.access import AdmissionDecision
+from everhold.core.consumers import MEMORY_PREFIX, memory_consumer
+from everhold.core.entries import ChatLocation
+from everhold.engine.memory_client import MemoryClient
+from everhold.errors import InDoubt, Transient
+from everhold.ports.clock import RandomSource
+from everhold.ports.memory import MemoryBatch, MemoryHit, MemoryProvider, MemoryQuery
+from everhold.ports.model import ModelResponse
+from everhold.ports.platform import AcceptResult, IncomingMessage
+from everhold.stores.sqlite import SqliteStore
+from everhold.testing.conformance.scenario import POLL_SECONDS, CheckFailed, ProviderScenario
+from everhold.testing.fakes import FakeModel, FakePlatform
+from everhold.testing.gateway import FakeRuntimes, GatewayProcess, InProcessGateway, RecordingLogger
+from everhold.testing.seeded_random import SeededRandom
+
+StoreCall: TypeAlias = Callable[[MemoryBatch], Awaitable[Mapping[str, str]]]
+StoreFault: TypeAlias = Callable[[StoreCall, MemoryBatch], Awaitable[Mapping[str, str]]]
+"""(what storing would be, the batch) -> what becomes of it instead."""
+
+
+async def lose_answer(store: StoreCall, batch: MemoryBatch) -> Mapping[str, str]:
+    """It is stored, and nobody hears of it."""
+    await store(batch)
+    raise InDoubt("the answer was lost")
+
+
+async def refuse_connection(store: StoreCall, batch: MemoryBatch) -> Mapping[str, str]:
+    raise Transient("nobody answers")
+
+
+async def hang_forever(store: StoreCall, batch: MemoryBatch) -> Mapping[str, str]:
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("nobody wakes up from this")
+
+
+def delay_store(seconds: float, begun: list[asyncio.Task[Any]]) -> StoreFault:
+    """The answer is lost at once, and the request carried out only after `seconds`."""
+
+    async def fault(store: StoreCall, batch: MemoryBatch) -> Mapping[str, str]:
+        async def carry_out() -> None:
+            await asyncio.sleep(seconds)
+            await store(batch)
+
+        begun.append(asyncio.get_running_loop().create_task(carry_out()))
+        raise InDoubt("the connection broke")
+
+    return fault
+
+
+def slow_down_store(seconds: float) -> StoreFault:
+    async def fault(store: StoreCall, batch: MemoryBatch) -> Mapping[str, str]:
+        await asyncio.sleep(seconds)
+        return await store(batch)
+
+    return fault
+
+
+class FaultyProvider:
+    """The provider as the gateway sees it: faults happen on the way, everything else is the provider's own."""
+
+    def __init__(self, provider: MemoryProvider) -> None:
+        self.provider = provider
+        self.faults: deque[StoreFault] = deque()
+        self.default_fault: StoreFault | None = None
+        self.before_find: Callable[[], Awaitable[None]] | None = None
+        self.store_count = 0
+        self.probe_count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.provider, name)
+
+    async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
+        self.store_count += 1
+        fault = self.faults.popleft() if self.faults else self.default_fault
+        return await (fault(self.provider.store, batch) if fault else self.provider.store(batch))
+
+    async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
+        if self.before_find is not None:
+            await self.before_find()
+        return await self.provider.find(query)
+
+    async def probe(self, batch: MemoryBatch) -> Sequence[str]:
+        self.probe_count += 1
+        found: Sequence[str] = await cast(Any, self.provider).probe(batch)
+        return found
+
+
+class LoopClock:
+    """Time is the loop's, real or virtual."""
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time() + 1_700_000_000.0
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class GatewayHarness:
+    """Agents `main` and `other`, each with the provider as its only memory."""
+
+    def __init__(self, scenario: ProviderScenario) -> None:
+        self.scenario = scenario
+        self.path: Path = scenario.path / "gateway"
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.chance: RandomSource = SeededRandom(int(scenario.mark, 16))
+        self.clock = LoopClock()
+        self.logger = RecordingLogger()
+        self.runtimes = FakeRuntimes()
+        self.runtimes.model = self.runtimes.summariser = FakeModel(lambda _: ModelResponse(text="Good."))
+        self.runtimes.platforms[("fake", "main")] = FakePlatform()
+        self.faulty_provider: FaultyProvider
+        self.replace_provider()
+        self.process_count = 0
+        self._ids = 0
+        self.process: GatewayProcess | None = None
+
+    def replace_provider(self) -> MemoryClient:
+        """Put another object of the provider in the place of the one there was; the old one."""
+        before = self.runtimes.find_memory("it", "main") if self.runtimes.memories else None
+        self.faulty_provider = FaultyProvider(self.scenario.build_provider())
+        self.runtimes.memories["it"] = cast(MemoryProvider, self.faulty_provider)
+        attached = self.runtimes.find_memory("it", "main")
+        assert attached is not None
+        attached.deadline = min(attached.deadline, self.scenario.seconds)
+        return before or attached
+
+    @property
+    def memory_client(self) -> MemoryClient:
+        attached = self.runtimes.find_memory("it", "main")
+        assert attached is not None
+        return attached
+
+    async def admit_message(self, incoming: IncomingMessage) -> AdmissionDecision:
+        return AdmissionDecision(agent=incoming.agent or "main", person=incoming.sender, group="shared")
+
+    async def start(self) -> GatewayHarness:
+        self.process_count += 1
+        self.process = GatewayProcess(cast(InProcessGateway, self), f"life-{self.process_count}")
+        await self.process.start()
+        return self
+
+    def crash(self) -> None:
+        """As kill -9 would: nothing is finished, flushed or let go of."""
+        assert self.process is not None
+        self.process.die()
+        for task in (*self.process.tasks, *self.process.supervisor.tasks):
+            task.cancel()
+        self.process = None
+
+    async def stop(self) -> None:
+        if self.process is not None:
+            self.crash()
+
+    @property
+    def store(self) -> SqliteStore:
+        assert self.process is not None
+        return self.process.disk
+
+    async def send_message(self, text: str, *, chat: str = "s1", who: str = "ada") -> AcceptResult:
+        """Somebody says something, and is answered."""
+        assert self.process is not None
+        self._ids += 1
+        chat, who = self.scenario.make_session_id(chat), self.scenario.make_person_id(who)
+        origin = ChatLocation(platform="fake", account="main", chat=chat, message=f"m{self._ids}")
+        verdict = await self.process.accept(IncomingMessage(origin=origin, text=text, sender=who, name=who))
+        until = self.clock.monotonic() + 10
+        while await self.store.list_pending(verdict.session) or (await self.store.get_session(verdict.session)).running:
+            if self.clock.monotonic() > until:
+                raise CheckFailed("a turn waited for the memory")
+            await asyncio.sleep(POLL_SECONDS)
+        return verdict
+
+    async def wait_until_delivered(self, *, seconds: float = 20.0) -> None:
+        """Until nothing is left to hand over. What waits after a failure is tried again at once."""
+        assert self.process is not None
+        until = self.clock.monotonic() + seconds + 3 * (self.memory_client.deadline + self.memory_client.visible_after)
+        while True:
+            busy = any(claim.consumer == memory_consumer("it") for claim in self.process.supervisor.tasks.values())
+            behind = await self.store.list_backlogs(MEMORY_PREFIX)
+            if not busy and not any(it.items for it in behind):
+                return
+            if self.clock.monotonic() > until:
+                raise CheckFailed(
+                    f"{sum(it.items for it in behind)} exchanges never arrived: {behind[0].error if behind else ''}"
+                )
+            if not busy:
+                await self.store.retry_now(at=self.clock.now())
+                self.process.wakeups.work_available.set()
+            await asyncio.sleep(POLL_SECONDS * 5)

@@ -1,0 +1,191 @@
+"""Storing and finding when nothing goes wrong: once, whole, in order, whatever the words are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+from everhold.errors import Refused, Transient
+from everhold.ports.memory import MemoryCapability, MemoryNote, MemoryScope, SessionSwitch
+from everhold.ports.platform import DeliveryGuarantee
+from everhold.testing.conformance.scenario import BOB_AUDIENCE, CheckFailed, CheckSkipped, ProviderScenario
+
+IDEMPOTENT_GUARANTEES: Final = (DeliveryGuarantee.KEYED, DeliveryGuarantee.UPSERT)
+LARGE_ITEM_CHARS: Final = 1_000_000
+CONCURRENT_NOTES: Final = 50
+MAX_TRIES: Final = 3
+UNICODE_TEXTS: Final = (
+    "Grüße aus Ærøskøbing", "日本語のテキスト", "שלום עולם", "مرحبا", "e\u0301 combining", "👩🏽\u200d🚀 in orbit",
+    "a\ttab, a\nnewline, a \"quote\", a 'tick', a \\ and a %s {} $x", "<b>not html</b> & -- ; drop table",
+    "\u202eright to left\u202c", "null\x00byte",
+)  # fmt: skip
+
+
+async def check_basics(scenario: ProviderScenario) -> None:
+    """What is stored is found again, in its own words, and nothing else is."""
+    it = scenario.build_client()
+    first, second, never = scenario.make_token(), scenario.make_token(), scenario.make_token()
+    exchange, note = scenario.make_exchange(f"my boat is called {first}"), scenario.make_note(f"the {second} is blue")
+    await scenario.assert_not_found(it, first)
+    receipts = await scenario.store_items(it, exchange, note)
+    strange = set(receipts) - {exchange.key, note.key}
+    if strange:
+        raise CheckFailed(f"`store` gives back keys nobody stored: {', '.join(sorted(strange))}")
+    await scenario.assert_found(it, first, second)
+    await scenario.assert_not_found(it, never)
+    if len(await it.find(scenario.make_query(first, limit=1))) > 1:
+        raise CheckFailed("it finds more than it was asked for")
+
+
+async def check_duplicates(scenario: ProviderScenario) -> None:
+    """The same batch once more changes nothing, where that is declared; where it can be asked, it knows what it has."""
+    it = scenario.build_client()
+    token, other = scenario.make_token(), scenario.make_token()
+    item, missing = scenario.make_exchange(f"we saw a {token}"), scenario.make_exchange(f"we never saw a {other}")
+    if it.delivery is DeliveryGuarantee.PROBE:
+        if await it.probe(scenario.make_batch(item)):
+            raise CheckFailed("`probe` says something has arrived that was never sent")
+        await scenario.store_items(it, item)
+        await asyncio.sleep(it.visible_after)
+        there = list(await it.probe(scenario.make_batch(item, missing)))
+        if there != [item.key]:
+            raise CheckFailed(f"`probe` says {there}, and only {item.key} was stored; `visible_after` may be too short")
+        await scenario.assert_found(it, token)
+        return
+    if it.delivery not in IDEMPOTENT_GUARANTEES:
+        raise CheckSkipped(f"it declares {it.delivery} delivery: a repeat is the policy's business")
+    for _ in range(3):
+        await scenario.store_items(it, item)
+    await asyncio.sleep(it.visible_after)
+    await scenario.assert_found(it, token)
+
+
+async def check_order(scenario: ProviderScenario) -> None:
+    """What comes later is later: a batch is taken in from the front, and one after the other."""
+    it = scenario.build_client()
+    tokens = [scenario.make_token() for _ in range(6)]
+    items = [scenario.make_note(f"step {number}: {token}") for number, token in enumerate(tokens)]
+    seen = False
+    if it.has_capability(MemoryCapability.RETRACT):
+        # in one batch: taken back, and said anew after that
+        await scenario.store_items(it, items[0], scenario.make_retraction(items[0]), items[1])
+        await scenario.assert_found(it, tokens[1])
+        await scenario.assert_not_found(it, tokens[0])
+        await scenario.store_items(it, items[2])
+        await scenario.store_items(it, scenario.make_retraction(items[2]))
+        await asyncio.sleep(it.visible_after)
+        await scenario.assert_not_found(it, tokens[2])
+        seen = True
+    if scenario.harness is not None:
+        await scenario.store_items(it, *items[3:5])
+        await scenario.store_items(it, items[5])
+        await scenario.assert_found(it, *tokens[3:])
+        kept = [
+            text for text in await scenario.harness.list_stored_texts() if any(token in text for token in tokens[3:])
+        ]
+        if [next(token for token in tokens[3:] if token in text) for text in kept] != tokens[3:]:
+            raise CheckFailed(f"the far side has them in another order: {kept}")
+        seen = True
+    if not seen:
+        raise CheckSkipped("nothing of it shows: it takes nothing back, and there is no harness to look through")
+
+
+async def check_unicode(scenario: ProviderScenario) -> None:
+    """Any text people can type comes back as it was, or is refused with a reason."""
+    it = scenario.build_client()
+    for words in UNICODE_TEXTS:
+        token = scenario.make_token()
+        try:
+            await scenario.store_items(it, scenario.make_note(f"{token} {words}"))
+        except Refused:
+            continue
+        await scenario.assert_found(it, token)
+        (found,) = await scenario.find_hits(it, token)
+        if words not in found.text:
+            raise CheckFailed(f"{words!r} came back as {found.text[:80]!r}")
+
+
+async def check_large_items(scenario: ProviderScenario) -> None:
+    """A megabyte in one item is kept, or refused with a reason; what stands behind it does not suffer."""
+    it = scenario.build_client()
+    big, small = scenario.make_token(), scenario.make_token()
+    kept = True
+    try:
+        await scenario.store_items(it, scenario.make_exchange(f"{big} " + "and so on " * (LARGE_ITEM_CHARS // 10)))
+    except Refused:
+        kept = False
+    await scenario.store_items(it, scenario.make_exchange(f"{small} is small"))
+    await scenario.assert_found(it, small)
+    if kept and not await scenario.find_hits(it, big):
+        raise CheckFailed("a megabyte was taken, and is not found")
+
+
+async def check_concurrent_notes(scenario: ProviderScenario) -> None:
+    """Fifty notes at once, from many sessions: none is lost, none refused by timing."""
+    it = scenario.build_client()
+    tokens = [scenario.make_token() for _ in range(CONCURRENT_NOTES)]
+    notes = [scenario.make_note(f"remember {token}", session=f"s{number}") for number, token in enumerate(tokens)]
+    it.deadline *= 15  # they may have to wait for each other
+
+    async def put(note: MemoryNote) -> None:
+        for _ in range(MAX_TRIES - 1):
+            with contextlib.suppress(Transient):  # nothing was done: a lane would try again, too
+                await scenario.store_items(it, note)
+                return
+        await scenario.store_items(it, note)
+
+    await asyncio.gather(*map(put, notes))
+    await scenario.assert_found(it, *tokens)
+
+
+async def check_capabilities(scenario: ProviderScenario) -> None:
+    """Everything it declares answers, in time and in kind."""
+    it = scenario.build_client()
+    token = scenario.make_token()
+    item = scenario.make_exchange(f"{token} is what I told you")
+    await scenario.store_items(it, item)
+    await scenario.assert_found(it, token)
+    names = [tool.spec.name for tool in it.tools.values()]
+    if len(names) != len(set(names)):
+        raise CheckFailed("two of its tools have one name")
+    it.prompt()
+    where = MemoryScope(
+        agent="main",
+        session=item.session,
+        name=scenario.make_batch(item).name,
+        person=item.stamp.person,
+        audience=item.stamp.audience,
+    )
+    async with asyncio.timeout(it.deadline * 4):
+        if it.has_capability(MemoryCapability.BEFORE_COMPRESS):
+            await it.before_compress(where, item.heard)
+        if it.has_capability(MemoryCapability.SESSION_SWITCHED):
+            await it.session_switched(SessionSwitch(how="new", before=where, after=where))
+            await scenario.assert_found(it, token)
+        if it.has_capability(MemoryCapability.JOBS):
+            jobs = scenario.make_job_batch(item, "count the cats", "there are three")
+            for _ in range(2):  # after a lost answer it comes again
+                await it.store(jobs)
+            await scenario.assert_found(it, token)
+        if it.has_capability(MemoryCapability.HEALTH) and not (health := await it.health()).well:
+            raise CheckFailed(f"it works, and says that it is not well: {health.text}")
+        if it.has_capability(MemoryCapability.EXPORT) and not any(
+            [token in found.text async for found in it.export(scenario.make_person_id("ada"))]
+        ):
+            raise CheckFailed("`export` leaves out what the person said")
+        if it.has_capability(MemoryCapability.EXPORT) and any(
+            [token in found.text async for found in it.export(scenario.make_person_id("bob"))]
+        ):
+            raise CheckFailed("`export` gives one person what another said")
+        if it.has_capability(MemoryCapability.FORGET):
+            other = scenario.make_token()
+            await scenario.store_items(
+                it, scenario.make_exchange(f"{other} is Bob's", who="bob", audience=BOB_AUDIENCE, session="s2")
+            )
+            await scenario.assert_found(it, other, who="bob", audience=BOB_AUDIENCE)
+            forgotten = await it.forget(scenario.make_person_id("ada"))
+            await asyncio.sleep(it.visible_after)
+            if not forgotten.kept:
+                await scenario.assert_not_found(it, token)
+            await scenario.assert_found(it, other, who="bob", audience=BOB_AUDIENCE)

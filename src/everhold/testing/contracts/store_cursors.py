@@ -1,0 +1,647 @@
+"""What every store promises about lanes: when they are due, who holds one, and what becomes of its flight."""
+
+from __future__ import annotations
+
+import pytest
+
+from everhold.core.entries import Began, ChatLocation, Ended, EntryDraft, Noted, Said
+from everhold.errors import InvalidRequest, LeaseLost
+from everhold.ports.store import CursorUpdate, DeadLetter, InFlightBatch, Item, Receipt, RetryDelay, Step, Wakeup
+from everhold.testing.contracts.store_scenario import StoreScenario, make_heard, make_own_draft, store_promise
+
+TEN_YEARS_SECONDS = 10 * 365 * 86_400.0
+
+
+def make_in_flight_batch(*seqs: int, digest: str = "d", state: str = "sent") -> InFlightBatch:
+    items = tuple(Item(seq=seq, key=f"k{seq}") for seq in seqs)
+    return InFlightBatch(items=items, upto=max(seqs), digest=digest, state=state)  # type: ignore[arg-type]
+
+
+def make_idle_update(at: int) -> CursorUpdate:
+    return CursorUpdate(idle_at=at, release=True)
+
+
+class StoreCursorContract:
+    # -- waking
+
+    @store_promise
+    async def test_a_cursor_begins_reading_at_the_entry_that_woke_it_first(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard(wake="")
+        await scenario.commit_heard(wake="")
+        await scenario.commit_heard(wake="turn", at=3.0)
+        cursor = await scenario.read_cursor()
+        assert (cursor.processed_seq, cursor.since, cursor.wait, cursor.mandatory) == (2, 3.0, 0.0, False)
+        await scenario.commit_heard(wake="turn", at=4.0)
+        assert (await scenario.read_cursor()).processed_seq == 2
+
+    @store_promise
+    async def test_a_new_cursor_can_be_told_where_to_begin(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard(wake="")
+        await scenario.commit_heard(wake="")
+        await scenario.commit(wakeups=(Wakeup(consumer="memory", start=0), Wakeup(consumer="index", start=1)))
+        assert [(await scenario.read_cursor(consumer)).processed_seq for consumer in ("memory", "index")] == [0, 1]
+        await scenario.commit(wakeups=(Wakeup(consumer="memory", start=2),))
+        assert (await scenario.read_cursor("memory")).processed_seq == 0
+
+    @store_promise
+    async def test_a_cursor_is_due_when_its_wait_is_over(self, scenario: StoreScenario) -> None:
+        await scenario.wake_consumer("compression", 30.0, at=100.0)
+        assert await scenario.claim_consumers(at=129.0) == []
+        assert await scenario.store.get_next_due(at=110.0) == pytest.approx(20.0)
+        assert await scenario.store.get_next_due(at=140.0) == 0.0
+        assert await scenario.claim_consumers(at=130.0) == ["compression"]
+
+    @store_promise
+    async def test_an_earlier_wakeup_wins_and_a_later_one_changes_nothing(self, scenario: StoreScenario) -> None:
+        await scenario.wake_consumer("compression", 30.0, at=100.0)
+        await scenario.wake_consumer("compression", 60.0, at=100.0)
+        assert (await scenario.read_cursor("compression")).wait == 30.0
+        await scenario.wake_consumer("compression", 5.0, at=101.0)
+        cursor = await scenario.read_cursor("compression")
+        assert (cursor.since, cursor.wait) == (101.0, 5.0)
+
+    @store_promise
+    async def test_a_mandatory_delay_is_not_shortened_by_a_wakeup(self, scenario: StoreScenario) -> None:
+        await scenario.wake_consumer("platform", 30.0, at=100.0, mandatory=True)
+        await scenario.wake_consumer("platform", at=101.0)
+        assert await scenario.claim_consumers(at=129.0) == []
+        assert await scenario.claim_consumers(at=130.0) == ["platform"]
+
+    @store_promise
+    async def test_a_cursor_that_waits_after_a_failure_is_not_hurried(self, scenario: StoreScenario) -> None:
+        await scenario.wake_consumer("platform", at=100.0)
+        claim = await scenario.claim_cursor("platform", at=100.0)
+        await scenario.update_cursor(
+            claim, at=100.0, attempts=1, error="down", wait=RetryDelay(seconds=30.0), release=True
+        )
+        await scenario.wake_consumer("platform", at=101.0)
+        assert await scenario.claim_consumers(at=129.0) == []
+        claim = await scenario.claim_cursor("platform", at=130.0)
+        assert (claim.cursor.attempts, claim.cursor.error) == (1, "down")
+
+    # -- claiming
+
+    @store_promise
+    async def test_the_longest_due_cursor_comes_first(self, scenario: StoreScenario) -> None:
+        await scenario.wake_consumer("c", at=3.0)
+        await scenario.wake_consumer("a", at=1.0)
+        await scenario.wake_consumer("b", at=2.0)
+        assert await scenario.claim_consumers(at=10.0, limit=2) == ["a", "b"]
+        assert await scenario.claim_consumers(at=10.0) == ["c"]
+
+    @store_promise
+    async def test_cursors_that_are_due_alike_come_by_session_whoever_held_them(self, scenario: StoreScenario) -> None:
+        await scenario.open_session("t")
+        await scenario.commit(wakeups=(Wakeup(consumer="turn"),), at=2.0)
+        await scenario.claim_cursor("turn", owner="gone", at=2.0)
+        await scenario.store.revoke_leases(owner="me", at=2.0)
+        await scenario.commit(wakeups=(Wakeup(consumer="turn"),), at=2.0, session="t")
+        assert (await scenario.claim_cursor("turn", owner="me", at=2.0)).session == "s"
+
+    @store_promise
+    async def test_consumers_can_be_skipped_or_singled_out(self, scenario: StoreScenario) -> None:
+        for consumer in ("memory:a", "memory:b", "turn", "platform"):
+            await scenario.wake_consumer(consumer)
+        assert await scenario.claim_consumers(only=("nobody",)) == []
+        assert await scenario.claim_consumers(skip=("memory:*", "turn")) == ["platform"]
+        assert await scenario.claim_consumers(only=("memory:*",), skip=("memory:a",)) == ["memory:b"]
+        assert await scenario.claim_consumers(only=("turn", "memory")) == ["turn"]
+        assert await scenario.store.get_next_due(at=1.0, skip=("memory:*",)) is None
+        assert await scenario.claim_consumers() == ["memory:a"]
+
+    @store_promise
+    async def test_a_claim_says_whose_cursor_it_is(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        claim = await scenario.claim_cursor(owner="me")
+        assert (claim.session, claim.consumer, claim.agent, claim.taken_over) == ("s", "turn", "main", False)
+        assert (claim.cursor.owner, claim.fence) == ("me", 1)
+        assert await scenario.read_cursor() == claim.cursor
+
+    @store_promise
+    async def test_a_cursor_can_be_taken_with_its_wakeup(self, scenario: StoreScenario) -> None:
+        taking = Wakeup(consumer="turn", owner="me", lease=60.0)
+        (claim,) = (await scenario.commit(at=5.0, wakeups=(taking,))).claims
+        assert (claim.session, claim.consumer, claim.agent, claim.taken_over) == ("s", "turn", "main", False)
+        assert (claim.cursor.owner, claim.fence) == ("me", 1)
+        assert await scenario.read_cursor() == claim.cursor
+        assert await scenario.claim_consumers(at=64.0, owner="you") == []
+        assert await scenario.claim_consumers(at=65.0, owner="you") == ["turn"]
+
+    @store_promise
+    async def test_a_wakeup_takes_no_cursor_that_is_held_or_not_yet_due(self, scenario: StoreScenario) -> None:
+        await scenario.wake_consumer("platform", 30.0, at=1.0, mandatory=True)
+        await scenario.wake_consumer("turn", at=1.0)
+        held = await scenario.claim_cursor("turn", at=1.0, owner="you")
+        done = await scenario.commit(
+            at=2.0,
+            wakeups=(
+                *(Wakeup(consumer=consumer, owner="me", lease=60.0) for consumer in ("turn", "platform")),
+                Wakeup(consumer="compression", wait=RetryDelay(seconds=9.0), owner="me", lease=60.0),
+            ),
+        )
+        assert done.claims == ()
+        assert (await scenario.read_cursor("turn")).owner == "you"
+        await scenario.update_cursor(held, at=3.0, release=True, idle_at=99)
+        assert await scenario.claim_consumers(at=2.0, owner="me") == []
+
+    @store_promise
+    async def test_taking_a_cursor_with_its_wakeup_moves_the_fence_of_what_runs_there(
+        self, scenario: StoreScenario
+    ) -> None:
+        seq = await scenario.commit_heard()
+        claim = await scenario.claim_cursor()
+        op = await scenario.begin_operation(seq, claim=claim)
+        await scenario.update_cursor(claim, release=True, idle_at=99)
+        (again,) = (await scenario.commit(wakeups=(Wakeup(consumer="turn", owner="me", lease=60.0),))).claims
+        assert again.fence == 2
+        with pytest.raises(LeaseLost):
+            await scenario.end_operation(op, claim=claim)
+        await scenario.end_operation(op, claim=again)
+
+    @store_promise
+    async def test_a_held_cursor_is_nobody_elses(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        await scenario.claim_cursor(at=1.0, owner="me", lease=60.0)
+        assert await scenario.claim_consumers(at=60.9, owner="you") == []
+        assert await scenario.store.get_next_due(at=2.0) is None
+
+    @store_promise
+    async def test_a_lease_that_is_over_can_be_taken_over_and_says_so(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        old = await scenario.claim_cursor(at=1.0, owner="old", lease=60.0)
+        new = await scenario.claim_cursor(at=61.0, owner="new", lease=60.0)
+        assert new.taken_over
+        assert new.fence == old.fence + 1
+        with pytest.raises(LeaseLost):
+            await scenario.update_cursor(old, release=True)
+        with pytest.raises(LeaseLost):
+            await scenario.begin_operation(1, claim=old)
+        await scenario.begin_operation(1, claim=new)
+
+    @store_promise
+    async def test_a_stalled_worker_is_fenced_off_from_its_own_later_self(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        old = await scenario.claim_cursor(at=1.0, owner="me", lease=60.0)
+        new = await scenario.claim_cursor(at=61.0, owner="me", lease=60.0)
+        assert new.taken_over
+        with pytest.raises(LeaseLost):
+            await scenario.update_cursor(old, release=True)
+        await scenario.update_cursor(new, release=True)
+
+    @store_promise
+    async def test_a_released_cursor_was_not_taken_over(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        claim = await scenario.claim_cursor()
+        await scenario.update_cursor(claim, release=True)
+        with pytest.raises(LeaseLost):
+            await scenario.update_cursor(claim, error="late")
+        assert not (await scenario.claim_cursor(owner="you")).taken_over
+
+    @store_promise
+    async def test_a_renewed_lease_lasts_longer(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        await scenario.wake_consumer("platform")
+        mine = await scenario.claim_cursor(at=1.0, owner="me", lease=60.0)
+        yours = await scenario.claim_cursor("platform", at=1.0, owner="you", lease=60.0)
+        assert await scenario.store.renew_leases([mine, mine, yours], owner="me", at=50.0, lease=60.0) == 1
+        assert await scenario.claim_consumers(at=109.0, owner="third") == ["platform"]
+        assert await scenario.claim_consumers(at=110.0, owner="third") == ["turn"]
+        assert await scenario.store.renew_leases([mine, yours], owner="me", at=111.0, lease=60.0) == 0
+
+    @store_promise
+    async def test_who_is_alone_ends_the_leases_of_the_dead(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        await scenario.wake_consumer("platform")
+        await scenario.wake_consumer("idle")
+        dead = await scenario.claim_cursor(at=1.0, owner="dead", lease=3600.0)
+        await scenario.claim_cursor("platform", at=1.0, owner="me", lease=3600.0)
+        assert await scenario.store.revoke_leases(owner="me", at=2.0) == 1
+        new = await scenario.claim_cursor(at=2.0, owner="me")
+        assert (new.taken_over, new.fence) == (True, dead.fence + 1)
+        assert await scenario.claim_consumers(at=2.0) == ["idle"]
+
+    @store_promise
+    async def test_a_cursor_that_is_due_again_while_held_waits_for_its_holder(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        claim = await scenario.claim_cursor(at=1.0)
+        await scenario.commit_heard(at=2.0)
+        assert await scenario.claim_consumers(at=3.0, owner="you") == []
+        await scenario.update_cursor(claim, at=4.0, idle_at=1, release=True)
+        assert await scenario.claim_consumers(at=4.0, owner="you") == ["turn"]
+
+    @store_promise
+    async def test_a_mandatory_delay_ends_for_whoever_asks_somebody_else(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        claim = await scenario.claim_cursor()
+        wait = RetryDelay(seconds=60.0, mandatory=True, waits_for="a")
+        await scenario.update_cursor(claim, at=2.0, attempts=3, error="a: busy", wait=wait, release=True)
+        assert (await scenario.read_cursor()).waits_for == "a"
+        for wake in (Wakeup(consumer="turn"), Wakeup(consumer="turn", waits_for="a")):
+            await scenario.commit(at=3.0, wakeups=(wake,))
+            assert await scenario.claim_consumers(at=3.0) == [], "what somebody asked for is never shortened for them"
+        await scenario.commit(
+            at=4.0, wakeups=(Wakeup(consumer="turn", waits_for="b"), Wakeup(consumer="compression", waits_for="b"))
+        )
+        cursor = await scenario.read_cursor()
+        assert (cursor.attempts, cursor.error, cursor.mandatory, cursor.waits_for) == (0, "", False, "")
+        assert await scenario.claim_consumers(at=4.0) == ["turn"]
+        assert await scenario.store.get_cursor("compression", "s") is None, "nothing else is woken by it"
+
+    @store_promise
+    async def test_a_wait_that_is_over_is_for_nobody(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        claim = await scenario.claim_cursor()
+        await scenario.update_cursor(claim, at=2.0, wait=RetryDelay(seconds=1.0, waits_for="a"), release=True)
+        claim = await scenario.claim_cursor(at=4.0)
+        await scenario.update_cursor(claim, at=4.0, idle_at=9, release=True)
+        assert (await scenario.read_cursor()).waits_for == ""
+
+    # -- clocks
+
+    @store_promise
+    async def test_a_clock_that_goes_back_freezes_nothing(self, scenario: StoreScenario) -> None:
+        for back in (3600.0, TEN_YEARS_SECONDS):
+            await scenario.wake_consumer("compression", 30.0, at=TEN_YEARS_SECONDS * 2)
+            assert await scenario.store.get_next_due(at=TEN_YEARS_SECONDS * 2 - back) == 0.0
+            claim = await scenario.claim_cursor("compression", at=TEN_YEARS_SECONDS * 2 - back)
+            await scenario.update_cursor(claim, at=TEN_YEARS_SECONDS * 2 - back, idle_at=9, release=True)
+
+    @store_promise
+    async def test_a_clock_that_goes_back_does_not_shorten_a_mandatory_delay(self, scenario: StoreScenario) -> None:
+        for now, back in ((TEN_YEARS_SECONDS * 4, 3600.0), (TEN_YEARS_SECONDS * 3, TEN_YEARS_SECONDS)):
+            await scenario.wake_consumer("platform", 30.0, at=now, mandatory=True)
+            assert await scenario.store.get_next_due(at=now - back) == 30.0
+            assert await scenario.claim_consumers(at=now - back) == []
+            assert await scenario.claim_consumers(at=now - back + 29.0) == []
+            claim = await scenario.claim_cursor("platform", at=now - back + 30.0)
+            await scenario.update_cursor(claim, at=now - back + 30.0, idle_at=9, release=True)
+
+    @store_promise
+    async def test_a_clock_that_jumps_ahead_makes_waits_due_and_loses_nothing(self, scenario: StoreScenario) -> None:
+        await scenario.wake_consumer("compression", 30.0, at=1.0)
+        await scenario.wake_consumer("platform", 30.0, at=1.0, mandatory=True)
+        assert await scenario.claim_consumers(at=TEN_YEARS_SECONDS) == ["compression", "platform"]
+
+    @store_promise
+    async def test_a_clock_that_stands_still_claims_each_cursor_once(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard(at=5.0)
+        claim = await scenario.claim_cursor(at=5.0)
+        assert await scenario.claim_consumers(at=5.0) == []
+        await scenario.update_cursor(claim, at=5.0, idle_at=1, release=True)
+        assert await scenario.claim_consumers(at=5.0) == []
+        await scenario.commit_heard(at=5.0)
+        assert await scenario.claim_consumers(at=5.0) == ["turn"]
+
+    @store_promise
+    async def test_a_clock_that_is_set_takes_no_cursor_from_those_who_are_at_work_here(
+        self, scenario: StoreScenario
+    ) -> None:
+        await scenario.commit_heard(at=1.0)
+        mine = await scenario.claim_cursor(at=TEN_YEARS_SECONDS, owner="me", lease=60.0)
+        for at in (TEN_YEARS_SECONDS + 3600.0, TEN_YEARS_SECONDS - 10.0, 2.0):
+            assert await scenario.claim_consumers(at=at, owner="me", skip=(mine.name,)) == []
+        await scenario.wake_consumer("platform", at=TEN_YEARS_SECONDS)
+        later = TEN_YEARS_SECONDS + 3600.0
+        assert await scenario.claim_consumers(at=later, owner="me", skip=(mine.name,), limit=1) == ["platform"], (
+            "it takes no place"
+        )
+        assert await scenario.claim_consumers(at=later, owner="you", skip=(mine.name,)) == ["turn"], (
+            "others cannot know"
+        )
+
+    @store_promise
+    async def test_whoever_has_let_go_of_a_cursor_may_take_it_again_while_they_wind_up(
+        self, scenario: StoreScenario
+    ) -> None:
+        await scenario.commit_heard()
+        mine = await scenario.claim_cursor(owner="me")
+        await scenario.update_cursor(mine, release=True)
+        assert await scenario.claim_consumers(owner="me", skip=(mine.name,)) == ["turn"]
+
+    @store_promise
+    async def test_a_lease_from_the_future_is_over(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard(at=1.0)
+        await scenario.claim_cursor(at=TEN_YEARS_SECONDS, owner="dead", lease=60.0)
+        assert (await scenario.claim_cursor(at=2.0, owner="me")).taken_over
+
+    # -- going idle
+
+    @store_promise
+    async def test_an_idle_cursor_is_not_due_until_it_is_woken(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        claim = await scenario.claim_cursor()
+        await scenario.update_cursor(claim, idle_at=1, release=True)
+        cursor = await scenario.read_cursor()
+        assert (cursor.since, cursor.owner) == (None, "")
+        assert await scenario.store.get_next_due(at=99.0) is None
+        assert await scenario.claim_consumers(at=99.0) == []
+        assert await scenario.store.list_cursors(waiting=True) == []
+        await scenario.commit_heard(at=100.0)
+        assert await scenario.claim_consumers(at=100.0) == ["turn"]
+
+    @store_promise
+    async def test_a_cursor_does_not_go_idle_over_what_it_has_not_seen(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        claim = await scenario.claim_cursor()
+        await scenario.commit_heard(at=2.0)
+        await scenario.update_cursor(claim, at=3.0, idle_at=1, release=True)
+        assert await scenario.claim_consumers(at=3.0) == ["turn"]
+
+    @store_promise
+    async def test_a_cursor_that_holds_back_is_due_later_or_as_soon_as_there_is_more(
+        self, scenario: StoreScenario
+    ) -> None:
+        await scenario.commit_heard()
+        claim = await scenario.claim_cursor(at=1.0)
+        await scenario.update_cursor(claim, at=1.0, idle_at=1, wait=RetryDelay(seconds=60.0), release=True)
+        assert await scenario.store.get_next_due(at=2.0) == 59.0
+        claim = await scenario.claim_cursor(at=61.0)
+        await scenario.update_cursor(claim, at=61.0, idle_at=1, wait=RetryDelay(seconds=60.0), release=True)
+        await scenario.commit_heard(at=62.0)
+        claim = await scenario.claim_cursor(at=62.0)
+        await scenario.commit_heard(at=63.0)
+        await scenario.update_cursor(claim, at=64.0, idle_at=2, wait=RetryDelay(seconds=60.0), release=True)
+        assert await scenario.claim_consumers(at=64.0) == ["turn"]
+
+    @store_promise
+    async def test_what_is_held_back_can_be_made_due_and_nothing_else_with_it(self, scenario: StoreScenario) -> None:
+        for consumer in ("memory:a", "memory:b", "platform"):
+            await scenario.wake_consumer(consumer, 60.0, at=1.0)
+        await scenario.wake_consumer("memory:firm", 60.0, at=1.0, mandatory=True)
+        await scenario.wake_consumer("memory:failed", at=1.0)
+        failed = await scenario.claim_cursor("memory:failed", at=1.0)
+        await scenario.update_cursor(failed, at=1.0, attempts=1, wait=RetryDelay(seconds=60.0), release=True)
+        assert await scenario.store.retry_now(at=2.0, held=("memory:*",)) == 2
+        assert await scenario.claim_consumers(at=2.0) == ["memory:a", "memory:b"]
+        assert await scenario.store.retry_now(at=2.0) == 1
+        assert await scenario.claim_consumers(at=2.0) == ["memory:failed"]
+
+    @store_promise
+    async def test_a_backlog_counts_what_memory_has_yet_to_get_and_nothing_else(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard(at=1.0)
+        claim = await scenario.claim_cursor(at=1.0)
+        turn = await scenario.begin_operation(1, claim=claim)
+        await scenario.end_operation(
+            turn, claim=claim, at=5.0, wakeups=(Wakeup(consumer="memory:a", start=0), Wakeup(consumer="platform"))
+        )
+        await scenario.commit(
+            EntryDraft(body=Noted(text="n"), author="agent:main"),
+            at=6.0,
+            wakeups=(Wakeup(consumer="memory:a"), Wakeup(consumer="memory:b")),
+        )
+        found = {it.consumer: it for it in await scenario.store.list_backlogs("memory:")}
+        assert {consumer: (it.agent, it.cursors, it.items, it.oldest) for consumer, it in found.items()} == {
+            "memory:a": ("main", 1, 2, 5.0),
+            "memory:b": ("main", 1, 1, 6.0),
+        }
+        held = await scenario.claim_cursor("memory:a", at=7.0)
+        wait = RetryDelay(seconds=60.0)
+        await scenario.update_cursor(
+            held, at=7.0, processed_seq=turn + 1, attempts=4, error="down", wait=wait, release=True
+        )
+        first = (await scenario.store.list_backlogs("memory:"))[0]
+        assert (first.items, first.attempts, first.error, first.due) == (1, 4, "down", 67.0)
+        done = await scenario.claim_cursor("memory:b", at=7.0)
+        await scenario.update_cursor(done, at=7.0, processed_seq=4, idle_at=4, release=True)
+        assert [it.consumer for it in await scenario.store.list_backlogs("memory:")] == ["memory:a"]
+
+    @store_promise
+    async def test_a_cursor_does_not_wake_itself_with_what_it_appends(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        claim = await scenario.claim_cursor()
+        op = await scenario.begin_operation(1, claim=claim)
+        from_turn = (Said(text="x", to=ChatLocation(platform="test")), Ended())
+        drafts = [EntryDraft(body=body, author="agent:main", op=op) for body in from_turn]
+        await scenario.commit(
+            *drafts,
+            step=Step.END,
+            op=op,
+            claim=claim,
+            wakeups=(Wakeup(consumer="platform"),),
+            cursor=make_idle_update(2),
+        )
+        assert await scenario.claim_consumers(at=9.0) == ["platform"]
+
+    @store_promise
+    async def test_going_idle_elsewhere_looks_at_the_cursors_own_session(self, scenario: StoreScenario) -> None:
+        await scenario.open_session("t")
+        await scenario.commit_heard(wake="backlinks")
+        claim = await scenario.claim_cursor("backlinks")
+        await scenario.commit(Noted(text="there"), session="t", claim=claim, cursor=make_idle_update(1))
+        assert (await scenario.read_cursor("backlinks")).since is None
+        await scenario.commit_heard(wake="backlinks")
+        claim = await scenario.claim_cursor("backlinks")
+        await scenario.commit_heard(wake="")
+        await scenario.commit(Noted(text="there"), session="t", claim=claim, cursor=make_idle_update(2))
+        assert (await scenario.read_cursor("backlinks")).since is not None
+
+    # -- updating
+
+    @store_promise
+    async def test_only_its_holder_says_what_becomes_of_a_cursor(self, scenario: StoreScenario) -> None:
+        with pytest.raises(InvalidRequest):
+            await scenario.commit(cursor=make_idle_update(0))
+
+    @store_promise
+    async def test_an_update_leaves_what_it_does_not_name(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        claim = await scenario.claim_cursor()
+        await scenario.update_cursor(claim, processed_seq=1, attempts=3, error="e", in_flight=make_in_flight_batch(1))
+        await scenario.update_cursor(claim, wait=RetryDelay(seconds=5.0, mandatory=True), at=9.0)
+        cursor = await scenario.read_cursor()
+        assert (cursor.processed_seq, cursor.attempts, cursor.error, cursor.in_flight) == (
+            1,
+            3,
+            "e",
+            make_in_flight_batch(1),
+        )
+        assert (cursor.since, cursor.wait, cursor.mandatory, cursor.owner) == (9.0, 5.0, True, "me")
+        await scenario.update_cursor(claim, clear_in_flight=True, attempts=0, error="")
+        cursor = await scenario.read_cursor()
+        assert (cursor.in_flight, cursor.attempts, cursor.error, cursor.processed_seq) == (None, 0, "", 1)
+
+    @store_promise
+    async def test_an_in_flight_batch_survives_a_take_over_as_it_was(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        claim = await scenario.claim_cursor(at=1.0, owner="old", lease=1.0)
+        await scenario.update_cursor(claim, in_flight=make_in_flight_batch(1, state="in_doubt"))
+        assert (await scenario.claim_cursor(at=9.0, owner="new")).cursor.in_flight == make_in_flight_batch(
+            1, state="in_doubt"
+        )
+
+    @store_promise
+    async def test_a_repeated_key_still_lets_its_cursor_move_on(self, scenario: StoreScenario) -> None:
+        await scenario.open_session("t")
+        tied = EntryDraft(body=Noted(text="once"), author="system", dedup="tie:s:1")
+        await scenario.commit(tied, session="t")
+        await scenario.commit_heard(wake="backlinks")
+        claim = await scenario.claim_cursor("backlinks")
+        done = await scenario.commit(tied, session="t", claim=claim, cursor=make_idle_update(1))
+        assert done.duplicate
+        cursor = await scenario.read_cursor("backlinks")
+        assert (cursor.since, cursor.owner) == (None, "")
+
+    # -- erasing
+
+    @store_promise
+    async def test_erasing_voids_the_in_flight_batches_that_carry_it(self, scenario: StoreScenario) -> None:
+        for _ in range(3):
+            await scenario.commit_heard(wake="")
+        for consumer in ("a", "b", "c"):
+            await scenario.wake_consumer(consumer)
+        a, b, _ = [await scenario.claim_cursor(consumer) for consumer in ("a", "b", "c")]
+        await scenario.update_cursor(a, in_flight=make_in_flight_batch(1, 2))
+        await scenario.update_cursor(b, in_flight=make_in_flight_batch(3))
+        await scenario.erase_entries(2)
+        states = {
+            cursor.consumer: cursor.in_flight and cursor.in_flight.state
+            for cursor in await scenario.store.list_cursors(session="s")
+        }
+        assert states == {"a": "voided", "b": "sent", "c": None}
+
+    @store_promise
+    async def test_erasing_voids_the_exchange_that_an_erased_message_belongs_to(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard("kept", wake="")
+        await scenario.commit(make_own_draft(Began(type="turn", takes=(1,))), make_own_draft(Ended()))
+        await scenario.commit_heard("secret", wake="")
+        await scenario.commit(make_own_draft(Began(type="turn", takes=(4,))), make_own_draft(Ended()))
+        for consumer in ("a", "b"):
+            await scenario.wake_consumer(consumer)
+        a, b = [await scenario.claim_cursor(consumer) for consumer in ("a", "b")]
+        await scenario.update_cursor(a, in_flight=make_in_flight_batch(3))
+        await scenario.update_cursor(b, in_flight=make_in_flight_batch(6))
+        await scenario.erase_entries(4)
+        assert (await scenario.read_cursor("a")).in_flight == make_in_flight_batch(3)
+        assert (await scenario.read_cursor("b")).in_flight == make_in_flight_batch(6, state="voided")
+
+    @store_promise
+    async def test_a_holder_who_does_not_know_cannot_bring_a_voided_batch_back(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        claim = await scenario.claim_cursor()
+        await scenario.update_cursor(claim, in_flight=make_in_flight_batch(1))
+        await scenario.erase_entries(1)
+        await scenario.update_cursor(claim, in_flight=make_in_flight_batch(1, state="in_doubt"))
+        assert (await scenario.read_cursor()).in_flight == make_in_flight_batch(1, state="voided")
+        await scenario.update_cursor(claim, in_flight=make_in_flight_batch(1, digest="without it", state="unsent"))
+        assert (await scenario.read_cursor()).in_flight == make_in_flight_batch(1, digest="without it", state="unsent")
+        await scenario.update_cursor(claim, clear_in_flight=True)
+        assert (await scenario.read_cursor()).in_flight is None
+
+    # -- what they leave
+
+    @store_promise
+    async def test_receipts_are_kept_per_part_and_consumer(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        await scenario.commit_heard()
+
+        def receipt(seq: int, part: int, reader: str = "platform", remote: str = "r") -> Receipt:
+            return Receipt(consumer=reader, session="s", seq=seq, part=part, key="k", remote=remote, at=7.0)
+
+        await scenario.commit(at=7.0, receipts=(receipt(1, 0), receipt(1, 1), receipt(2, 0), receipt(1, 0, "other")))
+        await scenario.commit(at=7.0, receipts=(receipt(1, 0, remote="edited"),))
+        found = await scenario.store.list_receipts("s", seq=1, consumer="platform")
+        assert found == [receipt(1, 0, remote="edited"), receipt(1, 1)]
+        assert len(await scenario.store.list_receipts("s")) == 4
+        assert await scenario.store.list_receipts("t") == []
+
+    @store_promise
+    async def test_what_may_have_arrived_twice_is_counted(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        assert await scenario.store.count_receipts_in_doubt() == 0
+        sure = Receipt(consumer="platform", session="s", seq=1, key="k", remote="r")
+        await scenario.commit(
+            receipts=(sure, Receipt(consumer="platform", session="s", seq=1, part=1, key="l", in_doubt=True))
+        )
+        assert await scenario.store.count_receipts_in_doubt() == 1
+
+    @store_promise
+    async def test_what_was_handed_over_is_counted_by_consumer(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard()
+        named = Receipt(consumer="memory:a", session="s", seq=1, key="k", remote="r")
+        plain = Receipt(consumer="memory:a", session="s", seq=2, key="l")
+        await scenario.commit(receipts=(named, plain, Receipt(consumer="memory:b", session="s", seq=1, key="k")))
+        (found,) = await scenario.store.count_receipts(["memory:a", "memory:none"])
+        assert (found.consumer, found.items, found.named) == ("memory:a", 2, 1)
+        assert found.agent == (await scenario.store.get_session("s")).agent
+        assert await scenario.store.count_receipts([]) == []
+
+    @store_promise
+    async def test_a_dead_letter_is_listed_replayed_and_settled(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard(wake="platform")
+        claim = await scenario.claim_cursor("platform")
+        letter = DeadLetter(consumer="platform", session="s", seq=1, key="k", reason="no", in_doubt=True)
+        await scenario.commit(
+            step=Step.DELIVERY_DONE, claim=claim, at=5.0, dead_letters=(letter,), cursor=make_idle_update(1)
+        )
+        (dead_letters,) = await scenario.store.list_dead_letters(session="s", consumer="platform")
+        assert (dead_letters.seq, dead_letters.key, dead_letters.reason, dead_letters.in_doubt) == (1, "k", "no", True)
+        assert (dead_letters.at, dead_letters.state) == (5.0, "dead")
+        assert await scenario.store.get_next_due(at=9.0) is None
+        assert await scenario.store.replay_dead_letters([dead_letters.id, 999], at=9.0) == 1
+        assert await scenario.store.replay_dead_letters([dead_letters.id], at=9.0) == 0
+        assert await scenario.store.list_dead_letters() == []
+        (replaying,) = await scenario.store.list_dead_letters(state="replaying")
+        assert (replaying.id, replaying.state) == (dead_letters.id, "replaying")
+        claim = await scenario.claim_cursor("platform", at=9.0)
+        await scenario.commit(
+            step=Step.DELIVERY_DONE, claim=claim, at=9.0, replayed=(dead_letters.id,), cursor=make_idle_update(1)
+        )
+        assert [one.state for one in await scenario.store.list_dead_letters(state="")] == ["replayed"]
+        assert await scenario.store.get_next_due(at=9.0) is None
+
+    @store_promise
+    async def test_no_reason_repeats_what_was_erased(self, scenario: StoreScenario) -> None:
+        """Whoever refuses something may quote it, also where it was handed over as part of an exchange."""
+        await scenario.commit_heard("secret", wake="platform")
+        await scenario.commit(make_own_draft(Began(type="turn", takes=(1,))), make_own_draft(Ended()))
+        await scenario.commit_heard("kept", wake="")
+        claim = await scenario.claim_cursor("platform")
+        letters = [
+            DeadLetter(consumer="platform", session="s", seq=seq, reason="'secret' is no text") for seq in (1, 3, 4)
+        ]
+        await scenario.commit(claim=claim, dead_letters=tuple(letters))
+        await scenario.update_cursor(
+            claim, attempts=1, error="'secret' is no text", wait=RetryDelay(seconds=9.0), release=True
+        )
+        await scenario.erase_entries(1)
+        found = {one.seq: one for one in await scenario.store.list_dead_letters(state="")}
+        assert (found[1].state, found[3].state, found[4].state) == ("dropped", "dead", "dead")
+        assert not any("secret" in found[seq].reason for seq in (1, 3))
+        assert found[4].reason == letters[2].reason
+        assert "secret" not in (await scenario.read_cursor("platform")).error
+
+    @store_promise
+    async def test_a_dead_letter_can_be_replayed_before_its_cursor_goes_on(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard(wake="platform")
+        claim = await scenario.claim_cursor("platform")
+        await scenario.commit(step=Step.DELIVERY_DONE, claim=claim, at=5.0, cursor=make_idle_update(1))
+        letter = DeadLetter(consumer="platform", session="s", seq=1, key="k", in_doubt=True, state="replaying")
+        await scenario.commit(step=Step.REPLAY, at=6.0, dead_letters=(letter,), wakeups=(Wakeup(consumer="platform"),))
+        assert await scenario.store.list_dead_letters() == []
+        assert [one.key for one in await scenario.store.list_dead_letters(state="replaying")] == ["k"]
+        assert await scenario.claim_consumers(at=6.0) == ["platform"]
+
+    @store_promise
+    async def test_a_cursor_does_not_go_idle_over_a_dead_letter_that_is_replayed(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard(wake="platform")
+        claim = await scenario.claim_cursor("platform")
+        await scenario.commit(claim=claim, dead_letters=(DeadLetter(consumer="platform", session="s", seq=1),))
+        (dead_letters,) = await scenario.store.list_dead_letters()
+        await scenario.store.replay_dead_letters([dead_letters.id], at=2.0)
+        await scenario.update_cursor(claim, at=3.0, idle_at=1, release=True)
+        assert await scenario.claim_consumers(at=3.0) == ["platform"]
+
+    @store_promise
+    async def test_cursors_are_listed_by_consumer_and_session(self, scenario: StoreScenario) -> None:
+        await scenario.open_session("t")
+        for session in "st":
+            await scenario.commit(
+                make_heard(), session=session, wakeups=(Wakeup(consumer="turn"), Wakeup(consumer="platform"))
+            )
+        store = scenario.store
+        assert [(one.session, one.consumer) for one in await store.list_cursors(consumer="turn")] == [
+            ("s", "turn"),
+            ("t", "turn"),
+        ]
+        assert [one.consumer for one in await store.list_cursors(session="t")] == ["platform", "turn"]
+        assert len(await store.list_cursors(waiting=True)) == 4

@@ -1,0 +1,18 @@
+"""Chance that is the same in every run."""
+
+from __future__ import annotations
+
+import random
+
+
+class SeededRandom:
+    """Chance from a seed: salts and ids that are the same in every run."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+
+    def bytes(self, n: int, /) -> bytes:
+        return self._random.randbytes(n)
+
+    def random(self) -> float:
+        return self._random.random()

@@ -1,0 +1,140 @@
+"""The HTTP side of a simulated process: the real guard and the real routes, with no socket in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import msgspec
+from msgspec import Struct, field
+from starlette.requests import ClientDisconnect
+
+from everhold.admin.memory import MemoryAdmin
+from everhold.admin.sessions import SessionAdmin
+from everhold.api.application import Routes, application
+from everhold.api.context import ApiContext, GatewayServices
+from everhold.api.idempotency import IdempotentTasks
+from everhold.api.log_tail import LogTail
+from everhold.assembly.agents import ConfiguredAgents
+from everhold.config import Settings
+from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
+from everhold.engine.budgets import BudgetLedger
+from everhold.testing.sim.process import SimProcess
+
+CHECK_SECONDS: Final = 0.5
+LOCAL_PERSON: Final = "ada"
+SETTINGS: Final = Settings.model_validate({"agents": {"main": {}}})
+
+
+class CallerResponse(Struct):
+    """What a caller got to hear: nothing yet, or some of it, or all of it."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    is_complete: bool = False
+
+    @property
+    def json(self) -> Any:
+        return msgspec.json.decode(self.body)
+
+
+class _SimAgents:
+    """What the routes want to know of the agents."""
+
+    settings = SETTINGS
+
+    def __init__(self, runtimes: AgentRuntimes) -> None:
+        self._runtimes = runtimes
+
+    def runtime(self, agent: str, choices: Mapping[str, str]) -> AgentRuntime:
+        return self._runtimes.get_runtime(agent, choices)
+
+    def day(self) -> str:
+        return "today"
+
+
+class SimApi:
+    """Where the callers of one process come in."""
+
+    def __init__(
+        self,
+        process: SimProcess,
+        control: SessionAdmin,
+        *,
+        runtimes: AgentRuntimes,
+        budgets: BudgetLedger,
+        tail: LogTail,
+    ) -> None:
+        self.process = process
+        self.world = process.world
+        clock = control.gates.clock
+        self.context = ApiContext(
+            control=control,
+            memory=cast(MemoryAdmin, None),  # nobody here asks what is remembered
+            local_person=LOCAL_PERSON,
+            agents=cast(ConfiguredAgents, _SimAgents(runtimes)),
+            tail=tail,
+            log=control.gates.log,
+            load_fresh_settings=_load_settings,
+            get_trouble=str,
+            redact_text=str,
+            idempotent_tasks=IdempotentTasks(monotonic=clock.monotonic),
+            budgets=budgets,
+            gateway=cast(GatewayServices, None),  # nor about the gateway itself
+        )
+        self._app = application(self.context)
+        assert isinstance(self._app.inner_app, Routes)
+        self._app.inner_app = self._app.inner_app.serve
+
+    async def send_request(
+        self, path: str, body: object, *, headers: Mapping[str, str], patience: float
+    ) -> CallerResponse:
+        """What a caller hears who waits so long: a connection to a process that dies ends at once."""
+        heard, left = CallerResponse(), asyncio.Event()
+        told = [msgspec.json.encode(body)]
+
+        async def receive() -> dict[str, Any]:
+            await self.process.wait_until_alive()
+            if told:
+                return {"type": "http.request", "body": told.pop(), "more_body": False}
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Mapping[str, Any]) -> None:
+            await self.process.pass_gate("http", "answering")
+            if left.is_set():
+                raise OSError("the caller left")
+            if message["type"] == "http.response.start":
+                heard.status = message["status"]
+                heard.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            else:
+                heard.body += message.get("body", b"")
+                heard.is_complete = not message.get("more_body", False)
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "method": "POST",
+            "path": path,
+            "query_string": b"",
+            "client": ("127.0.0.1", 50_000),
+            "headers": [(b"host", b"127.0.0.1"), *((k.encode(), v.encode()) for k, v in headers.items())],
+        }
+        serving = self.world.loop.create_task(self._app(scope, receive, send))
+        until = self.world.loop.time() + patience
+        while not self.process.dead and not serving.done() and self.world.loop.time() < until:
+            await asyncio.wait((serving,), timeout=min(CHECK_SECONDS, until - self.world.loop.time()))
+        left.set()
+        serving.add_done_callback(self._check_served)
+        return heard
+
+    def _check_served(self, task: asyncio.Task[None]) -> None:
+        if (error := task.exception()) is not None and not isinstance(error, ClientDisconnect | OSError):
+            self.process.witness.report_problem(f"a route broke: {error!r}")
+
+
+async def _load_settings() -> Settings:
+    return SETTINGS

@@ -1,0 +1,245 @@
+"""Watches every commit, claim and arrival as it happens, and notes what must never happen. Changes nothing.
+
+It keeps its own books on who holds which lane and who was told to wait, from what it has seen: never from the tables
+that the store under test keeps about it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import apsw
+import msgspec
+
+from everhold.core.entries import Erased, Heard
+from everhold.errors import Overloaded, Transient
+from everhold.ports.store import Change, Claim, Committed
+from everhold.testing.sim.world import NO_ORIGIN, REQUEST_ORIGIN, SimWorld
+
+if TYPE_CHECKING:
+    from everhold.testing.sim.process import SimProcess
+
+TOKEN_PATTERN: Final = re.compile(r"\bc\d+\.m\d+(?:e\d+)?\b")
+"""What a simulated message is called, wherever it turns up."""
+SECRET_PATTERN: Final = re.compile(r"\bhush-[0-9a-f]{8}\b")
+"""What a simulated message says that may have to be erased."""
+
+TOLERANCE_SECONDS: Final = 0.05
+"""Seconds that clocks and commits may differ by."""
+ERASURE_GRACE_SECONDS: Final = 45.0
+"""How long after an erasure a request may arrive that was already being made when it happened."""
+
+
+class WaitRequest(NamedTuple):
+    """Somebody was asked to wait."""
+
+    consumer: str
+    session: str
+    seconds: float
+
+
+class WaitPeriod(NamedTuple):
+    since: float
+    until: float
+
+
+class BusyService(Transient):
+    """A far side that names a time."""
+
+    def __init__(self, wait_request: WaitRequest) -> None:
+        super().__init__(f"come back in {wait_request.seconds:.0f} s", retry_after=wait_request.seconds)
+        self.wait_request = wait_request
+
+
+class BusyModel(Overloaded):
+    def __init__(self, wait_request: WaitRequest) -> None:
+        super().__init__(f"come back in {wait_request.seconds:.0f} s", retry_after=wait_request.seconds)
+        self.wait_request = wait_request
+
+
+class InvariantWitness:
+    """Books on one schedule."""
+
+    def __init__(self, world: SimWorld) -> None:
+        self.world = world
+        self.problems: list[str] = []
+        self.complaints: list[str] = []
+        """Errors the system itself reported: a part of it fell."""
+        self.holders: dict[tuple[str, str], tuple[str, int]] = {}
+        self.session_of: dict[str, str] = {}
+        """token -> the session it was heard in."""
+        self.erased: dict[str, float] = {}
+        """secret -> when its erasure was committed."""
+        self.secrets: dict[tuple[str, int], str] = {}
+        self.linked: list[str] = []
+        """Identities that somebody was told are linked."""
+        self.on_commit: list[Callable[[Change], None]] = []
+        """Who wants to hear of commits, to do something at the worst moment."""
+        self.on_recall: list[Callable[[str], None]] = []
+        """Likewise of what memories tell."""
+        self._requested_waits: dict[tuple[str, str, int], WaitPeriod] = {}
+        """lane, session, fence under which somebody was told to wait -> how long."""
+        self._mandatory_waits: dict[tuple[str, str], WaitPeriod] = {}
+        self._connection = self._open_connection()
+        self._pos = 0
+
+    def report_problem(self, text: str) -> None:
+        self.problems.append(text)
+        self.world.record("WITNESS", text)
+
+    def checkpoint_wal(self) -> None:
+        """Bring the write-ahead log home, as the disk's own housekeeping."""
+        self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def reopen(self) -> None:
+        """After a power cut: look at what is left. Nobody holds anything any more."""
+        self._connection = self._open_connection()
+        self._pos = self._connection.execute("select max(pos) from entries").get or 0
+        self.holders.clear()
+
+    def _open_connection(self) -> apsw.Connection:
+        look = apsw.Connection(str(self.world.disk), flags=apsw.SQLITE_OPEN_READWRITE)
+        look.pragma("synchronous", "OFF")
+        return look
+
+    def list_sessions(self) -> list[str]:
+        return [row[0] for row in self._connection.execute("select id from sessions order by id")]
+
+    def check_reply(self, id: str, text: str) -> None:
+        """A caller was given `text` as the reply to its message: by then it stands in the log."""
+        origins = "select e.body from entries e where e.kind = ?"
+        said = [row[0] for row in self._connection.execute(origins, ("said",))]
+        if not any(row is None or msgspec.json.decode(row)["text"] in text for row in said):
+            self.report_problem(f"the caller of {id} was told {text!r} before it was in the log")
+
+    # -- commits
+
+    def record_commit(self, process: SimProcess, change: Change, done: Committed) -> None:
+        kinds = ",".join(draft.kind for draft in change.entries)
+        mark = " (known)" if done.duplicate else ""
+        consumer = f" for {change.claim.consumer}" if change.claim else ""
+        where = f"{change.session} {','.join(map(str, done.seqs))}" if change.entries else change.session
+        self.world.record(process.name, f"commits {change.step}{consumer} {where} {kinds}{mark}")
+        self.world.stats["commits"] += 1
+        self._check_one_session(change)
+        self._check_holder(process, change)
+        self._record_mandatory_wait(change)
+        for hear in self.on_commit:
+            hear(change)
+        if done.duplicate:
+            return
+        for seq, draft in zip(done.seqs, change.entries, strict=True):
+            if isinstance(draft.body, Heard):
+                for token in TOKEN_PATTERN.findall(draft.body.text):
+                    self.session_of.setdefault(token, change.session)
+                for secret in SECRET_PATTERN.findall(draft.body.text):
+                    self.secrets[change.session, seq] = secret
+            elif isinstance(draft.body, Erased):
+                for each in draft.body.seqs:
+                    if (change.session, each) in self.secrets:
+                        self.erased.setdefault(self.secrets[change.session, each], self.world.loop.time())
+
+    def _check_one_session(self, change: Change) -> None:
+        found: list[tuple[int, str]] = self._connection.execute(
+            "select pos, session from entries where pos > ?", (self._pos,)
+        ).fetchall()  # type: ignore[assignment]  # the columns are what the schema says
+        if found:
+            self._pos = found[-1][0]
+        if others := {session for _, session in found} - {change.session}:
+            self.report_problem(
+                f"the commit {change.step} of {change.session} also wrote to {', '.join(sorted(others))}"
+            )
+
+    def _check_holder(self, process: SimProcess, change: Change) -> None:
+        claim = change.claim
+        if claim is None:
+            return
+        holder = self.holders.get((claim.consumer, claim.session))
+        if holder != (process.name, claim.fence):
+            self.report_problem(
+                f"{process.name} committed {change.step} for {claim.consumer} of {claim.session} under fence "
+                f"{claim.fence}, but the lane is held by {holder}"
+            )
+        if change.cursor is not None and change.cursor.release:
+            self.holders.pop((claim.consumer, claim.session), None)
+
+    def record_claims(self, process: SimProcess, claims: list[Claim]) -> None:
+        for claim in claims:
+            cursor = (claim.consumer, claim.session)
+            before = self.holders.get(cursor)
+            over = f" over from {before[0]}" if before else ""
+            self.world.record(process.name, f"takes {claim.consumer} of {claim.session}{over} (fence {claim.fence})")
+            if before is not None:
+                self.world.stats["take-overs"] += 1
+                self._check_not_own_worker(process, claim, before)
+            self.holders[cursor] = (process.name, claim.fence)
+
+    def _check_not_own_worker(self, process: SimProcess, claim: Claim, before: tuple[str, int]) -> None:
+        """Whatever the clock says: a process knows best whom it has at work."""
+        at_work = {(worker.name, worker.fence) for worker in process.workers.values()}
+        if before[0] == process.name and (claim.name, before[1]) in at_work:
+            self.report_problem(
+                f"{process.name} took {claim.consumer} of {claim.session} from somebody of its own at work there"
+            )
+
+    # -- waits that others ask for
+
+    def record_wait_request(self, claim: Claim | None, error: BaseException) -> None:
+        """Whoever acts under `claim` has the far side's word."""
+        if isinstance(error, BusyService | BusyModel) and claim is not None:
+            told, now = error.wait_request, self.world.loop.time()
+            if (told.consumer, told.session) == (claim.consumer, claim.session):
+                self._requested_waits[told.consumer, told.session, claim.fence] = WaitPeriod(
+                    since=now, until=now + told.seconds
+                )
+
+    def _record_mandatory_wait(self, change: Change) -> None:
+        """From the commit that puts its lane off, whoever was told to wait has to."""
+        claim = change.claim
+        if claim is None or change.cursor is None or change.cursor.wait is None:
+            return
+        wait = self._requested_waits.pop((claim.consumer, claim.session, claim.fence), None)
+        if wait is not None:
+            self._mandatory_waits[claim.consumer, claim.session] = wait
+
+    def check_arrival(self, cursor: str, session: str, text: str) -> None:
+        """A request reached a far side. Whoever holds the lane must have waited as long as they were told."""
+        sent = REQUEST_ORIGIN.get(NO_ORIGIN)
+        wait = self._mandatory_waits.get((cursor, session))
+        holder = self.holders.get((cursor, session))
+        if (
+            wait is not None
+            and holder == (sent.process, sent.fence)
+            and wait.since + TOLERANCE_SECONDS < sent.sent_at < wait.until - TOLERANCE_SECONDS
+            and not self.world.jumped_forward_since(wait.since)
+        ):
+            early = wait.until - sent.sent_at
+            self.report_problem(
+                f"{cursor} of {session} asked again {early:.1f} s before the far side wanted to hear of it"
+            )
+        for secret in SECRET_PATTERN.findall(text):
+            gone = self.erased.get(secret)
+            # whoever stood still while it was erased learns of it only with its next commit
+            if (
+                gone is not None
+                and sent.sent_at > max(gone, self.world.woke_at.get(sent.process, 0.0)) + ERASURE_GRACE_SECONDS
+            ):
+                self.report_problem(f"{secret}, erased at {gone:.3f} s, was sent to {cursor} at {sent.sent_at:.3f} s")
+
+    # -- quiet
+
+    def describe_unfinished(self) -> str:
+        """What is still to be done, in a few words; empty when all is quiet."""
+        for what, sql in (
+            ("cursors are due", "select count(*) from cursors where due is not null"),
+            ("messages are pending", "select count(*) from pending where asks = 1"),
+            ("operations run", "select count(*) from operations where state = 'running'"),
+        ):
+            if count := self._connection.execute(sql).get:
+                return f"{count} {what}"
+        return ""

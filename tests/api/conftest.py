@@ -1,0 +1,213 @@
+"""A real gateway on loopback: the real app in the test's own loop, in front of a fake model vendor."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from everhold.api.server import HttpServer
+from everhold.app import GatewayApp, SystemClock, load_home_settings
+from everhold.infra.home import Home
+from everhold.telemetry.logs import open_log
+from everhold.testing.model_server import ModelServer
+from tests.api.programs import install_node_packages
+from tests.waiting import LIMIT_SECONDS, wait_until
+
+MODEL_KEY = "sk-canary-model-5b1f0c9d2e"
+OPERATOR = "operator-token-0123456789abcdef0123456789abcdef"
+ADA = "ada-token-0123456789abcdef0123456789abcdef012345"
+BOB = "bob-token-fedcba9876543210fedcba9876543210fedcba"
+TOKENS = """\
+http:
+  port: 0
+  tokens:
+    - {name: boss, token_env: TOKEN_BOSS, operator: true}
+    - {name: laptop, token_env: TOKEN_ADA, person: ada}
+    - {name: bob, token_env: TOKEN_BOB}
+people:
+  - {name: ada, identities: ["telegram:1001"]}
+"""
+SECRETS = f"TOKEN_BOSS={OPERATOR}\nTOKEN_ADA={ADA}\nTOKEN_BOB={BOB}\nMODEL_KEY={MODEL_KEY}\n"
+ELSEWHERE = {"x-forwarded-for": "203.0.113.9"}
+"""What makes a request one from outside: whoever forwarded it is not believed to be this machine."""
+
+
+def configuration(model: str, *, more: str = TOKENS) -> str:
+    return f"""\
+{more}
+models:
+  fake: {{provider: openai, base_url: {model}, name: fake, api_key_env: MODEL_KEY, context_tokens: 100000}}
+agents:
+  main: {{persona: You are a test., memories: []}}
+  coder: {{persona: You write code., memories: []}}
+"""
+
+
+class ApiGateway:
+    """One home, and one life of its gateway after the other."""
+
+    def __init__(self, path: Path, model: ModelServer) -> None:
+        self.home = Home(path / "home").create()
+        self.model = model
+        self.log = io.StringIO()
+        self.configure(configuration(model.openai))
+        self.home.env.write_text(SECRETS)
+        self.home.env.chmod(0o600)
+        self.app: GatewayApp | None = None
+        self.port = 0
+
+    def configure(self, text: str) -> None:
+        self.home.config.write_text(text)
+        self.home.config.chmod(0o600)
+
+    async def start(self) -> ApiGateway:
+        log = open_log(clock=SystemClock(), home=self.home.path, stream=self.log)
+        self.app = GatewayApp(self.home, load_home_settings(self.home, environ={}), log=log, environ={})
+        await self.app.start()
+        url = await self.app.serve(port=self.port)
+        self.port = int(url.rpartition(":")[2])
+        return self
+
+    async def stop(self, *, seconds: float = 5.0) -> None:
+        if self.app is not None:
+            app, self.app = self.app, None
+            await app.stop(seconds=seconds)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def running(self) -> GatewayApp:
+        assert self.app is not None
+        return self.app
+
+    @property
+    def web(self) -> HttpServer:
+        assert self.running.web is not None
+        return self.running.web
+
+    def client(self, token: str = "", **headers: str) -> httpx2.AsyncClient:
+        """At this machine; with a token, from elsewhere."""
+        given = {**ELSEWHERE, "authorization": f"Bearer {token}"} if token else {}
+        return httpx2.AsyncClient(
+            base_url=self.url, headers={**given, **headers}, timeout=LIMIT_SECONDS, trust_env=False
+        )
+
+    async def entries(self, session: str) -> list[dict[str, Any]]:
+        async with self.client() as client:
+            found: list[dict[str, Any]] = (await client.get(f"/api/sessions/{session}/entries")).json()["entries"]
+            return found
+
+    async def wait_until_idle(self, session: str, *, said: int = 1) -> list[dict[str, Any]]:
+        """The log of a session once it holds so many replies and nothing more is going on."""
+        found: list[dict[str, Any]] = []
+
+        async def look() -> bool:
+            nonlocal found
+            found = await self.entries(session)
+            kinds = [entry["kind"] for entry in found]
+            return kinds.count("said") >= said and kinds[-1] in ("ended", "said", "notified")
+
+        await wait_until(look)
+        return found
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[ModelServer]:
+    async with ModelServer(key=MODEL_KEY) as running:
+        yield running
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path, model: ModelServer) -> AsyncIterator[ApiGateway]:
+    made = ApiGateway(tmp_path, model)
+    try:
+        yield await made.start()
+    finally:
+        await made.stop()
+
+
+@pytest.fixture
+async def client(gateway: ApiGateway) -> AsyncIterator[httpx2.AsyncClient]:
+    async with gateway.client() as at_this_machine:
+        yield at_this_machine
+
+
+@pytest.fixture
+async def as_(gateway: ApiGateway) -> AsyncIterator[Callable[[str], httpx2.AsyncClient]]:
+    """A client from elsewhere, with a token."""
+    async with AsyncExitStack() as stack:
+        made: list[httpx2.AsyncClient] = []
+
+        def connect(token: str) -> httpx2.AsyncClient:
+            made.append(gateway.client(token))
+            stack.push_async_callback(made[-1].aclose)
+            return made[-1]
+
+        yield connect
+
+
+@pytest.fixture
+async def node(pytestconfig: pytest.Config) -> Path:
+    """A directory with what tests/api/node/package.json asks for."""
+    assert pytestconfig.cache is not None
+    return await install_node_packages(pytestconfig.cache.mkdir("web-node"))
+
+
+# -- server-sent events ------------------------------------------------------------------------------------------------
+
+
+class StreamEvent(dict[str, Any]):
+    """One event: its data, with `id` and `event` beside it."""
+
+    id: str = ""
+    event: str = "message"
+
+
+@asynccontextmanager
+async def listen_to_events(
+    client: httpx2.AsyncClient, path: str = "/api/events", **headers: str
+) -> AsyncIterator[AsyncIterator[StreamEvent]]:
+    """Events as a browser would see them."""
+    async with client.stream("GET", path, headers=headers) as response:
+        assert response.status_code == 200, await response.aread()
+        yield events_of(response)
+
+
+async def events_of(response: httpx2.Response) -> AsyncIterator[StreamEvent]:
+    fields: dict[str, str] = {}
+    async for line in response.aiter_lines():
+        if line.startswith(":"):
+            continue
+        if line:
+            name, _, value = line.partition(":")
+            fields[name] = value.removeprefix(" ")
+            continue
+        if "data" in fields and fields["data"] != "[DONE]":
+            event = StreamEvent(json.loads(fields["data"]))
+            event.id, event.event = fields.get("id", ""), fields.get("event", "message")
+            yield event
+        fields = {}
+
+
+async def read_until(
+    events: AsyncIterator[StreamEvent], kind: str, *, seconds: float = LIMIT_SECONDS
+) -> list[StreamEvent]:
+    """Entries up to the first of `kind`, and with it."""
+    found: list[StreamEvent] = []
+    async with asyncio.timeout(seconds):
+        async for event in events:
+            if event.event == "entry":
+                found.append(event)
+                if event["kind"] == kind:
+                    return found
+    raise AssertionError(f"the stream ended before {kind}")

@@ -1,0 +1,21 @@
+"""A gateway as a process of its own, to be killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from everhold.testing.kill.gateway import KillableGateway
+from tests.api.conftest import SECRETS
+
+
+class GatewayProcess(KillableGateway):
+    """`everhold up` on one home and one port, in one life after the other."""
+
+    def __init__(self, path: Path, configuration: str) -> None:
+        super().__init__(path / "home", configuration, secrets=SECRETS)
+
+    def peak_bytes(self) -> int:
+        """The most memory it ever had."""
+        assert self.process is not None
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))

@@ -1,0 +1,346 @@
+"""The page, in a real browser. What it shows is the log, through kills and restarts, without a reload."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import pytest
+
+from everhold.api.console import STATIC_DIRECTORY, ConsoleFiles as Files
+from everhold.testing.model_server import HangingConnection, ModelServer, ModelServerReply
+from tests.api.conftest import ADA, BOB, OPERATOR, ApiGateway, configuration
+from tests.api.gateway_process import GatewayProcess
+from tests.waiting import LIMIT_SECONDS, wait_until
+
+playwright_api = pytest.importorskip(
+    "playwright.async_api", reason="playwright is not installed: pip install playwright"
+)
+
+CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PREACT: Final = "72284e8e9079c87817145df1110f74e8a2aa040b2fc384922e18dfcb46fc1fd7"
+
+browser_only = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine: apt-get install chromium"),
+]
+
+
+# -- what can be seen without a browser --------------------------------------------------------------------------------
+
+
+def test_what_was_vendored_is_what_its_authors_published() -> None:
+    assert hashlib.sha256((STATIC_DIRECTORY / "preact.js").read_bytes()).hexdigest() == PREACT
+    assert "MIT" in (STATIC_DIRECTORY / "preact.LICENSE.txt").read_text()
+
+
+def test_the_page_holds_nothing_the_policy_would_have_to_allow() -> None:
+    text = (STATIC_DIRECTORY / "index.html").read_text()
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=|https?:", text)
+    for path in STATIC_DIRECTORY.glob("*.js"):
+        if path.name != "preact.js":
+            source = path.read_text()
+            assert not re.search(r"innerHTML|dangerouslySetInnerHTML|\beval\b|new Function|document\.write", source), (
+                path
+            )
+            # it never takes the server's address from anywhere: all it asks is asked of where it came from
+            assert not re.findall(r"fetch\(\s*[\"'`](?!/)", source)
+
+
+async def test_the_files_are_given_once_and_confirmed_after(client: httpx2.AsyncClient) -> None:
+    for name in Files().files:
+        first = await client.get("/" if name == "index.html" else f"/static/{name}")
+        assert first.status_code == 200, name
+        again = await client.get(first.url.path, headers={"if-none-match": first.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+    for name in ("preact.LICENSE.txt", "%2e%2e%2fserver.py", "server.py"):
+        assert (await client.get(f"/static/{name}")).status_code == 404
+
+
+# -- in the browser ----------------------------------------------------------------------------------------------------
+
+
+class ConsoleTab:
+    """One tab, and everything it complained about."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", self._said)
+        page.on("dialog", lambda dialog: self.complaints.append(f"dialog {dialog.message}"))
+
+    def _said(self, message: Any) -> None:
+        # a connection that is refused while the gateway is away is no complaint of the page's
+        if message.type == "error" and "net::ERR_" not in message.text:
+            self.complaints.append(message.text)
+
+    async def open(self, url: str) -> None:
+        await self.page.goto(url)
+        await self.page.evaluate("window.notReloaded = true")
+        await self.is_("live")
+
+    async def is_(self, state: str) -> None:
+        await self.page.wait_for_selector(f".state.{state}", timeout=LIMIT_SECONDS * 1000)
+
+    async def say(self, text: str) -> None:
+        await self.page.fill("textarea", text)
+        await self.page.keyboard.press("Enter")
+
+    async def until(self, script: str) -> None:
+        """Until a script says so. Asked from outside: the page's policy forbids to evaluate text inside it."""
+
+        async def look() -> bool:
+            return bool(await self.page.evaluate(f"Boolean({script})"))
+
+        await wait_until(look)
+
+    async def texts(self, selector: str) -> list[str]:
+        found: list[str] = await self.page.locator(selector).all_inner_texts()
+        return [text.strip() for text in found]
+
+    async def replies(self, count: int) -> list[str]:
+        await self.until(f"document.querySelectorAll('li.agent:not(.draft) .words').length >= {count}")
+        return await self.texts("li.agent:not(.draft) .words")
+
+    async def seqs(self) -> list[int]:
+        return [int(text) for text in await self.texts(".log .seq")]
+
+    async def session(self) -> str:
+        id: str = await self.page.locator("[data-session]").get_attribute("data-session", timeout=LIMIT_SECONDS * 1000)
+        return id
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Any]:
+    async with playwright_api.async_playwright() as playwright:
+        running = await playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            args=[
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-quic",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+            ],
+        )
+        yield running
+        await running.close()
+
+
+@pytest.fixture
+async def screen(browser: Any) -> AsyncIterator[ConsoleTab]:
+    made = ConsoleTab(await browser.new_page(viewport={"width": 1320, "height": 820}))
+    yield made
+    assert made.complaints == [], "the browser complained"
+
+
+class TestInABrowser:
+    pytestmark = browser_only
+
+    async def test_a_person_talks_and_sees_the_log_grow(
+        self, gateway: ApiGateway, screen: ConsoleTab, model: ModelServer
+    ) -> None:
+        await screen.open(gateway.url)
+        model.add_steps(ModelServerReply(text="one two three four five six seven eight", pause_seconds=0.08))
+        await screen.say("count to eight")
+        await screen.page.wait_for_selector("li.draft", timeout=LIMIT_SECONDS * 1000)
+        growing = (await screen.texts("li.draft .words"))[0]
+        assert growing.startswith("one")
+        assert await screen.replies(1) == ["one two three four five six seven eight"]
+        session = await screen.session()
+        await screen.until("document.querySelectorAll('.log .seq').length === 5")
+        log = await gateway.wait_until_idle(session)
+        assert await screen.seqs() == [entry["seq"] for entry in log]
+        assert await screen.texts(".log .kind") == [entry["kind"] for entry in log]
+        assert screen.page.url.endswith(f"#{session}")
+        await screen.say("and again")
+        assert (await screen.replies(2))[1] == "You said: and again"
+        assert await screen.session() == session
+        assert len(await screen.texts(".sessions li")) == 1
+
+    async def test_a_kill_and_a_restart_leave_no_gap_and_need_no_reload(
+        self, tmp_path: Path, screen: ConsoleTab, model: ModelServer
+    ) -> None:
+        gateway = GatewayProcess(tmp_path, configuration(model.openai))
+        await gateway.start()
+        try:
+            await screen.open(gateway.url)
+            await screen.say("before")
+            assert await screen.replies(1) == ["You said: before"]
+            session = await screen.session()
+            model.add_steps(HangingConnection())
+            await screen.say("during")
+            await screen.until("document.querySelector('.log ol').innerText.includes('takes 6')")
+            await gateway.kill()
+            await screen.is_("offline")
+            await screen.say("meanwhile")
+            await screen.page.wait_for_selector("li.waiting")
+            await gateway.start()
+            await screen.is_("live")
+            assert await screen.replies(3) == ["You said: before", "You said: during", "You said: meanwhile"]
+            assert await screen.session() == session
+            async with httpx2.AsyncClient(base_url=gateway.url, trust_env=False) as client:
+                log = (await client.get(f"/api/sessions/{session}/entries")).json()["entries"]
+            await screen.until(f"document.querySelectorAll('.log .seq').length === {len(log)}")
+            assert await screen.seqs() == list(range(1, len(log) + 1)), "a gap, or a repeat"
+            assert [e["body"]["text"] for e in log if e["kind"] == "heard"] == ["before", "during", "meanwhile"]
+            assert await screen.texts("li.waiting") == []
+            assert await screen.page.evaluate("window.notReloaded") is True
+        finally:
+            await gateway.close()
+
+    async def test_what_was_typed_survives_a_reload_and_is_said_once(
+        self, tmp_path: Path, screen: ConsoleTab, model: ModelServer
+    ) -> None:
+        gateway = ApiGateway(tmp_path, model)
+        await gateway.start()
+        await screen.open(gateway.url)
+        await screen.say("first")
+        await screen.replies(1)
+        await gateway.stop()
+        await screen.is_("offline")
+        await screen.say("typed while away")
+        await screen.page.wait_for_selector("li.waiting")
+        await gateway.start()
+        await screen.page.reload()
+        assert await screen.replies(2) == ["You said: first", "You said: typed while away"]
+        log = await gateway.entries(await screen.session())
+        assert [e["body"]["text"] for e in log if e["kind"] == "heard"] == ["first", "typed while away"]
+        await gateway.stop()
+
+    async def test_sessions_are_listed_and_opened(self, gateway: ApiGateway, screen: ConsoleTab) -> None:
+        async with gateway.client() as client:
+            for chat in ("one", "two"):
+                posted = await client.post("/api/messages", json={"chat": chat, "text": f"in {chat}"})
+                await gateway.wait_until_idle(posted.json()["session"])
+            await screen.open(gateway.url)
+            await screen.until("document.querySelectorAll('.sessions li').length === 2")
+            await screen.page.click(".sessions li:last-child button")
+            await screen.until("document.querySelector('li.person')?.innerText.includes('in one')")
+            # something elsewhere shows up by itself
+            await client.post("/api/messages", json={"chat": "three", "text": "elsewhere"})
+            await screen.until("document.querySelectorAll('.sessions li').length === 3")
+            assert "in one" in (await screen.texts("li.person"))[0]
+        await screen.page.click("text=New conversation")
+        await screen.say("hello")
+        assert await screen.replies(1) == ["You said: hello"]
+        await screen.until("document.querySelectorAll('.sessions li').length === 4")
+
+    async def test_text_is_never_markup(self, gateway: ApiGateway, screen: ConsoleTab, model: ModelServer) -> None:
+        evil = "<img src=x onerror=alert(1)><script>alert(2)</script> [x](javascript:alert(3)) **bold**"
+        model.add_steps(ModelServerReply(text=evil))
+        await screen.open(gateway.url)
+        await screen.say(evil)
+        shown = (await screen.replies(1))[0]
+        assert shown.startswith("<img src=x onerror=alert(1)><script>")
+        assert await screen.page.locator("main img, main script, main a").count() == 0
+        assert await screen.page.locator("main strong").count() == 1
+
+    async def test_a_running_turn_can_be_stopped(
+        self, gateway: ApiGateway, screen: ConsoleTab, model: ModelServer
+    ) -> None:
+        model.add_steps(HangingConnection())
+        await screen.open(gateway.url)
+        await screen.say("think for ever")
+        await wait_until(lambda: len(model.requests) == 1)  # a stop before the turn has begun finds nothing to stop
+        await screen.page.click("text=Stop")
+        await screen.until("document.querySelector('.messages').innerText.includes('stopped')")
+
+    @pytest.mark.prove
+    async def test_a_long_log_opens_at_its_end(self, gateway: ApiGateway, screen: ConsoleTab) -> None:
+        async with gateway.client() as client:
+            session = (await client.post("/api/messages", json={"chat": "x", "text": "first words"})).json()["session"]
+        await gateway.wait_until_idle(session)
+        for number in range(900):
+            await gateway.running.session_admin.add_note(session, f"fact {number}")
+        await screen.open(f"{gateway.url}/#{session}")
+        await screen.until("document.querySelector('.messages').innerText.includes('fact 899')")
+        assert "first words" not in await screen.page.inner_text(".messages")
+        for _ in range(2):
+            await screen.page.click("text=Show earlier")
+        await screen.until("document.querySelector('.messages').innerText.includes('fact 1\\n')")
+        await screen.until("!document.querySelector('.messages').innerText.includes('Show earlier')")
+
+    async def test_somebody_elsewhere_gives_the_token_to_the_browser(self, browser: Any, gateway: ApiGateway) -> None:
+        for token, name in ((ADA, "ada"), (BOB, "bob"), (OPERATOR, "boss")):
+            context = await browser.new_context(
+                http_credentials={"username": "x", "password": token, "send": "always"},
+                extra_http_headers={"x-forwarded-for": "203.0.113.9"},
+            )
+            screen = ConsoleTab(await context.new_page())
+            await screen.open(gateway.url)
+            await screen.say(f"I am {name}")
+            assert await screen.replies(1) == [f"You said: I am {name}"]
+            assert (await screen.texts("li.person .by"))[0] == name
+            if name != "boss":
+                assert len(await screen.texts(".sessions li")) == 1, "others' sessions are not there"
+            assert screen.complaints == []
+            await context.close()
+
+    @pytest.mark.parametrize("width, scheme", [(360, "dark"), (800, "light"), (1320, "dark")])
+    async def test_it_fits_and_follows_the_scheme(
+        self, browser: Any, gateway: ApiGateway, width: int, scheme: str
+    ) -> None:
+        context = await browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 700})
+        screen = ConsoleTab(await context.new_page())
+        await screen.open(gateway.url)
+        await screen.say("a word that is quite long: " + "x" * 300)
+        await screen.replies(1)
+        assert await screen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        ground = await screen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        bright = sum(int(value) for value in re.findall(r"\d+", ground)[:3]) > 380
+        assert bright == (scheme == "light")
+        assert await screen.page.locator("[data-session]").is_visible()
+        if width < 1080:
+            await screen.page.click("header nav button:last-child")
+        assert await screen.page.locator(".log").is_visible()
+        await context.close()
+
+    async def test_it_can_be_used_without_a_mouse_and_without_eyes(
+        self, gateway: ApiGateway, screen: ConsoleTab
+    ) -> None:
+        await screen.open(gateway.url)
+        await screen.until("document.activeElement?.tagName === 'TEXTAREA'")
+        await screen.page.keyboard.type("typed")
+        await screen.page.keyboard.press("Shift+Enter")
+        await screen.page.keyboard.type("two lines")
+        await screen.page.keyboard.press("Enter")
+        assert await screen.replies(1) == ["You said: typed\ntwo lines"]
+        unnamed = await screen.page.evaluate(
+            """[...document.querySelectorAll("button, textarea, select, nav, aside, section")]
+               .filter((it) => !(it.innerText || it.ariaLabel || it.labels?.length)).map((it) => it.outerHTML)"""
+        )
+        assert unnamed == []
+        for role in ("main", "log", "status", "navigation", "complementary"):
+            assert await screen.page.get_by_role(role).count() >= 1, role
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@browser_only[1]
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.prove)])
+async def test_axe_finds_nothing_to_object_to(browser: Any, gateway: ApiGateway, node: Path, scheme: str) -> None:
+    context = await browser.new_context(color_scheme=scheme, bypass_csp=True, viewport={"width": 1320, "height": 820})
+    screen = ConsoleTab(await context.new_page())
+    await screen.open(gateway.url)
+    await screen.say("hello")
+    await screen.replies(1)
+    await screen.say("/help")
+    await screen.page.wait_for_selector("li.notice")
+    await screen.page.add_script_tag(path=node / "node_modules" / "axe-core" / "axe.min.js")
+    found = await screen.page.evaluate("axe.run().then((it) => it.violations)")
+    assert [f"{it['id']}: {it['nodes'][0]['html']} {it['nodes'][0]['failureSummary']}" for it in found] == []
+    await context.close()
+
+
+def test_the_browser_s_absence_would_be_told() -> None:
+    for mark in browser_only:
+        assert mark.name == "browser" or "apt-get install chromium" in mark.kwargs["reason"]

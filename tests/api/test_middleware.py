@@ -1,0 +1,520 @@
+"""Nothing is open: who may come in, how large, how slowly, how often; and what never gets out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from base64 import b64encode
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+
+from everhold.api import middleware as guard_module
+from everhold.api.application import Routes
+from everhold.api.auth import is_forwarded, is_loopback_host, is_same_origin, parse_request_head
+from everhold.api.rate_limits import RateLimit, RateLimitBuckets, get_peer_network
+from everhold.app import SystemClock, load_home_settings
+from everhold.config import ConfigError
+from everhold.testing.model_server import ModelServer, VendorFailure
+from tests.api.conftest import ADA, BOB, ELSEWHERE, MODEL_KEY, OPERATOR, SECRETS, ApiGateway, configuration
+from tests.waiting import LIMIT_SECONDS, wait_until
+
+As = Callable[[str], httpx2.AsyncClient]
+
+
+def table(gateway: ApiGateway) -> list[tuple[str, str]]:
+    """Every route the server has, from the router itself."""
+    routes = gateway.web.guard.inner_app
+    assert isinstance(routes, Routes)
+    return [(way.method, way.path.replace("{id}", "last").replace("{name}", "x.js")) for way in routes.table]
+
+
+# -- every route is closed ---------------------------------------------------------------------------------------------
+
+WRONG = {
+    "nothing": {},
+    "wrong": {"authorization": f"Bearer {'x' * len(OPERATOR)}"},
+    "empty": {"authorization": "Bearer"},
+    "prefix": {"authorization": f"Bearer {OPERATOR[:-1]}"},
+    "longer": {"authorization": f"Bearer {OPERATOR}x"},
+    "no scheme": {"authorization": OPERATOR},
+    "as a cookie": {"cookie": f"token={OPERATOR}"},
+    "as a password": {"authorization": "Basic " + b64encode(b"boss:wrong").decode()},
+}
+
+
+@pytest.mark.parametrize("how", WRONG)
+async def test_no_route_is_open_to_the_outside(gateway: ApiGateway, how: str) -> None:
+    routes = table(gateway)
+    assert len(routes) > 15
+    async with gateway.client(**ELSEWHERE, **WRONG[how]) as client:
+        for method, path in [*routes, ("GET", "/nowhere"), ("DELETE", "/health"), ("OPTIONS", "/api/messages")]:
+            answer = await client.request(method, path)
+            assert answer.status_code in (401, 429), f"{method} {path} answered {answer.status_code}"
+            assert set(answer.json()["error"]) == {"type", "message", "remedy"} if method != "HEAD" else True
+    assert await gateway.running.store.read_feed() == []
+
+
+async def test_the_walk_would_find_an_open_route(gateway: ApiGateway) -> None:
+    async with gateway.client(OPERATOR) as client:
+        assert (await client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("token", [ADA, BOB])
+async def test_what_is_for_operators_is_refused_to_others(as_: As, token: str) -> None:
+    for method, path in (("GET", "/api/dead-letters"), ("POST", "/api/dead-letters/replay"), ("GET", "/metrics")):
+        assert (await as_(token).request(method, path)).status_code == 403
+        assert (await as_(OPERATOR).request(method, path)).status_code == 200
+
+
+async def test_every_route_for_operators_is_closed_to_others(gateway: ApiGateway, as_: As) -> None:
+    routes = gateway.web.guard.inner_app
+    assert isinstance(routes, Routes)
+    closed = [way for way in routes.table if way.operator]
+    assert len(closed) > 20
+    for way in closed:
+        path = way.path.replace("{id}", "last").replace("{name}", "builtin")
+        answer = await as_(ADA).request(way.method, path, json={})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "denied"), way.path
+    open_to_all = {way.path for way in routes.table if not way.operator}
+    assert not [path for path in open_to_all if re.search("status|agents|people|pairing|schedules|audit|backups", path)]
+
+
+async def test_a_browser_elsewhere_is_asked_for_the_token_and_may_give_it(gateway: ApiGateway) -> None:
+    async with gateway.client(**ELSEWHERE, accept="text/html") as client:
+        answer = await client.get("/")
+        assert answer.headers["www-authenticate"].startswith("Basic ")
+        answer = await client.get("/", auth=("anybody", OPERATOR))
+        assert answer.status_code == 200
+
+
+async def test_a_changed_token_counts_at_the_next_request(gateway: ApiGateway, as_: As) -> None:
+    new = "new-token-" + "7" * 40
+    old = as_(OPERATOR)
+    assert (await old.get("/metrics")).status_code == 200
+    gateway.home.env.write_text(SECRETS.replace(OPERATOR, new))
+    assert (await old.get("/metrics")).status_code == 401
+    assert (await as_(new).get("/metrics")).status_code == 200
+
+
+async def test_a_token_whose_secret_is_missing_or_empty_opens_nothing(gateway: ApiGateway) -> None:
+    gateway.home.env.write_text(SECRETS.replace(f"TOKEN_BOSS={OPERATOR}", "TOKEN_BOSS="))
+    for given in ("Bearer", "Bearer None", "Bearer ***", f"Bearer {OPERATOR}"):
+        async with gateway.client(**ELSEWHERE, authorization=given) as client:
+            assert (await client.get("/metrics")).status_code == 401
+
+
+# -- this machine ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.1:8765", "LOCALHOST:1", "127.8.9.1", "[::1]:8765"])
+async def test_this_machine_needs_no_token(client: httpx2.AsyncClient, host: str) -> None:
+    assert (await client.get("/metrics", headers={"host": host})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "192.168.1.2", "0.0.0.0", "", "[::2]"]
+)
+async def test_a_name_that_was_bent_to_this_machine_does_need_one(client: httpx2.AsyncClient, host: str) -> None:
+    assert (await client.get("/metrics", headers={"host": host})).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "header",
+    "X-Forwarded-For X-Forwarded-Host X-Forwarded-Proto X-Forwarded-Anything Forwarded Via X-Real-IP True-Client-IP "
+    "CF-Connecting-IP CF-Ray X-Client-IP X-Original-URL Fly-Client-IP X-Envoy-External-Address".split(),
+)
+async def test_what_was_forwarded_is_not_from_this_machine(client: httpx2.AsyncClient, header: str) -> None:
+    assert (await client.get("/metrics", headers={header: "127.0.0.1"})).status_code == 401
+    assert (await client.get("/metrics", headers={header: ""})).status_code == 401
+
+
+async def test_a_silent_proxy_is_recognised_by_its_old_http(gateway: ApiGateway) -> None:
+    answer = await raw(gateway, b"GET /metrics HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 401")
+
+
+def test_loopback_is_what_the_machine_means_by_it() -> None:
+    assert all(map(is_loopback_host, ("127.0.0.1", "127.255.0.3", "::1", "::ffff:127.0.0.1", "localhost")))
+    assert not any(
+        map(is_loopback_host, ("", "0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "localhost.", "1", "2130706433"))
+    )
+
+
+async def test_any_key_will_do_at_this_machine_but_a_known_one_decides_who_speaks(gateway: ApiGateway) -> None:
+    async with gateway.client(authorization="Bearer sk-none") as client:
+        assert (await client.get("/metrics")).status_code == 200
+    async with gateway.client(authorization=f"Bearer {ADA}") as client:
+        assert (await client.get("/metrics")).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2"])
+async def test_listening_beyond_this_machine_without_a_token_does_not_start(
+    tmp_path: Path, model: ModelServer, host: str
+) -> None:
+    gateway = ApiGateway(tmp_path, model)
+    gateway.configure(configuration(model.openai, more=f'http: {{host: "{host}", port: 0}}\n'))
+    with pytest.raises(ConfigError, match="without a token"):
+        load_home_settings(gateway.home, environ={})
+
+
+# -- pages of others ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:1"},
+        {"origin": "http://localhost.evil.example"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"},
+    ],
+)
+async def test_foreign_pages_can_neither_read_nor_write(
+    gateway: ApiGateway, client: httpx2.AsyncClient, headers: dict[str, str]
+) -> None:
+    for token in ({}, {"authorization": f"Bearer {OPERATOR}"}):
+        assert (await client.get("/api/sessions", headers={**headers, **token})).status_code == 403
+        body = {"chat": "x", "text": "hello"}
+        assert (await client.post("/api/messages", json=body, headers={**headers, **token})).status_code == 403
+    assert await gateway.running.store.read_feed() == []
+
+
+async def test_our_own_page_and_a_link_to_it_work(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+    own = {"origin": gateway.url, "sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
+    assert (await client.post("/api/messages", json={"chat": "x", "text": "a"}, headers=own)).status_code == 202
+    linked = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert (await client.get("/", headers=linked)).status_code == 200
+    framed = {**linked, "sec-fetch-dest": "iframe"}
+    assert (await client.get("/", headers=framed)).status_code == 403
+
+
+async def test_a_browser_must_send_json(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+    own = {"origin": gateway.url, "content-type": "text/plain"}
+    assert (await client.post("/api/messages", content=b'{"chat":"x","text":"a"}', headers=own)).status_code == 415
+
+
+def test_no_cross_origin_permission_is_ever_given() -> None:
+    head = parse_request_head("GET", "/", "127.0.0.1", "1.1", [(b"host", b"a:1"), (b"origin", b"http://A:1")])
+    assert is_same_origin(head)
+    assert not is_forwarded(head)
+
+
+async def test_every_answer_carries_the_strict_headers(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+    answers = [await client.get(path) for path in ("/", "/api/sessions", "/nowhere", "/static/app.js", "/metrics")]
+    async with gateway.client(**ELSEWHERE) as outside:
+        answers.append(await outside.get("/"))
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in answer.headers
+        assert "server" not in answer.headers
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+async def raw(gateway: ApiGateway, data: bytes, *, seconds: float = LIMIT_SECONDS) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    try:
+        writer.write(data)
+        async with asyncio.timeout(seconds):
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+                return await reader.read()
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_a_length_of_very_many_digits_is_refused_like_any_other(gateway: ApiGateway) -> None:
+    head = b"POST /api/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: " + b"0" * 5_000 + b"2\r\n\r\n{}"
+    assert (await raw(gateway, head)).startswith(b"HTTP/1.1 413 ")
+    assert "ValueError" not in gateway.log.getvalue()
+
+
+@pytest.mark.parametrize("headers", [{}, ELSEWHERE], ids=["here", "elsewhere"])
+async def test_a_body_that_is_too_large_is_refused(gateway: ApiGateway, headers: dict[str, str]) -> None:
+    async with gateway.client(**headers) as client:
+        answer = await client.post("/api/messages", content=b'{"chat":"x","text":"' + b"a" * (1 << 20) + b'"}')
+    assert answer.status_code == 413
+    assert await gateway.running.store.read_feed() == []
+
+
+async def test_a_body_of_almost_a_megabyte_is_heard(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+    body = b'{"chat":"x","text":"' + b"a" * ((1 << 20) - 22) + b'"}'
+    assert len(body) == 1 << 20
+    assert (await client.post("/api/messages", content=body)).status_code == 202
+
+
+def rss() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+@pytest.mark.parametrize("headers", [b"", b"X-Forwarded-For: 1.2.3.4\r\n"], ids=["here", "elsewhere"])
+async def test_a_body_without_end_is_cut_off_without_being_kept(gateway: ApiGateway, headers: bytes) -> None:
+    head = b"POST /api/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n" + headers + b"\r\n"
+    piece = b"10000\r\n" + b"a" * 0x10000 + b"\r\n"
+    before, sent = rss(), 0
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(head)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        with contextlib.suppress(ConnectionError):
+            while sent < 10 << 30:
+                writer.write(piece)
+                await writer.drain()
+                sent += len(piece)
+    writer.close()
+    assert sent < 200 << 20, "nobody stopped it"
+    assert rss() - before < 20 << 20
+    assert await gateway.running.store.read_feed() == []
+
+
+async def test_a_body_that_comes_too_slowly_is_given_up(gateway: ApiGateway) -> None:
+    gateway.web.guard.body_seconds = 0.2
+    head = b"POST /api/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 30\r\n\r\n{"
+    answer = await raw(gateway, head)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert guard_module.BODY_SECONDS == 5.0
+
+
+async def test_two_hundred_slow_callers_leave_room_for_others(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+    # were one of them waited for, it would be longer than our own client waits
+    gateway.web.guard.body_seconds = gateway.web.idle_seconds = 10 * LIMIT_SECONDS
+    slow: list[asyncio.StreamWriter] = []
+    try:
+        for number in range(200):
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            slow.append(writer)
+            head = b"POST /api/messages HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 1000\r\n"
+            writer.write(head if number % 2 else head + b"\r\n{")
+        await asyncio.sleep(0)
+        assert (await client.get("/health")).status_code == 200
+    finally:
+        for writer in slow:
+            writer.close()
+
+
+async def test_who_never_comes_to_the_point_is_hung_up_on(tmp_path: Path, model: ModelServer) -> None:
+    gateway = ApiGateway(tmp_path, model)
+    await gateway.start()
+    gateway.web.sweep_seconds = 0.05
+    async with gateway.client() as client, client.stream("GET", "/api/events") as events:
+        lines = events.aiter_lines()
+        assert await anext(lines)
+        gateway.web.idle_seconds = 0.2
+        for beginning in (b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "):
+            assert await raw(gateway, beginning) == b""
+        gateway.web.idle_seconds = LIMIT_SECONDS  # however slowly this machine sends the next
+        await client.post("/api/messages", json={"chat": "x", "text": "a"})
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while "heard" not in await anext(lines):
+                pass  # a stream is no idle connection
+    await gateway.stop()
+
+
+async def test_who_asks_again_and_again_is_not_hung_up_on(
+    tmp_path: Path, model: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = 0.0
+    monkeypatch.setattr(SystemClock, "monotonic", lambda _: time.monotonic() + ahead)
+    gateway = ApiGateway(tmp_path, model)
+    await gateway.start()
+    gateway.web.idle_seconds = LIMIT_SECONDS
+    gateway.web.sweep_seconds = 0.01
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    try:
+        for _ in range(30):  # at rest nearly always, and for longer than anybody may be silent
+            writer.write(b"GET /api/me HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            async with asyncio.timeout(LIMIT_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]))
+            assert head.startswith(b"HTTP/1.1 200"), head
+            ahead += LIMIT_SECONDS / 10
+            await asyncio.sleep(0.03)
+    finally:
+        writer.close()
+        await gateway.stop()
+
+
+async def test_no_more_than_sixty_four_requests_arrive_at_once(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+    guard = gateway.web.guard
+    guard.body_seconds = 10 * LIMIT_SECONDS  # nobody is given up before all are there
+    slow = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(70)]
+    try:
+        for _, writer in slow:
+            writer.write(b"POST /api/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{")
+        await wait_until(lambda: guard.arriving >= 64)
+        assert (await client.get("/health")).status_code == 503
+        assert guard.arriving == 64
+    finally:
+        for _, writer in slow:
+            writer.close()
+    await wait_until(lambda: not guard.arriving)
+    assert (await client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("beginning", [b"GET /health", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: ", b"\r\n"])
+async def test_a_head_without_end_is_refused(gateway: ApiGateway, beginning: bytes) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        writer.write(beginning)
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while sent < 4_000_000:
+                writer.write((b"\r\n" if beginning == b"\r\n" else b"aa") * 8_192)
+                sent += 16_384
+                await writer.drain()
+                await asyncio.sleep(0)
+    assert sent < 4_000_000, "it went on listening"
+    with contextlib.suppress(ConnectionError):
+        writer.close()
+
+
+SMUGGLED = (
+    b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    b"Content-Length: 2, 3\r\n\r\n{}",
+    b"Content-Length: +2\r\n\r\n{}",
+    b"Content-Length : 2\r\n\r\n{}",
+    b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    b"Transfer-Encoding: chunked\r\n\r\n0x2\r\n{}\r\n0\r\n\r\n",
+    b"X: a\n\r\n",
+    b"X: a\r\n folded\r\nContent-Length: 2\r\n\r\n{}",
+    b"X: a\0b\r\nContent-Length: 2\r\n\r\n{}",
+)
+"""What two readers of HTTP would read differently."""
+
+
+@pytest.mark.parametrize("rest", SMUGGLED)
+async def test_a_request_that_can_be_read_two_ways_is_refused(gateway: ApiGateway, rest: bytes) -> None:
+    head = b"POST /api/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    answer = await raw(gateway, head + rest)
+    assert answer.startswith(b"HTTP/1.1 400"), answer
+    assert b'"error"' not in answer, "no request may have come of it"
+
+
+async def test_doubled_headers_that_decide_something_are_refused(gateway: ApiGateway) -> None:
+    for doubled in (b"Host: evil.example", b"Authorization: Bearer x\r\nAuthorization: Bearer y"):
+        answer = await raw(gateway, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + doubled + b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400"), answer[:100]
+
+
+async def test_a_web_socket_is_not_opened(gateway: ApiGateway) -> None:
+    head = b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: https://evil.example\r\nConnection: Upgrade\r\n"
+    head += b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    assert (await raw(gateway, head)).startswith(b"HTTP/1.1 403")
+
+
+# -- how often ---------------------------------------------------------------------------------------------------------
+
+
+async def test_guessing_is_stopped_whatever_headers_a_guess_carries(gateway: ApiGateway) -> None:
+    seen: list[int] = []
+    async with gateway.client() as client:
+        for number in range(300):
+            headers = {
+                "authorization": f"Bearer guess-{number}",
+                "x-forwarded-for": f"198.51.100.{number % 256}",
+                "x-real-ip": f"192.0.2.{number % 256}",
+                "user-agent": f"agent {number}",
+                "x-everhold-person": f"p{number}",
+                "cookie": f"session={number}",
+                "host": f"h{number}.example",
+                "idempotency-key": str(number),
+            }
+            seen.append((await client.get("/api/sessions", headers=headers)).status_code)
+        assert seen.count(401) <= 15
+        assert set(seen[20:]) <= {429, 401}
+        assert seen[-1] == 429
+        # a right token that nobody has used from there yet is not even looked at, and everybody here works on
+        late = {**ELSEWHERE, "authorization": f"Bearer {OPERATOR}"}
+        assert (await client.get("/api/sessions", headers=late)).status_code == 429
+        assert (await client.get("/api/sessions")).status_code == 200
+
+
+async def test_guessing_does_not_lock_out_who_is_known_there(gateway: ApiGateway, as_: As) -> None:
+    ada = as_(ADA)
+    assert (await ada.get("/api/sessions")).status_code == 200
+    async with gateway.client(**ELSEWHERE) as client:
+        for number in range(50):
+            await client.get("/", headers={"authorization": f"Bearer guess-{number}"})
+    assert (await ada.get("/api/sessions")).status_code == 200
+
+
+async def test_one_account_cannot_use_up_the_share_of_another(gateway: ApiGateway, as_: As) -> None:
+    ada = as_(ADA)
+    gateway.web.guard.token_buckets = RateLimitBuckets(RateLimit(burst=5, per_second=0.001), monotonic=time.monotonic)
+    assert [(await ada.get("/health")).status_code for _ in range(7)] == [200] * 5 + [429] * 2
+    assert (await as_(BOB).get("/health")).status_code == 200
+
+
+def test_a_bucket_refills_with_time_and_not_by_asking() -> None:
+    now = 0.0
+    buckets = RateLimitBuckets(RateLimit(burst=2, per_second=0.5), monotonic=lambda: now)
+    assert [buckets.take("a") for _ in range(4)] == [0, 0, 2, 2]
+    assert buckets.take("b") == 0
+    now = 1.0
+    assert buckets.get_wait_seconds("a") == 1
+    now = 2.0
+    assert [buckets.take("a"), buckets.take("a")] == [0, 2]
+
+
+def test_an_ipv6_subscriber_is_one_peer() -> None:
+    assert get_peer_network("2001:db8:1:2::1") == get_peer_network("2001:db8:1:2:ffff::9")
+    assert get_peer_network("2001:db8:1:2::1") != get_peer_network("2001:db8:1:3::1")
+    assert get_peer_network("::ffff:192.0.2.1") == get_peer_network("192.0.2.1")
+
+
+# -- what never gets out -----------------------------------------------------------------------------------------------
+
+
+async def test_no_secret_is_in_any_answer_or_line(
+    gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer
+) -> None:
+    model.add_steps(VendorFailure(kind="unauthorized"), VendorFailure(kind="unauthorized"))
+    asked: dict[str, Any] = {"model": "main", "messages": [{"role": "user", "content": "hello"}]}
+    answers = [await client.post("/v1/chat/completions", json=asked)]
+    answers.append(await client.post("/v1/chat/completions", json=asked, headers={"x-everhold-session": "x"}))
+    answers.append(await client.get("/v1/models"))
+    for method, path in table(gateway):
+        if path != "/api/events":
+            answers.append(await client.request(method, path))
+    async with gateway.client(**ELSEWHERE, authorization=f"Bearer {ADA}x") as outside:
+        answers.append(await outside.get("/"))
+    texts = [answer.text + str(answer.headers) for answer in answers] + [gateway.log.getvalue()]
+    await gateway.stop()
+    texts += [path.read_bytes().decode("utf-8", "replace") for path in gateway.home.path.rglob("*") if path.is_file()]
+    kept = [text for text in texts if SECRETS not in text]
+    assert len(kept) == len(texts) - 1, "the .env file itself holds them"
+    for secret in (MODEL_KEY, OPERATOR, ADA, BOB):
+        assert not [text for text in kept if secret in text]
+
+
+async def test_a_fault_of_ours_is_told_without_its_details(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+    routes = gateway.web.guard.inner_app
+    assert isinstance(routes, Routes)
+    route, way = routes._routes[0]
+
+    async def broken(call: object) -> Any:
+        raise ZeroDivisionError("the secret recipe")
+
+    routes._plain.clear()
+    routes._routes[0] = (route, msgspec.structs.replace(way, handler=broken))
+    answer = await client.request(way.method, way.path)
+    assert answer.status_code == 500
+    assert "recipe" not in answer.text
+    assert set(answer.json()["error"]) == {"type", "message", "remedy"}

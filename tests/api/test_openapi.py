@@ -1,0 +1,83 @@
+"""The description of the API is true: for a machine that asks whatever it allows, and for people who read it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from everhold.api import openapi
+from everhold.api.reference import build_route_table, render_reference
+from tests.api.conftest import ELSEWHERE, OPERATOR, ApiGateway
+from tests.api.programs import run_program
+from tests.waiting import LIMIT_SECONDS
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "http.md"
+
+
+def test_the_reference_page_is_current() -> None:
+    remedy = "python -m everhold.api.reference > docs/reference/http.md"
+    assert PAGE.read_text(encoding="utf-8") == render_reference(), remedy
+
+
+async def test_every_route_is_described_and_nothing_else(client: httpx2.AsyncClient) -> None:
+    described = (await client.get("/openapi.json")).json()
+    assert described == openapi.build_document(build_route_table())
+    found = {(method.upper(), path) for path, methods in described["paths"].items() for method in methods}
+    assert found == {(way.method, way.path) for way in build_route_table()}
+    names = [operation["operationId"] for methods in described["paths"].values() for operation in methods.values()]
+    assert len(set(names)) == len(names)
+
+
+def test_every_route_says_what_it_does() -> None:
+    for way in build_route_table():
+        assert way.summary[0].isupper(), way.path
+        assert all(parameter.about.endswith(".") for parameter in way.parameters), way.path
+        assert {name for name in way.path.split("/") if name.startswith("{")} == {
+            f"{{{parameter.name}}}" for parameter in way.parameters if parameter.where == "path"
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phases", ["examples,fuzzing", pytest.param("coverage", marks=pytest.mark.prove)])
+async def test_whatever_the_description_allows_is_answered_as_it_says(
+    gateway: ApiGateway, tmp_path: Path, phases: str
+) -> None:
+    async with gateway.client() as client:
+        session = (await client.post("/api/messages", json={"chat": "x", "text": "hello"})).json()["session"]
+    await gateway.wait_until_idle(session)
+    headers = {**ELSEWHERE, "Authorization": f"Bearer {OPERATOR}"}
+    await run_program(
+        sys.executable,
+        "-m",
+        "schemathesis.cli",
+        "run",
+        f"{gateway.url}/openapi.json",
+        *(part for name, value in headers.items() for part in ("--header", f"{name}: {value}")),
+        "--exclude-path",
+        "/api/events",  # it never ends; tests/api/test_events.py asks it
+        "--phases",
+        phases,
+        "--checks",
+        "all",
+        "--max-examples",
+        "3",
+        "--seed",
+        "3",
+        "--exclude-checks",
+        "positive_data_acceptance",  # 1.0 is no whole number here, and /v1 has no schema of its own
+        "--workers",
+        "1",  # two threads that parse Python at once meet a fault of CPython 3.11 (a SystemError)
+        "--request-timeout",
+        "100",
+        "--no-shrink",
+        "--warnings",
+        "off",
+        cwd=tmp_path,
+        seconds=6 * LIMIT_SECONDS,
+    )
+    report = await gateway.running.session_admin.audit_store()
+    assert not report.broken_findings
+    assert "http.failed" not in gateway.log.getvalue()

@@ -1,0 +1,128 @@
+"""Starting and stopping inside the gateway's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from everhold.api.http_protocol import CorkedTransport
+from everhold.errors import InvalidRequest
+from everhold.ports.store import Change, Spend, Step
+from everhold.testing.model_server import ModelServer
+from tests.api.conftest import ApiGateway, configuration
+
+
+async def test_a_busy_port_is_told_with_what_to_do(tmp_path: Path, gateway: ApiGateway, model: ModelServer) -> None:
+    other = ApiGateway(tmp_path / "other", model)
+    other.port = gateway.port
+    with pytest.raises(InvalidRequest, match="in use") as told:
+        await other.start()
+    assert "--port" in told.value.remedy
+    await other.stop()
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1", "127.0.0.2"])
+async def test_it_listens_where_it_is_told(tmp_path: Path, model: ModelServer, host: str) -> None:
+    gateway = ApiGateway(tmp_path, model)
+    gateway.configure(configuration(model.openai, more=f'http: {{host: "{host}", port: 0}}\n'))
+    try:
+        await gateway.start()
+    except InvalidRequest:
+        pytest.skip(f"this machine has no {host}")
+    async with gateway.client() as client:
+        assert (await client.get(f"{gateway.running.url}/health")).status_code == 200
+    await gateway.stop()
+
+
+async def test_an_address_of_another_machine_is_refused(tmp_path: Path, model: ModelServer) -> None:
+    gateway = ApiGateway(tmp_path, model)
+    gateway.configure(configuration(model.openai).replace("port: 0", "port: 0\n  host: 192.0.2.7", 1))
+    with pytest.raises(InvalidRequest, match="cannot listen"):
+        await gateway.start()
+    await gateway.stop()
+
+
+async def test_ready_says_when_nothing_can_be_accepted(gateway: ApiGateway) -> None:
+    async with gateway.client() as client:
+        assert (await client.get("/ready")).status_code == 200
+        gateway.running.disk_guard.reserve.size_bytes = 1 << 60  # so much will not be found there
+        gateway.running.disk_guard.report_full()
+        answer = await client.get("/ready")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (503, "the disk is full")
+        assert "everhold_ready 0" in (await client.get("/metrics")).text
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_the_numbers_follow_what_happens(gateway: ApiGateway) -> None:
+    async with gateway.client() as client:
+        posted = await client.post("/api/messages", json={"chat": "x", "text": "hello"})
+        await gateway.wait_until_idle(posted.json()["session"])
+        text = (await client.get("/metrics")).text
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert lines["everhold_turns_total"] == "1"
+    assert lines["everhold_messages_pending"] == "0"
+    assert int(lines['everhold_spend_today_tokens{agent="main"}']) > 0
+    assert lines['everhold_spend_today_usd{agent="main"}'] == "0"
+    assert lines["everhold_dead_letters_in_doubt"] == "0"
+    assert lines['everhold_commits_total{step="accept"}'] == "1"
+    assert int(lines['everhold_http_responses_total{status="202"}']) == 1
+
+
+async def test_a_large_number_is_told_to_its_last_digit(gateway: ApiGateway) -> None:
+    spends = (Spend(budget="agent:main", day=gateway.running.agents.get_today(), usd=1234.56789, tokens=12_345_678),)
+    await gateway.running.store.commit(Change(step=Step.SPEND, session="", at=1.0, spends=spends))
+    gateway.running.tail.commits["end"] = 1_000_001
+    async with gateway.client() as client:
+        lines = (await client.get("/metrics")).text.splitlines()
+    assert 'everhold_spend_today_tokens{agent="main"} 12345678' in lines
+    assert 'everhold_spend_today_usd{agent="main"} 1234.56789' in lines
+    assert "everhold_turns_total 1000001" in lines
+
+
+def test_whoever_serves_nothing_loads_no_server() -> None:
+    script = "import sys, everhold.app; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"starlette", "uvicorn", "anyio"} & set(loaded)
+
+
+class RecordingTransport:
+    """A transport that remembers in which pieces it was written to."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.pieces.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_extra_info(self, name: str) -> str:
+        return f"the {name}"
+
+
+def test_a_head_and_its_body_leave_in_one_piece_and_nothing_is_held_back_for_ever() -> None:
+    written = RecordingTransport()
+    cork = CorkedTransport(cast(asyncio.Transport, written))
+    cork.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    cork.hold()
+    cork.write(b"head")
+    cork.write(b"body")
+    assert len(written.pieces) == 1
+    cork.flush_held()
+    cork.write(b"more")
+    assert written.pieces[1:] == [b"headbody", b"more"]
+    cork.hold()
+    cork.write(b"a head whose body never came")
+    cork.close()
+    assert (written.pieces[3:], cork.is_closing()) == ([b"a head whose body never came"], True)
+    assert cork.get_extra_info("peername") == "the peername"

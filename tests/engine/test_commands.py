@@ -1,0 +1,179 @@
+"""What a command says is so: it did that, or it says why not and what to say instead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from everhold.core.entries import Changed, Heard, SettingChosen
+from everhold.engine import model_waits
+from everhold.errors import Overloaded
+from everhold.ports.model import ModelRequest, ModelResponse
+from everhold.testing.fakes import FakeModel
+from everhold.testing.gateway import InProcessGateway
+
+from .conftest import HeldModel
+
+
+def say(house: InProcessGateway, text: str) -> str:
+    """What is seen last after somebody said this."""
+    house.send_message(text)
+    return house.list_shown_texts()[-1]
+
+
+def named(text: str, *, name: str) -> FakeModel:
+    return FakeModel(lambda _: ModelResponse(text=text, model=name), name=name)
+
+
+# -- /model ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def models(house: InProcessGateway) -> InProcessGateway:
+    house.runtimes.model = named("I am the first", name="first")
+    house.runtimes.other_models = {"first": house.runtimes.model, "second": named("I am the second", name="second")}
+    return house
+
+
+def test_a_model_that_was_chosen_answers_until_it_is_taken_back(models: InProcessGateway) -> None:
+    assert say(models, "who?") == "I am the first"
+    assert say(models, "/model second") == "Model for this session: second."
+    assert say(models, "who?") == "I am the second"
+    models.crash()
+    models.start()
+    assert say(models, "who?") == "I am the second", "it is in the log"
+    models.send_message("who?", chat="other")
+    assert models.list_shown_texts()[-1] == "I am the first", "another session has its own"
+    assert say(models, "/model default") == "Model for this session: first, as configured."
+    assert say(models, "who?") == "I am the first"
+    models.assert_sound()
+
+
+def test_a_model_that_is_not_there_is_refused_and_nothing_changes(models: InProcessGateway) -> None:
+    session = models.send_message("/model second").session
+    assert say(models, "/model nonsense") == "There is no model 'nonsense'."
+    assert say(models, "who?") == "I am the second"
+    assert [body.change for body in models.read_bodies(session, Changed)] == [
+        SettingChosen(setting="model", value="second")
+    ]
+
+
+def test_the_word_alone_shows_the_model_and_changes_nothing(models: InProcessGateway) -> None:
+    there = "There are: first, second. /model NAME chooses, /model default goes back."
+    assert say(models, "/model") == f"Model for this session: first, as configured. {there}"
+    say(models, "/model second")
+    assert say(models, "/model") == f"Model for this session: second, chosen here. {there}"
+    assert say(models, "who?") == "I am the second"
+    del models.runtimes.other_models["second"]
+    assert say(models, "/model").startswith(
+        "Model for this session: first, as configured, since second cannot be used."
+    )
+
+
+def busy(house: InProcessGateway, *, seconds: float) -> str:
+    """The first model asks for time, and a message waits for it. Its session."""
+    house.runtimes.model.faults.fail_next(Overloaded("too much", retry_after=seconds), times=9)
+    session = house.send_message("hello", rest=False).session
+    house.pass_time(1)
+    assert "Your message is kept" in house.list_shown_texts()[-1]
+    return session
+
+
+def test_what_one_model_asked_for_does_not_hold_up_another(models: InProcessGateway) -> None:
+    session = busy(models, seconds=3_600.0)
+    models.send_message("anybody?", rest=False)
+    models.pass_time(60)
+    assert len(models.runtimes.model.requests) == 1, "a wait that was asked for is not shortened"
+    models.send_message("/model second", rest=False)
+    models.pass_time(1)
+    assert models.list_shown_texts()[-1] == "I am the second"
+    assert models.run(models.store.get_session(session)).pending == 0
+    models.assert_sound()
+
+
+def test_another_chat_s_choice_ends_no_wait(models: InProcessGateway) -> None:
+    busy(models, seconds=3_600.0)
+    models.send_message("/model second", chat="other", rest=False)
+    models.send_message("/model first", rest=False)
+    models.pass_time(60)
+    assert len(models.runtimes.model.requests) == 1
+
+
+def test_a_model_that_is_exchanged_while_it_is_asked_is_not_waited_for(models: InProcessGateway) -> None:
+    class Slow(FakeModel):
+        async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
+            await asyncio.sleep(10)
+            raise Overloaded("too much", retry_after=3_600.0)
+
+    models.runtimes.model = models.runtimes.other_models["first"] = Slow(name="first")
+    models.send_message("hello", rest=False)
+    models.pass_time(5)
+    models.send_message("/model second", rest=False)
+    models.pass_time(10)
+    assert models.list_shown_texts()[-1] == "I am the second"
+
+
+def test_another_configuration_ends_a_wait_that_concerns_nobody_any_more(models: InProcessGateway) -> None:
+    session = busy(models, seconds=3_600.0)
+    process = models.process
+    assert process is not None
+
+    def look() -> None:
+        models.run(model_waits.recheck_all_waits(process.gates, models.runtimes, process.wakeups))
+        models.pass_time(1)
+
+    look()
+    assert len(models.runtimes.model.requests) == 1, "the same models: the same wait"
+    models.runtimes.model = models.runtimes.other_models["second"]
+    look()
+    assert models.list_shown_texts()[-1] == "I am the second"
+    assert models.run(models.store.get_session(session)).pending == 0
+
+
+# -- /queue, /usage ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_queued_waits_its_turn_where_others_would_interrupt(house: InProcessGateway) -> None:
+    house.runtimes.settings["busy"] = "interrupt"
+    house.runtimes.model = held = HeldModel()
+    session = house.send_message("first", rest=False).session
+    house.pass_time()
+    house.send_message("/queue second", rest=False)
+    house.pass_time(5)
+    assert len(held.requests) == 1, "the running turn goes on"
+    held.free = True
+    house.run_until_idle(5)
+    assert [request.messages[-1].text for request in held.requests] == ["first", "second"]
+    assert house.list_shown_texts() == ["at last", "at last"]
+    assert [body.command for body in house.read_bodies(session, Heard)] == [None, None], "it is said, not ordered"
+    house.assert_sound()
+
+
+def test_usage_is_what_the_turns_have_cost(house: InProcessGateway) -> None:
+    assert say(house, "/usage").splitlines()[0] == "0 tokens in, 0 out, 0.0000 USD."
+    for _ in range(3):
+        house.send_message("hello")
+    here, everywhere = say(house, "/usage").splitlines()
+    assert here == "30 tokens in, 15 out, 0.0000 USD."
+    assert everywhere == "You, everywhere, today: 45 tokens, 0.0000 USD."
+    house.send_message("/undo")
+    assert say(house, "/usage").startswith("30 tokens in"), "what was taken back was paid for"
+
+
+# -- what is no use as it was said -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argument", ["abc", "0", "-1", "two", "1 2", "²"])
+def test_undo_takes_back_nothing_that_nobody_asked_for(house: InProcessGateway, argument: str) -> None:
+    session = house.send_message("hello").session
+    assert say(house, f"/undo {argument}") == "Say /undo, /undo N for the last N turns, or /undo compress."
+    assert house.read_bodies(session, Changed) == []
+
+
+@pytest.mark.parametrize("word", ["queue", "steer"])
+def test_nothing_is_not_put_to_a_model(house: InProcessGateway, word: str) -> None:
+    assert say(house, f"/{word}") == f"Say what: /{word} TEXT"
+    assert say(house, f"/{word} something") == "You said: something"
+    assert len(house.runtimes.model.requests) == 1

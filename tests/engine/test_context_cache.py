@@ -1,0 +1,237 @@
+"""The view through the real store: pages and a cache between it and the log change nothing of what is seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from everhold.core.context import SessionContext, assemble_context, render_messages, select_operations
+from everhold.core.entries import Compressed, Ended, EntryKind, Heard, ToolCall
+from everhold.engine.context_cache import CachedContext, ContextCache, load_context_at
+from everhold.errors import TooLong
+from everhold.ports.model import ModelRequest, ModelResponse
+from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
+from everhold.stores.sqlite import SqliteStore
+from everhold.testing.contracts.store_scenario import SeededRandom
+from everhold.testing.fakes import FakeModel, FakeTool
+from everhold.testing.gateway import InProcessGateway
+from tests.core.naive_reader import NaiveReader, make_reader, summarize_messages
+from tests.core.random_log import RandomLog, make_random_actions
+from tests.core.test_context import list_pinned_compressions
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[InProcessGateway]:
+    house = InProcessGateway(tmp_path)
+    with house.run_started():
+        yield house
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    store = SqliteStore.open(tmp_path / "log.db", chance=SeededRandom(), inline=True, synchronous="OFF")
+    yield store
+    asyncio.run(store.close())
+
+
+async def commit_log(store: SqliteStore, chronicle: RandomLog) -> None:
+    """The same history, committed."""
+    for change in chronicle.changes:
+        await store.commit(change)
+    for chapter in chronicle.sessions.values():
+        entries = await store.list_entries(chapter.id)
+        assert [(e.seq, e.kind, e.op, e.body) for e in entries] == [(e.seq, e.kind, e.op, e.body) for e in chapter.log]
+
+
+def test_the_view_of_a_store_is_what_a_patient_reader_sees(store: SqliteStore) -> None:
+    async def look(seed: int) -> None:
+        chronicle = RandomLog(f"h{seed}s").perform(make_random_actions(seed))
+        await commit_log(store, chronicle)
+        logs = chronicle.logs()
+        for chapter in chronicle.sessions.values():
+            session = await store.get_session(chapter.id)
+            assert session.generation == chronicle.generation(chapter)
+            now = await load_context_at(store, session, at=session.last_seq + 1)
+            assert summarize_messages(render_messages(now)) == make_reader(logs, chapter.id).read_context()
+            for turn in chapter.turns.values():
+                for pin in list_pinned_compressions(chapter.log, turn.op):
+                    before = await load_context_at(store, session, at=turn.op, compression=pin)
+                    assert summarize_messages(render_messages(before)) == NaiveReader(
+                        logs, chapter.id, turn.op
+                    ).read_context(pin)
+            for mark in chapter.marks[::5]:
+                over = await load_context_at(store, session, at=mark + 1, over=True)
+                assert (
+                    summarize_messages(render_messages(over))
+                    == NaiveReader(logs, chapter.id, mark + 1, ended=True).read_context()
+                )
+
+    async def all_() -> None:
+        for seed in range(60):
+            await look(seed)
+        assert await store.verify() == []
+
+    asyncio.run(all_())
+
+
+def test_a_kept_view_is_the_view_that_would_be_read(store: SqliteStore) -> None:
+    """As the mind uses it: kept when a turn begins, grown when it ends, read anew when anything else happened."""
+    views = ContextCache(max_sessions=2)
+    grown = 0
+
+    async def begin(name: str) -> CachedContext:
+        glance = await store.get_session_snapshot(name)
+        seen = await views.load_current(store, glance)
+        read = await load_context_at(store, glance.session, at=glance.session.last_seq + 1)
+        assert seen.messages == render_messages(read)
+        assert seen.context == read
+        return seen
+
+    async def end(name: str, op: int, seen: CachedContext) -> None:
+        nonlocal grown
+        session = await store.get_session(name)
+        if seen.generation != session.generation:
+            return
+        operation = next(it for it in await store.list_operations(name, after=op - 1, before=op + 1))
+        if operation.state in ("released", "erased"):
+            return
+        alone = assemble_context(
+            select_operations([operation], at=session.last_seq + 1), await store.list_entries(name)
+        )
+        views.put(name, seen.with_turn(alone.turns[0]))
+        grown += 1
+
+    async def play(seed: int) -> None:
+        chronicle = RandomLog(f"k{seed}s").perform(make_random_actions(seed, 45))
+        seen: dict[str, tuple[int, CachedContext]] = {}
+        known: set[str] = set()
+        for change in chronicle.changes:
+            begins = any(draft.kind is EntryKind.BEGAN for draft in change.entries) and change.session in known
+            before = await begin(change.session) if begins and change.session not in seen else None
+            done = await store.commit(change)
+            known.add(change.session)
+            for draft, seq in zip(change.entries, done.seqs, strict=True):
+                if draft.kind is EntryKind.BEGAN and before is not None and draft.op is None and _turn(draft.body):
+                    seen[change.session] = (seq, before)
+                running = seen.get(change.session)
+                if running is not None and isinstance(draft.body, Ended) and draft.op == running[0]:
+                    await end(change.session, *seen.pop(change.session))
+        for chapter in chronicle.sessions.values():
+            if chapter.running is None:
+                await begin(chapter.id)
+
+    async def all_() -> None:
+        for seed in range(40):
+            await play(seed)
+
+    asyncio.run(all_())
+    assert grown > 50, "hardly a view was ever grown"
+
+
+def _turn(body: object) -> bool:
+    return getattr(body, "type", "") == "turn"
+
+
+# -- in a whole house --------------------------------------------------------------------------------------------------
+
+
+def list_shown_texts(house: InProcessGateway, session: str) -> list[str]:
+    async def look() -> SessionContext:
+        found = await house.store.get_session(session)
+        return await load_context_at(house.store, found, at=found.last_seq + 1)
+
+    return [message.text for message in render_messages(house.run(look()))]
+
+
+def test_a_turn_that_outlives_its_context_leaves_no_summary_in_the_next(house: InProcessGateway) -> None:
+    """/new while a turn runs, which then does not fit and folds what came before it: a fold of the old context."""
+    session = ""
+    for n in range(3):
+        session = house.send_message(f"old {n}").session
+
+    def answer(request: ModelRequest) -> ModelResponse:
+        if any(message.text == "old 0" for message in request.messages):
+            if request.messages[-1].role == "tool":
+                raise TooLong("too many tokens")
+            return ModelResponse(calls=(ToolCall(id="c", tool="slow"),))
+        return ModelResponse(text="done")
+
+    class Slow(FakeTool):
+        async def run(self, arguments: dict[str, object], context: ToolContext) -> ToolResult:
+            await asyncio.sleep(5)
+            return await super().run(arguments, context)
+
+    house.runtimes.tools = {"slow": Slow("slow", ToolEffect.KEYED)}
+    house.runtimes.model = FakeModel(answer)
+    house.runtimes.summariser = FakeModel(lambda request: ModelResponse(text="all the old things"))
+    house.send_message("go on", rest=False)
+    house.pass_time(1)
+    house.send_message("/new", rest=False)
+    house.pass_time(30)
+    assert house.read_bodies(session, Compressed), "the turn must have folded after the fresh start"
+    assert house.list_shown_texts()[-1] == "done"
+    assert list_shown_texts(house, session) == []
+    house.send_message("something new")
+    assert list_shown_texts(house, session) == ["something new", "done"]
+    house.assert_sound()
+
+
+def make_compressing(house: InProcessGateway, text: Callable[[], str] = lambda: "the story so far") -> None:
+    house.runtimes.model = FakeModel(lambda request: ModelResponse(text="I see"), context_tokens=600)
+    house.runtimes.summariser = FakeModel(lambda request: ModelResponse(text=text()))
+    house.runtimes.settings.update(soft=0.3, hard=0.9, keep=1, ahead=True)
+
+
+def test_a_branch_of_a_parent_whose_summary_was_erased_sees_the_originals(house: InProcessGateway) -> None:
+    make_compressing(house)
+    session = ""
+    for n in range(4):
+        session = house.send_message(f"message {n} {'x' * 200}").session
+    assert house.read_bodies(session, Compressed)
+    house.runtimes.settings.update(ahead=False, hard=9.0)
+    house.send_message("/branch")
+    branch = house.send_message("in the branch").session
+    assert branch != session
+    assert "the story so far" in list_shown_texts(house, branch)[0]
+    first = next(entry.seq for entry in house.read_log(session) if isinstance(entry.body, Heard))
+    house.run(house.control.erase_entries(session, [first]))
+    seen = list_shown_texts(house, branch)
+    assert not any("the story so far" in text for text in seen)
+    assert not any(text.startswith("message 0") for text in seen)
+    assert [text[:9] for text in seen if text.startswith("message")] == ["message 1", "message 2", "message 3"]
+    house.assert_sound()
+
+
+def test_every_question_asked_is_the_one_the_log_tells_of(house: InProcessGateway) -> None:
+    """Through folds, undo, fresh starts and branches the model was asked what a patient reader would have asked."""
+    numbers = iter(range(10_000))
+    make_compressing(house, lambda: f"fold-x-{next(numbers)}")
+    house.runtimes.tools = {"t": FakeTool("t", ToolEffect.PURE)}
+
+    def answer(request: ModelRequest) -> ModelResponse:
+        last = request.messages[-1]
+        if last.role == "user" and last.text.startswith("look"):
+            return ModelResponse(calls=(ToolCall(id="c", tool="t"), ToolCall(id="c", tool="t")))
+        return ModelResponse(text=f"answer {next(numbers)}")
+
+    house.runtimes.model = model = FakeModel(answer, context_tokens=600)
+    for n in range(40):
+        command = {9: "/undo", 14: "/new", 19: "/branch", 24: "/retry", 29: "/undo compress", 34: "/new"}.get(n, "")
+        house.send_message(command or f"{'look' if n % 4 == 1 else 'say'} {n} {'x' * 60}")
+    logs = {session.id: house.read_log(session.id) for session in house.run(house.store.list_sessions())}
+    thoughts = [entry for log in logs.values() for entry in log if entry.kind is EntryKind.THOUGHT]
+    asked = list(model.requests)
+    assert len(thoughts) == len(asked) > 40
+    for thought, request in zip(sorted(thoughts, key=lambda entry: entry.pos), asked, strict=True):
+        assert thought.op is not None
+        until = {**logs, thought.session: logs[thought.session][: thought.seq - 1]}
+        patient = NaiveReader(until, thought.session, thought.op)
+        folds = list_pinned_compressions(until[thought.session], thought.op)
+        assert summarize_messages(request.messages) == patient.read_context(folds[-1]) + patient.read_turn(thought.op)
+        context = house.run(house.control.load_context(thought.session, at=thought.seq))
+        assert context.exact is True
+        assert context.request.messages == request.messages
+    house.assert_sound()

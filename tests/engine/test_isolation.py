@@ -1,0 +1,367 @@
+"""P5: what one person, conversation or agent was told is not shown to another, whichever way it is asked for.
+
+Every test plants a word and looks for it everywhere something is shown: to the model, on the platform, in search, in
+reasons, in exports. `PLANTED` breaks the rules one by one; each of them must make a test here fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from everhold.admin.memory import MemoryAdmin
+from everhold.core import access, facts
+from everhold.core.access import AdmissionDecision
+from everhold.core.entries import ToolCall
+from everhold.core.recall import RecallTarget
+from everhold.engine.commands import memory as commands_memory
+from everhold.engine.memory import recall as recalling
+from everhold.memories.builtin import BuiltinMemory, MemoryIndex, candidates
+from everhold.ports.memory import MemoryHit, MemoryQuery
+from everhold.ports.model import ModelRequest, ModelResponse
+from everhold.ports.platform import IncomingMessage
+from everhold.testing.fakes import FakeMemoryProvider, FakeModel
+from everhold.testing.gateway import InProcessGateway
+from everhold.tools.search import SessionSearchTool
+
+from .memory_tools import FindingProvider, add_memory_tools
+
+WORD = "hush7391"
+"""Always said beside `zanzibar`, which is what people ask for."""
+
+
+class LeakingProvider(FakeMemoryProvider):
+    """Hands out everything it ever stored to everybody who asks: what may be shown is not left to it."""
+
+    async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
+        return [
+            MemoryHit(text=utterance.text, session=item.session, seq=utterance.seq, person=utterance.stamp.person)
+            for items in self.kept.values()
+            for item in items
+            if hasattr(item, "heard")
+            for utterance in item.heard
+        ]
+
+
+class PerAgentSearch:
+    """Every agent searches through its own built-in memory."""
+
+    def __init__(self, attached: dict[str, BuiltinMemory]) -> None:
+        self.attached = attached
+
+    async def search(self, text: str, *, agent: str, **more: Any) -> Sequence[MemoryHit]:
+        return await self.attached[agent].search(text, agent=agent, **more)
+
+
+class LeakScenario:
+    """Ada and Bob, two agents, one group, and every way to ask."""
+
+    def __init__(self, gateway: InProcessGateway, *, group: str = "per-person") -> None:
+        self.gateway = gateway
+        self.index = MemoryIndex(gateway.path / "index.db", inline=True, embeddings="table")
+        gateway.runtimes.memories = {"blab": LeakingProvider()}
+        add_memory_tools(gateway, notices=False, limits={"user": 5_000, "memory": 5_000})
+        gateway.runtimes.settings.update(recalls=("builtin", "blab"), recall_seconds=1.0)
+        self.linked: dict[str, str] = {}
+        gateway.admit = lambda incoming: AdmissionDecision(
+            agent=incoming.agent or "main", person=self.person(incoming), group=group
+        )
+        real = gateway.runtimes.find_memory
+        attached = {
+            agent: BuiltinMemory(index=self.index, store=gateway.store, agent=agent) for agent in ("main", "other")
+        }
+        gateway.runtimes.find_memory = lambda name, agent: (  # type: ignore[method-assign, assignment]
+            attach(name, agent, attached[agent]) if name == "builtin" else real(name, agent)
+        )
+        gateway.runtimes.tools["session_search"] = SessionSearchTool(PerAgentSearch(attached), gateway.store)
+        gateway.runtimes.model = FakeModel(self._model)
+
+    def person(self, incoming: IncomingMessage) -> str:
+        return self.linked.get(incoming.sender, incoming.sender)
+
+    def _model(self, request: ModelRequest) -> ModelResponse:
+        """Notes what it is told to keep, searches for what it is asked, and repeats all it has seen."""
+        tools = [message.text for message in request.messages if message.role == "tool"]
+        last = next(message.text for message in reversed(request.messages) if message.role == "user")
+        if request.messages[-1].role != "tool" and last.startswith("keep "):
+            fact = {"action": "add", "content": last.removeprefix("keep ")}
+            return ModelResponse(calls=(ToolCall(id="1", tool="memory", arguments=fact),))
+        if request.messages[-1].role != "tool" and last.startswith("what about"):
+            return ModelResponse(calls=(ToolCall(id="1", tool="session_search", arguments={"query": last}),))
+        return ModelResponse(text="; ".join(tools) or "fine")
+
+    def told(self, **where: Any) -> str:
+        """All that comes back, and all that is shown to the model, when somebody asks for the word by its beginning."""
+        house = self.gateway
+        asked, back = len(house.runtimes.model.requests), len(house.list_shown_texts())
+        for text in (
+            "what about the zanzibar thing",
+            "/memory",
+            "/memory why",
+            "/memory search zanzibar",
+            "/memory forget zanzibar",
+        ):
+            house.send_message(text, **where)
+        seen = [message.text for request in house.runtimes.model.requests[asked:] for message in request.messages]
+        return "\n".join([*seen, *house.list_shown_texts()[back:]])
+
+    def searched(self, person: str, agent: str = "main") -> str:
+        memory = MemoryAdmin(self.gateway.control, agents=lambda: ("main", "other"))
+        found = self.gateway.run(memory.search_memories("zanzibar", agent=agent, person=person))
+        kept = self.gateway.run(memory.list_facts(agent, person))
+        return f"{found} {kept}"
+
+    def exported(self, person: str) -> str:
+        memory = MemoryAdmin(self.gateway.control, agents=lambda: ("main", "other"))
+
+        async def collect() -> str:
+            return str([record async for record in memory.export_person(person)])
+
+        return self.gateway.run(collect())
+
+
+def attach(name: str, agent: str, provider: BuiltinMemory) -> Any:
+    from everhold.engine.memory_client import MemoryClient
+
+    return MemoryClient(provider, instance=name, agent=agent)
+
+
+GROUP: dict[str, Any] = {"chat": "room", "kind": "group"}
+
+
+def plant(town: LeakScenario, **where: Any) -> None:
+    town.gateway.send_message(f"the word for zanzibar is {WORD}", **where)
+    town.gateway.send_message(f"keep zanzibar {WORD} in mind", **where)
+    town.gateway.send_message(f"/memory note zanzibar {WORD} noted", **where)
+
+
+def test_the_word_is_there_for_whom_it_was_said(house: InProcessGateway) -> None:
+    """Otherwise the others would prove nothing."""
+    town = LeakScenario(house)
+    plant(town)
+    there = town.told(chat="elsewhere")
+    assert there.count(WORD) >= 3
+    assert WORD in town.searched("ada")
+    assert WORD in town.exported("ada")
+
+
+def test_two_people_do_not_meet(house: InProcessGateway) -> None:
+    town = LeakScenario(house)
+    plant(town)
+    assert WORD not in town.told(who="bob", chat="bobs")
+    assert WORD not in town.searched("bob")
+    assert WORD not in town.exported("bob")
+
+
+@pytest.mark.parametrize("group", ["per-person", "shared"])
+def test_what_was_said_in_private_does_not_come_up_in_a_group(house: InProcessGateway, group: str) -> None:
+    town = LeakScenario(house, group=group)
+    plant(town)
+    assert WORD not in town.told(**GROUP)
+
+
+def test_in_a_group_where_everybody_has_their_own_session_nobody_hears_the_others(house: InProcessGateway) -> None:
+    town = LeakScenario(house)
+    plant(town, **GROUP)
+    assert WORD not in town.told(who="bob", **GROUP)
+    assert WORD in town.told(who="ada", **GROUP)
+
+
+def test_what_a_group_shares_stays_in_the_group(house: InProcessGateway) -> None:
+    town = LeakScenario(house, group="shared")
+    plant(town, **GROUP)
+    assert WORD in town.told(who="bob", **GROUP)
+    assert WORD not in town.told(who="bob", chat="bobs")
+    assert WORD not in town.told(who="bob", chat="another room", kind="group")
+
+
+def test_one_person_on_two_platforms_is_one_only_if_somebody_says_so(house: InProcessGateway) -> None:
+    town = LeakScenario(house)
+    plant(town, who="telegram:1", chat="t")
+    assert WORD not in town.told(who="discord:1", chat="d")
+    town.linked = {"telegram:1": "ada", "discord:1": "ada"}
+    plant(town, who="telegram:1", chat="t")
+    assert WORD in town.told(who="discord:1", chat="d")
+
+
+def test_two_agents_share_nothing(house: InProcessGateway) -> None:
+    town = LeakScenario(house)
+    plant(town)
+    assert WORD not in town.told(chat="others", agent="other")
+    assert WORD not in town.searched("ada", agent="other")
+
+
+# -- each rule, broken ---------------------------------------------------------------------------------------------
+
+
+def everybody(*_: Any, **__: Any) -> bool:
+    return True
+
+
+@contextlib.contextmanager
+def swapped(thing: Any, name: str, new: Any) -> Iterator[None]:
+    old = getattr(thing, name)
+    setattr(thing, name, new)
+    try:
+        yield
+    finally:
+        setattr(thing, name, old)
+
+
+def all_scopes(db: Any, *, agent: str | None, audience: Any) -> Any:
+    return SCOPES(db, agent=agent, audience=None)
+
+
+def any_agent(db: Any, *, agent: str | None, audience: Any) -> Any:
+    return SCOPES(db, agent=None, audience=audience)
+
+
+async def whichever_view(
+    gates: Any, runtimes: Any, runtime: Any, session: Any, takes: Any, text: str, stamp: Any, visible: Any
+) -> Any:
+    asked = RecallTarget(session=session.id, generation=session.generation, takes=takes)
+    return asked, await recalling._ask_memories(gates, runtimes, runtime, session, text, stamp, visible)
+
+
+SCOPES = candidates.find_scopes
+REASON = commands_memory.find_recall_record
+PLANTED: dict[str, tuple[Any, str, Any, Callable[[InProcessGateway], None]]] = {
+    "facts for everybody": (facts, "visible", everybody, test_two_people_do_not_meet),
+    "an index that knows no audience": (candidates, "scopes", all_scopes, test_two_people_do_not_meet),
+    "an index that knows no agents": (candidates, "scopes", any_agent, test_two_agents_share_nothing),
+    "a provider that is believed": (
+        recalling,
+        "objection",
+        lambda *_, **__: "",
+        test_two_people_do_not_meet,
+    ),
+    "a group is a private chat": (
+        access,
+        "audience",
+        lambda _address, person: (f"person:{person}",),
+        lambda house: test_what_was_said_in_private_does_not_come_up_in_a_group(house, "per-person"),
+    ),
+    "an answer for a view that is gone": (
+        recalling,
+        "_steady",
+        whichever_view,
+        lambda house: test_an_answer_for_a_view_that_is_gone_is_dropped_and_asked_for_again(house),
+    ),
+    "reasons for everybody": (
+        commands_memory,
+        "reason",
+        lambda store, session, **_: REASON(store, session),
+        lambda house: test_reasons_are_for_those_they_were_given_to(house),
+    ),
+}
+
+
+def test_reasons_are_for_those_they_were_given_to(house: InProcessGateway) -> None:
+    """A session of Ada's that a group was led to tells the group nothing of what was recalled for her."""
+    LeakScenario(house, group="shared")
+    finding = FindingProvider()
+    finding.answers = [MemoryHit(text=f"zanzibar {WORD}", person="ada")]
+    house.runtimes.memories = {"blab": finding}
+    mine = house.send_message("what about the zanzibar thing", chat="second").session
+    house.send_message("hello", **GROUP)
+    house.send_message(f"/resume {mine}", **GROUP)
+    before = len(house.list_shown_texts())
+    house.send_message("/memory why", **GROUP)
+    (said,) = house.list_shown_texts()[before:]
+    assert WORD not in said
+
+
+@pytest.mark.parametrize("bug", sorted(PLANTED))
+def test_each_planted_bug_is_found(house: InProcessGateway, bug: str) -> None:
+    thing, name, new, test = PLANTED[bug]
+    with swapped(thing, name, new), imported(name, new, thing), pytest.raises(AssertionError):
+        test(house)
+
+
+@contextlib.contextmanager
+def imported(name: str, new: Any, thing: Any) -> Iterator[None]:
+    """Whoever imported a name keeps what it was: exchange it there, too."""
+    from everhold.ingress import accept
+
+    with contextlib.ExitStack() as stack:
+        for holder in (accept,) if thing is access else ():
+            stack.enter_context(swapped(holder, name, new))
+        yield
+
+
+# -- late answers --------------------------------------------------------------------------------------------------
+
+
+class LateProvider(FakeMemoryProvider):
+    """Answers when it is let go, with whom it was asked for."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
+        import asyncio
+
+        await asyncio.sleep(self.seconds)
+        return [MemoryHit(text=f"ANSWER for {query.session} about {query.text}", person=query.person)]
+
+
+MOVES = ("/new", "/branch", "/resume", "/undo", "/compress here 0", "erase")
+
+
+@pytest.mark.parametrize("moves", list(itertools.permutations(MOVES, 2)), ids=" then ".join)
+@pytest.mark.parametrize("seconds", [0.3, 5.0])
+def test_an_answer_that_comes_late_is_shown_where_it_belongs_or_nowhere(
+    house: InProcessGateway, moves: tuple[str, str], seconds: float
+) -> None:
+    house.runtimes.memories = {"late": LateProvider(seconds)}
+    house.runtimes.settings.update(recalls=("late",), recall_seconds=1.0)
+    other = house.send_message("in another chat", chat="other", rest=False).session
+    first = house.send_message("first", rest=False)
+    house.pass_time(10)
+    house.send_message("second", rest=False)
+    house.pass_time(0.1)
+    for move in moves:
+        if move == "erase":
+            house.run(house.control.erase_entries(first.session, [first.seq]))
+        else:
+            house.send_message(f"/resume {other}" if move == "/resume" else move, rest=False)
+        house.pass_time(0.1)
+    house.send_message("third", rest=False)
+    house.pass_time(30)
+    house.run_until_idle()
+    for session in house.run(house.store.list_sessions()):
+        for entry in house.read_log(session.id):
+            if entry.kind != "thought" or entry.body is None:
+                continue
+            context = house.run(house.control.load_context(session.id, at=entry.seq))
+            blocks = [message.text for message in context.request.messages if message.text.startswith("<recalled")]
+            for block in blocks:
+                assert f"ANSWER for {session.id} about" in block
+                heard = context.request.messages[[m.text for m in context.request.messages].index(block) + 1].text
+                assert f"about {heard}" in block
+            found = house.run(commands_memory.find_recall_record(house.store, session, at=entry.seq))
+            if found is not None and found[0].seq == entry.seq:
+                asked = found[1].asked
+                assert asked.session == session.id
+    house.assert_sound()
+
+
+def test_an_answer_for_a_view_that_is_gone_is_dropped_and_asked_for_again(house: InProcessGateway) -> None:
+    house.runtimes.memories = {"late": LateProvider(0.5)}
+    house.runtimes.settings.update(recalls=("late",), recall_seconds=1.0)
+    house.send_message("first", rest=False)
+    house.pass_time(5)
+    session = house.send_message("second", rest=False).session
+    house.pass_time(0.2)
+    house.send_message("/new", rest=False)
+    house.pass_time(10)
+    assert [line["session"] for line in house.logger.find_events("recall.dropped")] == [session]
+    stored = house.run(house.store.get_session(session))
+    found = house.run(commands_memory.find_recall_record(house.store, stored))
+    assert found is not None
+    assert found[1].asked.generation == stored.generation

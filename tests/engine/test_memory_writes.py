@@ -1,0 +1,171 @@
+"""Whenever a memory is written, an outage, a crash or a lie costs nothing: every `write`, every way to stay safe."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from everhold.core.entries import Changed, MemoryNameSet
+from everhold.core.memory_pacing import SILENCE_SECONDS, parse_write_setting
+from everhold.errors import InDoubt, Transient
+from everhold.ports.memory import MemoryBatch, MemoryHit, MemoryQuery
+from everhold.ports.platform import DeliveryGuarantee
+from everhold.testing.fakes import FakeMemoryProvider, get_memory_text
+from everhold.testing.gateway import InProcessGateway
+
+DEADLINE = 5.0
+writes = pytest.mark.parametrize("write", ["turn", "async", "session", 3])
+sure = pytest.mark.parametrize("delivery", [DeliveryGuarantee.KEYED, DeliveryGuarantee.UPSERT, DeliveryGuarantee.PROBE])
+
+
+class UnreliableProvider(FakeMemoryProvider):
+    """A service that can be away, and whose next writes go wrong in a way of its choosing."""
+
+    def __init__(self, delivery: DeliveryGuarantee) -> None:
+        super().__init__(delivery, deadline=DEADLINE, visible_after=1.0)
+        self.down = False
+        self.troubles: list[str] = []
+        self.calls = 0
+
+    async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
+        self.calls += 1
+        if self.down:
+            raise Transient("no route")
+        trouble = self.troubles.pop(0) if self.troubles else ""
+        match trouble:
+            case "lie" | "reset":  # what it said it kept was looked for, or the request never arrived
+                raise InDoubt(trouble)
+            case "late":  # the connection broke; it is carried out all the same, just before it may not be any more
+                asyncio.get_running_loop().call_later(DEADLINE - 0.1, self._keep, batch)
+                raise InDoubt(trouble)
+        self._keep(batch)
+        if trouble == "503":
+            raise InDoubt(trouble)
+        return {item.key: f"doc-{item.key}" for item in batch.items}
+
+    def _keep(self, batch: MemoryBatch) -> None:
+        for item in batch.items:
+            self.receive_item(batch.name, item)
+
+    async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
+        return []
+
+    def words(self) -> list[str]:
+        return [get_memory_text(item).partition(" ")[0] for items in self.kept.values() for item in items]
+
+
+def attached(house: InProcessGateway, delivery: DeliveryGuarantee, write: str | int) -> UnreliableProvider:
+    provider = UnreliableProvider(delivery)
+    house.runtimes.memories["a"] = provider
+    house.runtimes.settings["paces"] = {"a": parse_write_setting(write)}
+    house.pass_time(1)  # what was said up to the start is not held back
+    return provider
+
+
+def wait_until_settled(house: InProcessGateway) -> None:
+    """Nothing is held back any more, and whatever was waited for has come."""
+    house.run_until_idle(SILENCE_SECONDS + 60)
+
+
+@sure
+@writes
+def test_an_hour_s_outage_loses_doubles_and_disorders_nothing(
+    house: InProcessGateway, write: str | int, delivery: DeliveryGuarantee
+) -> None:
+    provider = attached(house, delivery, write)
+    house.send_message("before")
+    wait_until_settled(house)
+    provider.down = True
+    words = [f"w{number}" for number in range(12)]
+    for word in words:
+        house.send_message(word, rest=False)
+        house.pass_time(300)
+    assert provider.words() == ["before"]
+    provider.down = False
+    wait_until_settled(house)
+    assert provider.words() == ["before", *words]
+    assert provider.calls < 100, "an outage is waited out, not hammered at"
+    house.assert_sound()
+
+
+@sure
+@writes
+@pytest.mark.parametrize("trouble", ["503", "late", "lie", "reset"])
+def test_whatever_became_of_an_answer_it_is_there_once(
+    house: InProcessGateway, write: str | int, delivery: DeliveryGuarantee, trouble: str
+) -> None:
+    provider = attached(house, delivery, write)
+    provider.troubles = [trouble, "", trouble]
+    for word in ("one", "two", "three", "four"):
+        house.send_message(word)
+    wait_until_settled(house)
+    house.send_message("five")
+    wait_until_settled(house)
+    assert provider.words() == ["one", "two", "three", "four", "five"]
+    assert not house.run(house.store.list_dead_letters())
+    house.assert_sound()
+
+
+@sure
+@writes
+def test_a_crash_between_sending_and_hearing_back(
+    house: InProcessGateway, write: str | int, delivery: DeliveryGuarantee
+) -> None:
+    provider = attached(house, delivery, write)
+    provider.troubles = ["503"]
+    for word in ("one", "two"):
+        house.send_message(word)
+    house.send_message(
+        "/new", rest=False
+    )  # nothing is held back: it leaves, and nobody is there to hear what became of it
+    house.pass_time(0.5)
+    assert provider.words() == ["one", "two"][: len(provider.words())] != []
+    house.crash()
+    house.start()
+    house.send_message("three")
+    wait_until_settled(house)
+    assert provider.words() == ["one", "two", "three"]
+    house.assert_sound()
+
+
+@writes
+def test_nothing_but_talk_is_filed_and_all_of_it_under_one_name(house: InProcessGateway, write: str | int) -> None:
+    provider = attached(house, DeliveryGuarantee.KEYED, write)
+    house.send_message("/status")
+    wait_until_settled(house)
+    assert (provider.calls, provider.kept) == (0, {}), "an empty batch sends nothing"
+    session = house.send_message("one").session
+    for command in ("/compress", "/new", "/title Tea", "/whoami"):
+        house.send_message(command)
+    wait_until_settled(house)
+    house.crash()
+    house.start()
+    wait_until_settled(house)
+    house.send_message("two")
+    wait_until_settled(house)
+    named = [it.change for it in house.read_bodies(session, Changed) if isinstance(it.change, MemoryNameSet)]
+    assert [it.name for it in named] == list(provider.kept)
+    assert provider.words() == ["one", "two"]
+
+
+@writes
+def test_two_people_in_one_thread_keep_their_own_words(house: InProcessGateway, write: str | int) -> None:
+    provider = attached(house, DeliveryGuarantee.PROBE, write)
+    said = [(who, f"w{number}") for number, who in enumerate(["ada", "bob"] * 4)]
+    for number, (who, word) in enumerate(said):
+        house.send_message(word, who=who, kind="thread")
+        if number == 4:
+            house.crash()
+            house.start()
+    wait_until_settled(house)
+    heard = [
+        (utterance.stamp.person, utterance.text)
+        for items in provider.kept.values()
+        for item in items
+        for utterance in item.heard  # type: ignore[union-attr]
+    ]
+    assert heard == said
+    assert len(provider.kept) == 1
+    house.assert_sound()

@@ -1,0 +1,168 @@
+"""Plug-ins come as directories and as packages, with `register` or as a bare class; they load as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everhold.errors import Transient
+
+from .harness import DIARY, RECORDER, REGISTERED, HermesPluginHarness, make_batch, make_exchange, make_note, make_query
+
+DUCK = (
+    DIARY
+    + """
+class Duck:
+    def initialize(self, session_id): write("initialize", session_id)
+    def sync_turn(self, user, assistant, **kw): write("sync_turn", user, assistant, sorted(kw))
+    def prefetch(self, q): return "quack " + q
+"""
+)
+ODD = (
+    DIARY
+    + """
+from agent.memory_provider import MemoryProvider
+class Odd(MemoryProvider):
+    @property
+    def name(self): return "odd"
+    def initialize(self, session_id, hermes_home, platform, user_id=None):
+        write("initialize", session_id, platform, user_id)
+    def sync_turn(self, user_message, assistant_response): write("sync_turn", user_message, assistant_response)
+    def on_memory_write(self, action, target, content): write("on_memory_write", action, content)
+"""
+)
+RELATIVE = (
+    "from .inner import Recorder\nfrom . import inner\ndef register(ctx): ctx.register_memory_provider(Recorder())\n"
+)
+
+
+@pytest.mark.parametrize("source", [REGISTERED, RECORDER], ids=["register", "bare class"])
+async def test_a_directory_loads(tmp_path: Path, source: str) -> None:
+    stage = HermesPluginHarness(tmp_path, source)
+    async with stage.open() as plugin:
+        assert await plugin.store(make_batch(make_exchange("my cat is Mimi"))) == {"k": ""}
+    assert stage.read_calls("sync_turn")[0][1:3] == ["my cat is Mimi", "I see."]
+
+
+async def test_one_that_is_no_subclass_loads(tmp_path: Path) -> None:
+    stage = HermesPluginHarness(tmp_path, DUCK)
+    async with stage.open() as plugin:
+        await plugin.store(make_batch(make_exchange("hello")))
+        assert [found.text for found in await plugin.find(make_query("who?"))] == ["quack who?"]
+    assert stage.read_calls("sync_turn") == [["sync_turn", "hello", "I see.", ["messages", "session_id"]]]
+
+
+async def test_hooks_are_called_with_what_they_take(tmp_path: Path) -> None:
+    stage = HermesPluginHarness(tmp_path, ODD)
+    async with stage.open() as plugin:
+        await plugin.store(make_batch(make_exchange("hello"), make_note("likes tea")))
+    assert stage.read_calls() == [
+        ["initialize", "agent-main-telegram-dm-42", "telegram", "ada"],
+        ["sync_turn", "hello", "I see."],
+        ["on_memory_write", "add", "likes tea"],
+    ]
+
+
+async def test_a_directory_may_have_more_than_one_file(tmp_path: Path) -> None:
+    stage = HermesPluginHarness(tmp_path, RELATIVE, name="with-dash")
+    (stage.plugin / "inner.py").write_text(RECORDER)
+    async with stage.open() as plugin:
+        await plugin.store(make_batch(make_exchange("hello")))
+    assert len(stage.read_calls("sync_turn")) == 1
+
+
+@pytest.mark.parametrize("group", ["hermes_agent.plugins", "hermes_agent.memory_providers"])
+@pytest.mark.parametrize("target", ["their_memory:register", "their_memory"])
+async def test_an_installed_package_loads_by_its_name(tmp_path: Path, group: str, target: str) -> None:
+    stage = HermesPluginHarness(tmp_path)
+    site = tmp_path / "site"
+    info = site / "their_memory-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "their_memory.py").write_text(REGISTERED)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-memory\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\ntheirs = {target}\n")
+    async with stage.open(path="theirs", environ={"PYTHONPATH": str(site)}) as plugin:
+        await plugin.store(make_batch(make_exchange("hello")))
+    assert len(stage.read_calls("sync_turn")) == 1
+
+
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        ("import nowhere_to_be_found", "nowhere_to_be_found"),
+        ("x = 1", "neither `register` nor"),
+        ("def register(ctx): pass", "registers no memory provider"),
+        ("raise RuntimeError('not today')", "not today"),
+        (RECORDER + "class Other(Recorder): pass\n", "several memory providers"),
+    ],
+)
+async def test_one_that_does_not_load_says_why_and_nothing_is_lost(tmp_path: Path, source: str, words: str) -> None:
+    async with HermesPluginHarness(tmp_path, source).open() as plugin:
+        with pytest.raises(Transient, match=words):
+            await plugin.store(make_batch(make_exchange("hello")))
+        assert not (await plugin.health()).well
+
+
+async def test_one_in_the_home_s_plugins_loads_by_its_name(tmp_path: Path) -> None:
+    stage = HermesPluginHarness(tmp_path)
+    (stage.home / "notes").mkdir(parents=True)  # where it keeps its settings, not where it is
+    (stage.home / "plugins").symlink_to(stage.plugin.parent)
+    stage.plugin.rename(stage.plugin.with_name("notes"))
+    async with stage.open(path="notes") as plugin:
+        await plugin.store(make_batch(make_exchange("hello")))
+    assert len(stage.read_calls("sync_turn")) == 1
+    async with stage.open(path="others") as plugin:
+        with pytest.raises(Transient, match=r"installed: .*notes"):
+            await plugin.store(make_batch(make_exchange("hello")))
+
+
+async def test_a_path_is_meant_from_where_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = HermesPluginHarness(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    async with stage.open(path="plugins/recorder") as plugin:
+        await plugin.store(make_batch(make_exchange("hello")))
+    assert len(stage.read_calls("sync_turn")) == 1
+
+
+async def test_tools_that_no_model_could_be_offered_are_left_out(tmp_path: Path) -> None:
+    """With one of them every request would be refused, and every turn lost."""
+    odd = "[{'name': 'a tool!'}, {'name': 'x' * 65}, {'name': 'list', 'parameters': ['q']}, None, {'name': 7}]"
+    stage = HermesPluginHarness(tmp_path, REGISTERED.replace("        return [{", f"        return {odd} + [{{", 1))
+    async with stage.open() as plugin:
+        await plugin.store(make_batch(make_exchange("hello")))
+    async with stage.open() as plugin:
+        assert [tool.spec.name for tool in plugin.tools()] == ["flat", "wrapped"]
+    assert "'a tool!' cannot be offered" in str(stage.log.lines)
+
+
+async def test_one_that_is_not_there_is_named(tmp_path: Path) -> None:
+    async with HermesPluginHarness(tmp_path).open(path="nobody") as plugin:
+        with pytest.raises(Transient, match="nobody is neither a path nor"):
+            await plugin.find(make_query("hello"))
+
+
+async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+    async with HermesPluginHarness(tmp_path).open(python="/no/such/python") as plugin:
+        with pytest.raises(Transient, match="/no/such/python cannot be run"):
+            await plugin.store(make_batch(make_exchange("hello")))
+
+
+async def test_what_is_not_available_says_what_it_wants(tmp_path: Path) -> None:
+    wants = "lambda self: [{'key': 'token', 'secret': True, 'env_var': 'THEIR_TOKEN'}, {'key': 'colour'}]"
+    source = RECORDER.replace(
+        "name =", f"is_available = lambda self: False\n    get_config_schema = {wants}\n    name ="
+    )
+    async with HermesPluginHarness(tmp_path, source).open() as plugin:
+        with pytest.raises(Transient) as raised:
+            await plugin.store(make_batch(make_exchange("hello")))
+    assert "it asks for THEIR_TOKEN: " in raised.value.remedy
+
+
+async def test_what_is_not_available_gets_nothing(tmp_path: Path) -> None:
+    """hermes-agent passes over it in silence; here what is said waits for it."""
+    stage = HermesPluginHarness(tmp_path, RECORDER.replace("name =", "is_available = lambda self: False\n    name ="))
+    async with stage.open() as plugin:
+        with pytest.raises(Transient, match="not available"):
+            await plugin.store(make_batch(make_exchange("hello")))
+    assert stage.read_calls("sync_turn", "initialize") == []

@@ -1,0 +1,183 @@
+"""A plug-in gives no receipt. Where it can be searched, what it shows is known to be there; the rest is unknown."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from everhold.errors import Transient
+from everhold.hermes.memory.readback import build_readback_query, is_evidence_shown
+from everhold.ports.memory import SEEN_REMOTE_ID, MemoryCapability
+
+from .harness import DIARY, HermesPluginHarness, make_batch, make_exchange, make_note, make_query
+
+KEEPER = (
+    DIARY
+    + """
+from agent.memory_provider import MemoryProvider
+class Keeper(MemoryProvider):
+    name = "keeper"
+    kept = []
+    def initialize(self, session_id, **kwargs): pass
+    def sync_turn(self, user_content, assistant_content, *, session_id=""):
+        write("sync_turn", user_content)
+        if "dropped" not in user_content: self.kept.append(user_content)
+    def get_tool_schemas(self):
+        return [{"name": "keeper_write", "parameters": {"properties": {"text": {}}, "required": ["text"]}},
+                {"name": "keeper_search", "parameters": {"properties": {"query": {}}, "required": ["query"]}}]
+    def handle_tool_call(self, tool_name, args, **kwargs):
+        write("tool", tool_name, args)
+        return json.dumps({"query": args["query"], "results": [{"memory": text.upper()} for text in self.kept]})
+    def prefetch(self, query, *, session_id=""): write("prefetch", query); return "\\n".join(self.kept)
+"""
+)
+TOOLLESS = KEEPER.replace("def get_tool_schemas", "def other")
+ECHO = KEEPER.replace('"results": [', '"again": args["query"], "results": [').replace(
+    "self.kept.append(user_content)", "0"
+)
+HANGING = KEEPER.replace('write("tool", tool_name, args)\n', 'write("tool", tool_name); import time; time.sleep(60)\n')
+RAISING = KEEPER.replace(
+    'write("tool", tool_name, args)\n', 'write("tool", tool_name); raise RuntimeError("no index")\n'
+)
+AWAY = KEEPER.replace(
+    'write("tool", tool_name, args)\n',
+    'write("tool", tool_name)\n'
+    '        if (get_hermes_home() / "away").exists(): return json.dumps({"error": "unavailable for the moment"})\n',
+)
+LONG = "my grey cat is called Mimi and sleeps under the stove"
+OTHER = "the train to Vienna leaves at seven from platform nine"
+
+
+async def test_what_it_shows_is_confirmed_and_nothing_else(tmp_path: Path) -> None:
+    stage = HermesPluginHarness(tmp_path, KEEPER)
+    async with stage.open() as plugin:
+        told = make_batch(
+            make_exchange(LONG, key="1"), make_exchange(f"{OTHER}, dropped", key="2"), make_exchange("hi", key="3")
+        )
+        assert await plugin.store(told) == {"1": SEEN_REMOTE_ID, "2": "", "3": ""}
+        health = await plugin.health()
+        assert "3 handed over by this process, 1 seen there, 2 nobody knows of" in health.text
+        assert [line[1] for line in stage.read_calls("tool")] == ["keeper_search"] * 2, (
+            "of a mere `hi` nothing would tell"
+        )
+        assert stage.read_calls("prefetch") == []
+    async with stage.open() as plugin:
+        assert MemoryCapability.PROBE in plugin.capabilities
+        assert await plugin.probe(told) == []
+        await plugin.store(make_batch(make_exchange(LONG, key="1")))
+        assert await plugin.probe(told) == ["1"]
+
+
+async def test_an_answer_that_repeats_the_question_confirms_nothing(tmp_path: Path) -> None:
+    async with HermesPluginHarness(tmp_path, ECHO).open() as plugin:
+        assert await plugin.store(make_batch(make_exchange(LONG))) == {"k": ""}
+
+
+async def test_prefetch_is_not_taken_away_from_the_next_turn_for_a_look(tmp_path: Path) -> None:
+    stage = HermesPluginHarness(tmp_path, TOOLLESS)
+    async with stage.open() as plugin:
+        assert await plugin.store(make_batch(make_exchange(LONG))) == {"k": ""}
+        assert stage.read_calls("prefetch") == []
+        assert await plugin.probe(make_batch(make_exchange(LONG))) == ["k"], "somebody asked for it"
+
+
+@pytest.mark.parametrize("source", [HANGING, RAISING], ids=["hangs", "raises"])
+async def test_a_search_that_fails_holds_nothing_up(
+    tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everhold.hermes.memory.provider.CHECK_SECONDS", 0.2)
+    stage = HermesPluginHarness(tmp_path, source)
+    async with stage.open() as plugin:
+        for number in range(5):
+            assert await plugin.store(make_batch(make_exchange(f"{LONG} {number}", key=str(number)))) == {
+                str(number): ""
+            }
+        assert [it.text for it in await plugin.find(make_query("cat"))]
+        assert len(stage.read_calls("sync_turn")) == 5
+        assert len(stage.read_calls("tool")) <= 3, "after that it is left alone"
+        assert (await plugin.health()).well
+
+
+async def test_a_search_that_never_ends_does_not_end_the_plug_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asked it to search: what it has in its hands meanwhile must not be lost for that."""
+    monkeypatch.setattr("everhold.hermes.memory.provider.CHECK_SECONDS", 0.1)
+    stage = HermesPluginHarness(tmp_path, HANGING)
+    async with stage.open(deadline_seconds=3.0) as plugin:
+        await plugin.store(make_batch(make_exchange(LONG, key="1")))
+        pid = plugin.pid
+        await asyncio.sleep(3.2)  # longer than it may take to do what it is asked to
+        await plugin.store(make_batch(make_exchange(OTHER, key="2")))
+        with pytest.raises(Transient, match="earlier search"):
+            await plugin.probe(make_batch(make_exchange(LONG, key="1")))
+        assert plugin.pid == pid
+        assert len(stage.read_calls("tool")) == 1
+
+
+async def test_several_sessions_are_looked_for_one_after_another(tmp_path: Path) -> None:
+    """A replay of many sessions asks for all of them at once: none is told that it cannot be searched."""
+    slow = KEEPER.replace('write("tool", tool_name, args)\n', "import time; time.sleep(0.15)\n")
+    stage = HermesPluginHarness(tmp_path, slow)
+    told = [
+        make_batch(make_exchange(f"{LONG} {number}", key=str(number)), name=f"chat-{number}") for number in range(4)
+    ]
+    async with stage.open() as plugin:
+        receipts = await asyncio.gather(*(plugin.store(it) for it in told))
+        assert receipts == [{str(number): SEEN_REMOTE_ID} for number in range(4)]
+        assert await asyncio.gather(*(plugin.probe(it) for it in told)) == [[str(number)] for number in range(4)]
+
+
+async def test_one_that_cannot_be_searched_is_waited_for_before_it_is_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so in an answer like any other, and swallows what it is told meanwhile."""
+    stage = HermesPluginHarness(tmp_path, AWAY)
+    stage.home.mkdir()
+    told = make_batch(make_exchange(LONG, key="1"), make_exchange("another one that is dropped again", key="2"))
+    async with stage.open() as plugin:
+        assert await plugin.store(told) == {"1": SEEN_REMOTE_ID, "2": ""}
+        (stage.home / "away").touch()
+        for number in range(5):
+            assert await plugin.store(make_batch(make_exchange(f"{LONG} {number}", key=str(number)))) == {
+                str(number): ""
+            }
+        assert len(stage.read_calls("tool")) == 5, "after three in vain it is left alone"
+        with pytest.raises(Transient, match="unavailable for the moment"):
+            await plugin.probe(told)
+        (stage.home / "away").unlink()
+        assert await plugin.probe(told) == ["1"]
+        assert await plugin.store(make_batch(make_exchange(f"{LONG} later"))) == {"k": ""}, "left alone still"
+        monkeypatch.setattr("everhold.hermes.memory.provider.CHECK_PAUSE_SECONDS", 0.0)
+        assert await plugin.store(make_batch(make_exchange(f"{LONG} much later"))) == {"k": SEEN_REMOTE_ID}
+        (stage.home / "away").touch()
+        monkeypatch.setattr("everhold.hermes.memory.provider.UNSEARCHABLE_WAIT_SECONDS", 0.0)
+        assert await plugin.probe(told) == [], "not for ever"
+
+
+async def test_nobody_looks_if_somebody_says_so(tmp_path: Path) -> None:
+    stage = HermesPluginHarness(tmp_path, KEEPER)
+    async with stage.open(read_back=False) as plugin:
+        assert await plugin.store(make_batch(make_exchange(LONG))) == {"k": ""}
+        assert stage.read_calls("tool") == []
+
+
+def test_what_would_tell() -> None:
+    asked = build_readback_query(make_exchange(LONG))
+    assert asked is not None
+    assert (asked.words, asked.evidence) == ("my grey cat is called", LONG.lower())
+    assert not is_evidence_shown(asked, [asked.words])
+    assert is_evidence_shown(asked, ["nothing", "User said: My grey cat is called\n Mimi and  sleeps under the STOVE."])
+    assert build_readback_query(make_exchange("hi", "I see.")) is None
+    assert build_readback_query(make_note("Ada likes green tea in the morning")) is not None
+    first, second = (
+        build_readback_query(make_exchange("this is turn one of a long talk")),
+        ["This is turn two of a long talk"],
+    )
+    assert first is not None
+    assert not is_evidence_shown(first, second), "what is alike is not the same"
+    reply = build_readback_query(make_exchange("hi", "Your train to Vienna leaves at seven from platform nine."))
+    assert reply is not None
+    assert "platform nine" in reply.evidence

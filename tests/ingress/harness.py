@@ -1,0 +1,95 @@
+"""A door with the real reception and a real store, people at it, and a clock that a test moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from everhold.config import Settings, parse_settings
+from everhold.core.entries import ChatLocation, Entry, Heard
+from everhold.engine.gates import Gates, Wakeups
+from everhold.ingress.accept import MessageAcceptor
+from everhold.ingress.admission import AdmissionControl
+from everhold.ingress.chat_aliases import ChatAliases
+from everhold.ports.platform import AcceptResult, IncomingMessage
+from everhold.stores.sqlite import SqliteStore
+from everhold.testing.contracts.store import SeededRandom
+from everhold.testing.fakes import FakePlatform
+from everhold.testing.gateway import RecordingLogger
+
+CONFIG = """
+agents: {main: {}, coder: {}}
+platforms:
+  fake:
+    main:
+      access: {direct: [ada, "fake:7"], groups: {room: [ada, "fake:7"], open: ["*"]}}
+      chats: {watched: {}}
+  other: {main: {access: {direct: [ada]}}}
+people: [{name: ada, identities: ["fake:1001"]}, {name: root, identities: ["fake:1"]}]
+access: {owners: [root]}
+"""
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.at = 1_700_000_000.0
+
+    def now(self) -> float:
+        return self.at
+
+    def monotonic(self) -> float:
+        return self.at
+
+
+class IngressHarness:
+    """Say something at it and see what became of it."""
+
+    def __init__(self, path: Path, config: str = CONFIG) -> None:
+        self.settings: Settings = parse_settings(config)
+        self.clock = ManualClock()
+        self.log = RecordingLogger()
+        self.chance = SeededRandom()
+        self.store = SqliteStore.open(path / "log.db", chance=SeededRandom())
+        self.fake, self.other = FakePlatform(), FakePlatform(name="other")
+        self.admission = self.open_admission()
+        gates = Gates(store=self.store, clock=self.clock, chance=SeededRandom(), log=self.log, owner="test")
+        self.accept = MessageAcceptor(gates, admit=lambda incoming: self.admission(incoming), wakeups=Wakeups())
+        self.said = 0
+
+    def open_admission(self) -> AdmissionControl:
+        """The reception as another process would find it."""
+        self.moves = ChatAliases(self.store, clock=self.clock, log=self.log)
+        return AdmissionControl(
+            chat_aliases=self.moves,
+            settings=lambda: self.settings,
+            store=self.store,
+            platforms={("fake", "main"): self.fake, ("other", "main"): self.other},
+            clock=self.clock,
+            chance=self.chance,
+            log=self.log,
+        )
+
+    async def send_message(
+        self, text: str, *, sender: str = "1001", chat: str = "", platform: str = "fake", **more: Any
+    ) -> AcceptResult:
+        self.said += 1
+        place = ChatLocation(
+            platform=platform, account="main", chat=chat or sender, message=more.pop("id", str(self.said))
+        )
+        kind = more.pop("kind", "group" if chat else "dm")
+        return await self.accept(IncomingMessage(origin=place, text=text, sender=sender, kind=kind, **more))
+
+    async def send_and_read(self, text: str, **more: Any) -> Heard:
+        """Say something that is kept; what was kept of it."""
+        verdict = await self.send_message(text, **more)
+        assert verdict.outcome == "accepted", verdict
+        entry: Entry = await self.store.get_entry(verdict.session, verdict.seq)
+        assert isinstance(entry.body, Heard)
+        return entry.body
+
+    async def read_notices(self) -> list[str]:
+        """What strangers were told, once everything that was on its way has arrived."""
+        import asyncio
+
+        await asyncio.gather(*self.admission._sends)
+        return [out.text for out in (*self.fake.shown_messages, *self.other.shown_messages)]

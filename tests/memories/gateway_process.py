@@ -1,0 +1,97 @@
+"""The whole gateway as its own process, on one home, to be killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+
+from tests.waiting import LIMIT_SECONDS
+
+
+class GatewayProcess:
+    """A home, the process that serves it at the moment, and a way to talk to it."""
+
+    def __init__(self, path: Path, config: str) -> None:
+        self.home = path / "home"
+        self.home.mkdir(mode=0o700)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        given = json.loads(config) | {"http": {"port": port}, "backup": {"every_hours": 0}}
+        (self.home / "config.yaml").write_text(json.dumps(given))
+        env = self.home / ".env"
+        env.touch(mode=0o600)
+        env.write_text("MODEL_KEY=a-key-for-everybody-0123\n")
+        self.errors = path / "stderr"
+        self.process: asyncio.subprocess.Process | None = None
+        self.killed = 0
+        """How often it was alive until it was killed."""
+        self.http = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5.0)
+
+    async def start(self) -> None:
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("EVERHOLD")}
+        with self.errors.open("ab") as errors:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "everhold",
+                "--home",
+                str(self.home),
+                "up",
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                env=environ,
+            )
+
+    async def kill(self) -> None:
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.killed += await self.process.wait() == -signal.SIGKILL
+
+    async def wait_until_ready(self, *, seconds: float = LIMIT_SECONDS) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with contextlib.suppress(httpx2.HTTPError):
+                if (await self.http.get("/ready")).status_code == 200:
+                    return
+            assert self.process is not None
+            assert self.process.returncode is None, self.errors.read_text()[-4_000:]
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"never ready:\n{self.errors.read_text()[-4_000:]}")
+
+    async def send_message(self, chat: str, text: str, *, id: str, person: str = "ada") -> None:
+        """Say something until it is acknowledged; it is sent again under its id."""
+        body = {"chat": chat, "person": person, "text": text, "id": id}
+        while True:
+            with contextlib.suppress(httpx2.HTTPError):
+                answer = await self.http.post("/api/messages", json=body)
+                if answer.status_code in (200, 202):
+                    return
+                assert answer.status_code in (429, 503), answer.text
+            await asyncio.sleep(0.1)
+
+    async def wait_for_replies(self, count: int, *, seconds: float = LIMIT_SECONDS) -> None:
+        """Until so many replies were made."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with contextlib.closing(sqlite3.connect(f"file:{self.home / 'everhold.db'}?mode=ro", uri=True)) as db:
+                if db.execute("SELECT count(*) FROM entries WHERE kind = 'said'").fetchone()[0] >= count:
+                    return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"not answered:\n{self.errors.read_text()[-4_000:]}")
+
+    async def close(self) -> None:
+        if self.process is not None and self.process.returncode is None:
+            await self.kill()
+        await self.http.aclose()

@@ -1,0 +1,70 @@
+"""A memory that fails is seen wherever people look: on the command line, in the metrics, through the socket."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from everhold.cli.commands import status
+from everhold.cli.render import CommandScreen
+from tests.clients import client_of
+from tests.e2e.running_gateway import RunningGateway
+from tests.memories.ledger import LedgerService
+
+
+async def read_status(t: RunningGateway) -> tuple[dict[str, Any], str]:
+    """What `everhold status` gets, and what it prints."""
+    found: dict[str, Any] = await client_of(t.app).show_status()
+    out = io.StringIO()
+    status._print_status(
+        CommandScreen.from_streams(out, io.StringIO(), environ={}, json=False), found, status.list_complaints(found)
+    )
+    return found, out.getvalue()
+
+
+async def test_status_and_metrics_tell_of_a_failing_memory_and_of_its_end(tmp_path: Path, far: LedgerService) -> None:
+    far.key = "the-right-key-0123456789"
+    config = {
+        "defaults": {"tools": [], "memories": ["ledger"]},
+        "memories": {"ledger": {"api_key_env": "LEDGER_KEY"}},
+    }
+    began = time.time()
+    async with RunningGateway(tmp_path, json.dumps(config), env="LEDGER_KEY=the-wrong-key-0123456789\n") as t:
+        url = await t.app.serve(port=0)
+        for word in ("one", "two"):
+            await t.send_and_wait(word)
+
+        async def failing() -> bool:
+            return bool((await t.app.session_admin.collect_status())["failing"])
+
+        await t.wait_until(failing)
+        found, shown = await read_status(t)
+        (memory,) = found["memories"]
+        assert (memory["state"], memory["lag"], memory["error"]) == ("failing", 2, "the key is wrong")
+        assert began <= memory["oldest"] <= memory["since"] + 1 <= time.time() + 1
+        assert memory["again"] > began
+        assert "memory    ledger of main · failing · 2 to hand over, oldest" in shown
+        assert "! memory:ledger: the key is wrong" in shown
+        async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+            metrics = (await client.get("/metrics")).text
+        assert 'everhold_memory_backlog_items{memory="ledger"} 2' in metrics
+        assert 'everhold_memory_failing{memory="ledger"} 1' in metrics
+        assert 'everhold_memory_backlog_age_seconds{memory="ledger"} ' in metrics
+        t.write_secrets("LEDGER_KEY=the-right-key-0123456789\n")
+        await t.send_and_wait("three")
+        await t.wait_until(lambda: len(far.kept) == 3)
+        await t.wait_until_idle()
+        found, shown = await read_status(t)
+        assert (found["memories"][0]["state"], found["memories"][0]["lag"]) == ("well", 0)
+        assert "ledger of main · well · took something in" in shown
+        assert "nothing is wrong" in shown
+        async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+            metrics = (await client.get("/metrics")).text
+        assert "everhold_memory_backlog_items{" not in metrics
+        assert t.log.getvalue().count("memory.failing") == 1
+        assert t.log.getvalue().count("memory.well") == 1

@@ -1,0 +1,208 @@
+"""Updates that no platform should send: whatever is wrong inside, they are kept or passed by, and reading goes on."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everhold.platforms.discord.adapter import DiscordPlatform
+from everhold.platforms.slack.adapter import SlackPlatform
+from everhold.platforms.telegram.adapter import TelegramPlatform
+from everhold.testing.contracts.platform import PlatformHarness
+from tests.platforms.remote_discord import open_remote_discord
+from tests.platforms.remote_slack import open_remote_slack
+from tests.platforms.remote_telegram import open_remote_telegram
+
+Bring = Callable[[dict[str, Any]], Awaitable[None]]
+ADA = {"id": 1001, "is_bot": False, "first_name": "Ada", "username": "ada"}
+TELEGRAM: dict[str, Any] = {
+    "update_id": 5,
+    "message": {
+        "message_id": 3,
+        "date": 1_700_000_000,
+        "chat": {"id": -100123, "type": "supergroup", "title": "all", "is_forum": True},
+        "from": ADA,
+        "caption": "look, @everhold_bot",
+        "is_topic_message": True,
+        "message_thread_id": 4,
+        "caption_entities": [{"type": "mention", "offset": 6, "length": 13}],
+        "reply_to_message": {"message_id": 2, "date": 1, "chat": {"id": -100123, "type": "supergroup"}, "from": ADA},
+        "document": {"file_id": "f", "file_unique_id": "u", "file_name": "a.txt", "mime_type": "text/plain"},
+    },
+}
+SLACK: dict[str, Any] = {
+    "type": "message",
+    "channel": "C1",
+    "user": "U1",
+    "text": "<@U0> hello <http://x|y>",
+    "ts": "1700000000.000100",
+    "thread_ts": "1690000000.000100",
+    "parent_user_id": "U2",
+    "user_profile": {"name": "ada"},
+    "metadata": {"event_type": "everhold_message", "event_payload": {"hops": 1}},
+    "files": [{"id": "F1", "name": "a", "mimetype": "text/plain", "size": 3, "url_private": "http://127.0.0.1:1/x"}],
+}
+SLACK_EDIT: dict[str, Any] = {
+    "type": "message",
+    "subtype": "message_changed",
+    "channel": "D1",
+    "message": {"user": "U1", "text": "new", "ts": "1700000000.000200", "edited": {"ts": "1700000001.000100"}},
+    "previous_message": {"text": "old"},
+}
+DISCORD: dict[str, Any] = {
+    "id": "1100000000000000001",
+    "channel_id": "2001",
+    "guild_id": "300",
+    "type": 0,
+    "content": "<@1> hi",
+    "author": {"id": "55", "username": "ada", "global_name": "Ada", "bot": False},
+    "mentions": [{"id": "1", "username": "b"}],
+    "mention_roles": ["7"],
+    "attachments": [{"filename": "a", "size": 3, "url": "http://127.0.0.1:1/x", "content_type": "text/plain"}],
+    "edited_timestamp": "2020-01-01",
+}
+COMMAND: dict[str, Any] = {
+    "id": "1100000000000000002",
+    "type": 2,
+    "token": "t",
+    "channel_id": "2001",
+    "member": {"user": {"id": "55", "username": "ada"}},
+    "data": {"name": "status", "options": [{"value": "x"}]},
+}
+JUNK: tuple[Any, ...] = (
+    None, True, 0, -1, 10**400, math.inf, math.nan, "", "x", "\ud800", "\0", "9" * 500, [], [1], [None], [{}], {},
+    {"id": 1},
+)  # fmt: skip
+
+
+class BroughtPlatform:
+    """One platform's adapter, and a way to bring it something that was made up."""
+
+    def __init__(self, desk: PlatformHarness, bring: Bring, *bases: dict[str, Any]) -> None:
+        self.desk = desk
+        self.bring = bring
+        self.bases = bases
+
+
+async def telegram(desk: PlatformHarness) -> Bring:
+    adapter = desk.platform
+    assert isinstance(adapter, TelegramPlatform)
+    await adapter._connect()
+
+    async def bring(raw: dict[str, Any]) -> None:
+        await adapter._accept_update(raw, desk._ingress)
+
+    return bring
+
+
+async def slack(desk: PlatformHarness) -> Bring:
+    adapter = desk.platform
+    assert isinstance(adapter, SlackPlatform)
+    await adapter._identify()
+
+    async def bring(raw: dict[str, Any]) -> None:
+        await adapter._accept_message(await adapter._parse_event(raw, id="Ev1"), desk._ingress)
+
+    return bring
+
+
+async def discord(desk: PlatformHarness) -> Bring:
+    adapter = desk.platform
+    assert isinstance(adapter, DiscordPlatform)
+    await adapter._connect()
+
+    async def bring(raw: dict[str, Any]) -> None:
+        for event in ("INTERACTION_CREATE",) if "token" in raw else ("MESSAGE_CREATE", "MESSAGE_UPDATE"):
+            await adapter._handle_event(event, raw, desk._ingress)
+
+    return bring
+
+
+@pytest.fixture(params=["telegram", "slack", "discord"])
+async def side(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BroughtPlatform]:
+    async with AsyncExitStack() as stack:
+        match request.param:
+            case "telegram":
+                desk = PlatformHarness(await stack.enter_async_context(open_remote_telegram()), tmp_path)
+                found = BroughtPlatform(desk, await telegram(desk), TELEGRAM)
+            case "slack":
+                desk = PlatformHarness(await stack.enter_async_context(open_remote_slack()), tmp_path)
+                found = BroughtPlatform(desk, await slack(desk), SLACK, SLACK_EDIT)
+            case _:
+                desk = PlatformHarness(await stack.enter_async_context(open_remote_discord()), tmp_path)
+                found = BroughtPlatform(desk, await discord(desk), DISCORD, COMMAND)
+        yield found
+        await desk.close()
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        yield from places(item, (*path, key))
+
+
+def changed(raw: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    raw = copy.deepcopy(raw)
+    *outer, last = path
+    holder: Any = raw
+    for key in outer:
+        holder = holder[key]
+    holder[last] = copy.deepcopy(value)
+    return raw
+
+
+WRONG: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
+    "telegram": [
+        (("message", "from", "first_name"), []),
+        (("message", "from", "is_bot"), None),
+        (("message", "document", "file_size"), [1]),
+        (("message", "document", "file_name"), math.nan),
+        (("message", "message_id"), "\ud800"),
+    ],
+    "slack": [
+        (("thread_ts",), [1]),
+        (("thread_ts",), "\ud800"),
+        (("ts",), "x"),
+        (("user",), "\ud800"),
+        (("files", 0, "size"), math.inf),
+    ],
+    "discord": [
+        (("channel_id",), [1]),
+        (("channel_id",), "9" * 500),
+        (("edited_timestamp",), "\ud800"),
+        (("attachments", 0, "size"), math.inf),
+        (("author", "id"), ""),
+    ],
+}
+
+
+async def test_what_is_wrong_inside_is_kept_or_passed_by(side: BroughtPlatform) -> None:
+    """Each of these once made a listener fall, or left an entry that nobody could read, at every start anew."""
+    for path, value in WRONG[side.desk.remote.platform]:
+        await side.bring(changed(side.bases[0], path, value))
+    bodies = await side.desk.read_heard()
+    kept = [body for body in bodies if body.origin.chat == "unreadable"]
+    assert kept, "what cannot be read is kept as it came"
+    assert not any(body.asks for body in kept)
+    await side.bring(side.bases[0])
+    assert any(body.origin.chat != "unreadable" for body in await side.desk.read_heard()), "reading goes on"
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(900)
+async def test_anything_in_any_place_is_kept_or_passed_by(side: BroughtPlatform) -> None:
+    chance = random.Random(7)
+    for base in side.bases:
+        for path in places(base):
+            for value in chance.sample(JUNK, 6):
+                await side.bring(changed(base, path, value))
+    await side.desk.read_heard()  # and can be read again
