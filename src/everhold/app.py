@@ -505,7 +505,7 @@ class GatewayApp:
         return await self.index.find_entries_with_words(self.store, text, limit=limit)
 
     async def _fill_index(self) -> None:
-        self.log.debug("index.level", found_by=self.index.embedding_level)  # `status` says it, too
+        self.log.debug("index.level_changed", found_by=self.index.embedding_level)  # `status` says it, too
         await run_embedding_backfill(self.index, self.log, self.clock)
 
     def _build_builtin_memory(self, agent: str) -> BuiltinMemory:

@@ -260,7 +260,7 @@ def test_what_may_get_better_is_tried_again() -> None:
 def test_a_quiet_gateway_logs_to_its_home_alone(house: CommandHome) -> None:
     gateway = house.start_gateway("--quiet")
     house.run_in_process("send", "hello").ok()
-    wait_until(lambda: "turn.done" in (house.path / "logs" / "everhold.log").read_text())
+    wait_until(lambda: "turn.completed" in (house.path / "logs" / "everhold.log").read_text())
     gateway.signal(signal.SIGTERM)
     assert gateway.wait_until_ended() == 0
     assert gateway.log == []

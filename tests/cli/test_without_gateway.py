@@ -280,11 +280,12 @@ def test_a_second_signal_stops_at_once_and_the_turn_resumes(house: CommandHome, 
 def test_up_prints_json_lines_if_asked(house: CommandHome) -> None:
     gateway = house.start_gateway("--log", "json")
     house.run_in_process("send", "hello").ok()
-    wait_until(lambda: any("turn.done" in line for line in gateway.log))
+    wait_until(lambda: any("turn.completed" in line for line in gateway.log))
     assert all(json.loads(line)["event"] for line in gateway.log)
     assert "message.accepted" in house.run_in_process("logs").ok().out
     assert any(
-        json.loads(line)["event"] == "turn.done" for line in house.run_in_process("logs", "--json").out.splitlines()
+        json.loads(line)["event"] == "turn.completed"
+        for line in house.run_in_process("logs", "--json").out.splitlines()
     )
 
 

@@ -103,7 +103,7 @@ def test_an_edit_is_in_force_at_the_next_message(world: WatcherWorld) -> None:
     assert world.settings_for_message().timezone == "Europe/Berlin"
     assert world.now - started <= SETTLE_SECONDS * 1.01
     assert [settings.timezone for settings in world.swapped] == ["Europe/Berlin"]
-    assert world.told.event_names == ["config.revision"]
+    assert world.told.event_names == ["config.loaded"]
 
 
 def test_an_edit_is_in_force_without_a_message(world: WatcherWorld) -> None:
@@ -191,7 +191,7 @@ def test_a_file_moved_away_and_written_anew_is_never_seen_half(world: WatcherWor
         world.call_later(start + 0.11 * number, step)
     world.run(3)
     assert [settings.loops.max_hops for settings in world.swapped] == [3]
-    assert world.told.event_names == ["config.revision"]
+    assert world.told.event_names == ["config.loaded"]
 
 
 def test_a_writer_who_never_rests_delays_a_message_only_so_long(world: WatcherWorld) -> None:
@@ -271,7 +271,7 @@ def test_another_mistake_is_told_again_and_the_cure_as_well(world: WatcherWorld)
     world.settings_for_message()
     world.write("timezone: UTC\n")
     world.settings_for_message()
-    assert world.told.event_names == ["config.refused", "config.refused", "config.revision"]
+    assert world.told.event_names == ["config.refused", "config.refused", "config.loaded"]
     assert world.told.lines[-1][1]["changed"] is False
     assert world.watcher.refused is None
     assert world.swapped == []
@@ -411,4 +411,4 @@ def test_a_full_disk_does_not_keep_a_good_edit_out(world: WatcherWorld) -> None:
     world.home.last_good.mkdir()
     world.write("timezone: Europe/Berlin\n")
     assert world.settings_for_message().timezone == "Europe/Berlin"
-    assert "config.not_kept" in world.told.event_names
+    assert "config.save_failed" in world.told.event_names

@@ -247,7 +247,7 @@ def test_no_argument_keeps_the_next_command_from_being_obeyed(name: str, tmp_pat
         house.send_message("/whoami", rest=False)
         house.pass_time(10)
         assert any(text.startswith("You are ada") for text in house.list_shown_texts()[-3:])
-        assert not house.logger.find_events("lane.failed")
+        assert not house.logger.find_events("consumer.failed")
         house.assert_sound()
 
 

@@ -172,7 +172,7 @@ async def test_agents_that_answer_each_other_for_ever_fall_silent(tmp_path: Path
     async with RunningGateway(tmp_path, config(server, agents, loops={"max_hops": 5})) as t:
         session = (await t.send_message("talk to the coder")).session
         await t.wait_for_replies(session, 2)
-        await t.wait_until(lambda: "loop.broken" in t.log.getvalue())
+        await t.wait_until(lambda: "loop.stopped" in t.log.getvalue())
         await t.wait_until_idle()
         silent = len(server.requests)
         await asyncio.sleep(0.5)

@@ -92,7 +92,7 @@ class TestRule2Recognition:
     def test_the_same_key_with_other_content_is_refused_visibly(self, house: InProcessGateway) -> None:
         house.send_message("hello", id="77")
         assert house.send_message("goodbye", id="77").outcome == "differs"
-        assert house.logger.find_events("message.differs")
+        assert house.logger.find_events("message.conflicting")
         assert house.list_shown_texts() == ["You said: hello"]
 
     def test_an_edit_is_new(self, house: InProcessGateway) -> None:

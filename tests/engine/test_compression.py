@@ -357,7 +357,7 @@ class TestLines:
             wide.send_message("/compress", chat=chat, rest=False)
         wide.run_until_idle(5)
         started = wide.logger.find_events("compression.started")
-        done = wide.logger.find_events("compression.done")
+        done = wide.logger.find_events("compression.completed")
         assert len(started) == len(done) == 3
         key = lambda line: (line["session"], line["op"], line["trigger"], line["mark"], line["messages"], line["model"])  # noqa: E731
         assert sorted(map(key, started)) == sorted(map(key, done))
@@ -375,7 +375,7 @@ class TestLines:
         wide.run_until_idle(5)
         refused = wide.logger.find_events("compression.refused")
         assert (refused[0]["session"], refused[0]["op"]) == (started[0]["session"], started[0]["op"])
-        assert len(wide.logger.find_events("compression.done")) == 1
+        assert len(wide.logger.find_events("compression.completed")) == 1
 
 
 def test_the_session_id_is_stable_over_many_folds(house: InProcessGateway) -> None:

@@ -76,7 +76,7 @@ def test_every_event_that_users_grep_for_is_told_with_its_session_and_operation(
     assert len(sessions) == 2
     for event, lines in told.items():
         for line in lines:
-            if event != "config.revision":
+            if event != "config.loaded":
                 assert line["session"] in sessions, (event, line)
             assert ("op" in line) == (event in OF_AN_OPERATION), (event, line)
     house.assert_sound()
@@ -96,7 +96,10 @@ def test_a_memory_and_a_reply_that_are_given_up_are_told_apart(house: InProcessG
     platform = use(house, DeliveryGuarantee.KEYED)
     platform.faults.fail_next(Refused("blocked"))
     house.send_message("hello")
-    (reply,), (memory,) = house.logger.find_events("delivery.parked"), house.logger.find_events("memory.parked")
+    (reply,), (memory,) = (
+        house.logger.find_events("delivery.dead_lettered"),
+        house.logger.find_events("memory.dead_lettered"),
+    )
     assert (reply["reader"], reply["reason"]) == ("platform:fake:main", "blocked")
     assert (memory["reader"], memory["reason"]) == ("memory:a", "too strange")
     assert not house.logger.find_events("delivery.done")
@@ -119,5 +122,5 @@ def test_what_is_held_because_nobody_can_tell_is_told_as_given_up(house: InProce
     platform.faults.lose_next_answer()
     house.send_message("hello", rest=False)
     house.run_until_idle(600)
-    (parked,) = house.logger.find_events("delivery.parked")
+    (parked,) = house.logger.find_events("delivery.dead_lettered")
     assert parked["doubtful"] is True

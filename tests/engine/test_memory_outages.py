@@ -173,7 +173,7 @@ def test_the_outage_is_in_the_log_once_and_its_end_too(house: InProcessGateway, 
     assert [line["error"] for line in house.logger.find_events("memory.failing")] == ["no route"]
     back(provider)
     house.run_until_idle(300)
-    (well,) = house.logger.find_events("memory.well")
+    (well,) = house.logger.find_events("memory.recovered")
     assert int(str(well["failures"])) > 3
 
 

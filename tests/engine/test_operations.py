@@ -308,7 +308,7 @@ class TestRule7Tools:
         house.run_until_idle(60)
         assert sum(tool.done.values()) == 2
         assert [body.unknown for body in house.read_bodies(session, Returned)] == [False]
-        assert house.logger.find_events("lane.lost") == []
+        assert house.logger.find_events("lease.lost") == []
         house.assert_sound()
 
     def test_a_clock_that_is_set_while_somebody_claims_leaves_a_tool_that_runs_alone(
@@ -339,7 +339,7 @@ class TestRule7Tools:
         house.run_until_idle(60)
         assert found[0] == 1, "the one that was due, and nothing else"
         assert [body.unknown for body in house.read_bodies(session, Returned)] == [False]
-        assert house.logger.find_events("lane.lost") == []
+        assert house.logger.find_events("lease.lost") == []
 
     @pytest.mark.parametrize("error", [StoreFull("no room"), StoreBusy("locked")])
     @pytest.mark.parametrize("step", [Step.THINK, Step.RETURN, Step.END])
@@ -360,7 +360,7 @@ class TestRule7Tools:
         assert sum(tool.started.values()) == 1
         assert [body.unknown for body in house.read_bodies(session, Returned)] == [False, False]
         assert len(model.requests) == 3, "nothing that was answered is asked again"
-        assert len(house.logger.find_events("store.waits")) == 1, "said once, not with every try"
+        assert len(house.logger.find_events("store.retrying")) == 1, "said once, not with every try"
         house.assert_sound()
 
     def test_a_lane_that_could_not_be_read_is_soon_taken_up_again(self, house: InProcessGateway) -> None:

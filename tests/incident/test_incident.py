@@ -141,7 +141,7 @@ def lines_pair_up(house: InProcessGateway) -> None:
     """A start and its end name the same session and operation, and what they name is in that session's log."""
     started = {(line["session"], line["op"]): line for line in house.logger.find_events("compression.started")}
     assert started, "nothing was compressed: this proves nothing"
-    ends = house.logger.find_events("compression.done") + house.logger.find_events("compression.refused")
+    ends = house.logger.find_events("compression.completed") + house.logger.find_events("compression.refused")
     assert {(line["session"], line["op"]) for line in ends} == set(started)
     for (session, op), line in started.items():
         entries = {entry.seq: entry for entry in house.read_log(str(session))}

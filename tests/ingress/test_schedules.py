@@ -135,7 +135,7 @@ async def test_what_falls_due_while_its_account_or_agent_is_away_waits_for_it(
     saying = schedules(door)
     for _ in range(3):
         await saying.fire_due()
-    assert len(door.log.find_events("schedule.later")) == 1
+    assert len(door.log.find_events("schedule.retrying")) == 1
     door.settings = there
     for _ in range(2):
         await saying.fire_due()

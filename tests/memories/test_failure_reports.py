@@ -67,4 +67,4 @@ async def test_status_and_metrics_tell_of_a_failing_memory_and_of_its_end(tmp_pa
             metrics = (await client.get("/metrics")).text
         assert "everhold_memory_backlog_items{" not in metrics
         assert t.log.getvalue().count("memory.failing") == 1
-        assert t.log.getvalue().count("memory.well") == 1
+        assert t.log.getvalue().count("memory.recovered") == 1

@@ -188,7 +188,7 @@ async def test_a_lane_with_a_long_way_to_go_changes_over_in_the_middle(
         go_on.release()
         await t.wait_until(lambda: len(far.kept) == 3)
         assert [account for account, _ in far.kept] == ["old", "old", "new"]
-        assert "delivery.later" not in t.log.getvalue()  # nobody asked one that was closed
+        assert "delivery.retrying" not in t.log.getvalue()  # nobody asked one that was closed
         assert said(far) == ["one", "two", "three"]
 
 

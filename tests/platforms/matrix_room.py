@@ -387,7 +387,7 @@ class AgentRoom:
         for task in self.tasks:
             for word in ("result", "noted"):
                 assert sum(f"<{word}-{task}>" in it for it in text) == 1, f"{word} {task} is there more than once"
-        assert "loop.broken" not in self.said()
+        assert "loop.stopped" not in self.said()
         for gateway in self.gateways:
             await gateway.audit()
 

@@ -132,7 +132,7 @@ async def test_another_login_takes_over_where_the_last_one_was(tmp_path: Path, s
         who = {"identifier": {"type": "m.id.user", "user": scene.agent.id}}
         again = await scene.ada.call("POST", f"{CLIENT_API_PATH}/login", {**given, **who})
         await scene.agent.call("POST", f"{CLIENT_API_PATH}/logout")
-        await town.wait_until(lambda: "account.trouble" in town.log.getvalue())
+        await town.wait_until(lambda: "account.failing" in town.log.getvalue())
         await scene.ada.send_text(room, "two")
         town.write_secrets(scene.env.replace(scene.agent.token, again["access_token"]))
 

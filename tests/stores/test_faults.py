@@ -331,7 +331,11 @@ def test_a_full_disk_takes_nothing_in_until_it_has_room_for_the_ballast_again(sm
 
             house.filler.unlink()
             await wait_until(lambda: not app.disk_guard.is_full)
-            assert (app.describe()["store"], house.lines("store.room"), ballast.is_allocated) == ("", 1, True)
+            assert (app.describe()["store"], house.lines("store.space_recovered"), ballast.is_allocated) == (
+                "",
+                1,
+                True,
+            )
             assert (await house.hear()).outcome == "accepted"
 
             house.fill()  # there is a last word the next time, too

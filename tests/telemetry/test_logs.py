@@ -55,18 +55,18 @@ def json_log(out: io.StringIO) -> StructuredLogger:
 
 
 def test_a_line_is_an_event_and_its_fields(log: StructuredLogger, out: io.StringIO) -> None:
-    log.info("compression.done", entries=194, kept=26, model="big", ratio=0.25, ahead=True)
+    log.info("compression.completed", entries=194, kept=26, model="big", ratio=0.25, ahead=True)
     assert out.getvalue() == (
         "2025-11-15T12:00:00.500Z info    compression.done entries=194 kept=26 model=big ratio=0.25 ahead=true\n"
     )
 
 
 def test_json_lines_carry_the_same(json_log: StructuredLogger, out: io.StringIO) -> None:
-    json_log.warning("memory.parked", provider="a", items=[1, 2], reason={"status": 422})
+    json_log.warning("memory.dead_lettered", provider="a", items=[1, 2], reason={"status": 422})
     assert json.loads(out.getvalue()) == {
         "at": "2025-11-15T12:00:00.500Z",
         "level": "warning",
-        "event": "memory.parked",
+        "event": "memory.dead_lettered",
         "provider": "a",
         "items": [1, 2],
         "reason": {"status": 422},
@@ -80,7 +80,7 @@ def test_a_bound_log_names_its_work_on_every_line_and_leaves_the_others_alone(
     second = first.bind(op=8)
     first.info("turn.started")
     second.info("turn.started")
-    log.info("config.revision", revision=2)
+    log.info("config.loaded", revision=2)
     assert [line.split(maxsplit=2)[2] for line in out.getvalue().splitlines()] == [
         "turn.started session=s1 op=7",
         "turn.started session=s1 op=8",
@@ -153,7 +153,7 @@ def test_an_exception_is_told_with_its_type_and_at_error_with_its_trace(
     try:
         raise LookupError("no such lane")
     except LookupError as caught:
-        log.warning("lane.failed", error=caught)
+        log.warning("consumer.failed", error=caught)
         log.error("lane.fell", error=caught)
     short, long, *trace = out.getvalue().splitlines()
     assert short.endswith('lane.failed error="LookupError: no such lane"')

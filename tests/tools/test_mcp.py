@@ -287,7 +287,7 @@ async def test_a_tools_refusal_is_its_result(crooked: ServerHarness) -> None:
 
 async def test_a_line_that_is_no_message_is_passed_over(crooked: ServerHarness) -> None:
     assert (await crooked.run("odd_nonsense")).text == "done"
-    assert crooked.logger.find_events("mcp.strange")
+    assert crooked.logger.find_events("mcp.unexpected")
 
 
 async def test_a_server_that_dies_is_started_again_and_the_call_is_in_doubt(crooked: ServerHarness) -> None:

@@ -120,7 +120,7 @@ class PlatformAccounts:
         for key in [key for key in self.accounts if key not in wanted]:
             self._close_account(self.accounts.pop(key))
             self._platforms.pop(key, None)
-            self._log.info("account.left", platform=key[0], account=key[1])
+            self._log.info("account.stopped", platform=key[0], account=key[1])
         for key, account in wanted.items():
             self._build_account(key, account)
 
@@ -198,7 +198,7 @@ class PlatformAccounts:
             self._close_account(former)
         if self._listening:
             self._start_listener(account)
-        self._log.info("account.taken", platform=key[0], account=key[1], agent=settings.agent)
+        self._log.info("account.started", platform=key[0], account=key[1], agent=settings.agent)
 
     def _record_unavailable(self, key: AccountKey, error: EverholdError) -> None:
         """An account cannot be built. One that worked goes on working as it was."""
@@ -213,9 +213,9 @@ class PlatformAccounts:
 
         def report(trouble: str = "", remedy: str = "") -> None:
             if trouble and trouble != account.problem:
-                log.warning("account.trouble", error=trouble, remedy=remedy)
+                log.warning("account.failing", error=trouble, remedy=remedy)
             elif account.problem and not trouble:
-                log.info("account.well")
+                log.info("account.connected")
             account.problem, account.remedy = trouble, remedy
 
         return PluginContext(
@@ -325,7 +325,7 @@ class PlatformAccounts:
                     if trouble != account.problem:
                         platform, name = account.key
                         self._log.warning(
-                            "account.trouble", platform=platform, account=name, error=trouble, remedy=remedy
+                            "account.failing", platform=platform, account=name, error=trouble, remedy=remedy
                         )
                     account.problem, account.remedy = trouble, remedy
                     yield False

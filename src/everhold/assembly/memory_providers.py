@@ -266,7 +266,7 @@ class MemoryProviders:
     async def _close_client(self, attached: MemoryClient) -> None:
         problem = await close_within(attached.close(), seconds=attached.deadline + CLOSE_DEADLINE_SECONDS)
         if problem:
-            self.log.warning("memory.not_closed", memory=attached.instance, agent=attached.agent, error=problem)
+            self.log.warning("memory.close_failed", memory=attached.instance, agent=attached.agent, error=problem)
 
     def _warn_once(self, attached: MemoryClient, about: str, what: str) -> None:
         """Say something once, and show it for as long as it is so."""

@@ -160,14 +160,16 @@ class ConfigWatcher:
         if changed or mended:
             disabled = [problem.disables for problem in settings.problems if problem.disables]
             self._log.info(
-                "config.revision", revision=settings.revision, before=before, changed=changed, disabled=disabled
+                "config.loaded", revision=settings.revision, before=before, changed=changed, disabled=disabled
             )
 
     def _store_last_good(self) -> None:
         try:
             store_last_good(self._home, self.settings)
         except OSError as error:
-            self._log.warning("config.not_kept", error=error, remedy="make room: --last-good would start an older one")
+            self._log.warning(
+                "config.save_failed", error=error, remedy="make room: --last-good would start an older one"
+            )
 
 
 def _has_content(settings: Settings, path: Path) -> bool:

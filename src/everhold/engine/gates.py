@@ -47,7 +47,7 @@ class Gates:
                 return await write()
             except (StoreFull, StoreBusy) as error:
                 if not told:
-                    self.log.warning("store.waits", error=str(error))
+                    self.log.warning("store.retrying", error=str(error))
                 told = True
             await self.sleep(STORE_RETRY_SECONDS)
 

@@ -56,7 +56,7 @@ class MemoryLiveness:
     def record_success(self, beat: CallLiveness) -> None:
         if beat.is_failing:
             what = "storing" if beat is self.store_calls else "finding"
-            self.log.info("memory.well", what=what, failures=beat.failures, since=beat.failing_since)
+            self.log.info("memory.recovered", what=what, failures=beat.failures, since=beat.failing_since)
         beat.last_success_at, beat.failures, beat.failing_since, beat.rests_until = self.clock.now(), 0, None, 0.0
 
     def record_failure(self, beat: CallLiveness, error: str) -> None:

@@ -201,7 +201,7 @@ class WorkerSupervisor:
             except StoreError as error:
                 self.gates.log.error("store.failed", what=what, error=error)
             except Exception as error:  # a listener is foreign code: whatever it raises, it is started again
-                self.gates.log.error("task.fell", what=what, error=error)
+                self.gates.log.error("worker.crashed", what=what, error=error)
             attempt = attempt + 1 if self.gates.clock.monotonic() - started < 60 else 1
             await self.gates.sleep(retry_delay_seconds(attempt, jitter=self.gates.chance.random()) or 300.0)
 
@@ -262,21 +262,21 @@ class WorkerSupervisor:
         try:
             return await self._work_on_cursor(claim)
         except LeaseLost:
-            log.info("lane.lost")
+            log.info("lease.lost")
             # what was lost may be the operation alone, ended by somebody else: then the lane is still ours to let go
             await self._release_cursor(claim, "", seconds=0.0, attempts=claim.cursor.attempts)
         except Poisoned as error:
-            log.error("lane.stopped", error=error)
+            log.error("consumer.stopped", error=error)
             await self._release_cursor(claim, str(error), seconds=3600.0)
         except StoreError as error:
             log.error("store.failed", error=error)
             # where nothing can be written any more, it cannot be put back, either: who starts anew finds it
             await self._release_cursor(claim, str(error))
         except EverholdError as error:
-            log.warning("lane.failed", error=error)
+            log.warning("consumer.failed", error=error)
             await self._release_cursor(claim, str(error))
         except Exception as error:  # the last resort for one lane: no bug in it may stop the others
-            log.error("lane.failed", error=error)
+            log.error("consumer.failed", error=error)
             await self._release_cursor(claim, f"{type(error).__name__}: {error}")
         return False
 
@@ -445,4 +445,4 @@ class WorkerSupervisor:
         except LeaseLost:
             return  # it is somebody else's, who knows better
         except EverholdError as failure:
-            self.gates.log.warning("lane.lost", session=claim.session, reader=claim.consumer, error=failure)
+            self.gates.log.warning("lease.lost", session=claim.session, reader=claim.consumer, error=failure)

@@ -204,7 +204,7 @@ class MessageAcceptor:
         if done.duplicate:
             outcome = "differs" if done.differs else "duplicate"
             if done.differs:
-                gates.log.warning("message.differs", session=done.session, seq=done.seqs[0])
+                gates.log.warning("message.conflicting", session=done.session, seq=done.seqs[0])
             return AcceptResult(outcome=outcome, session=done.session, seq=done.seqs[0])
         if opens is not None:
             gates.log.info("session.bound", session=session, address=stamp.address)

@@ -248,7 +248,7 @@ class AdmissionControl:
             try:
                 await platform.send(out)
             except EverholdError as error:
-                self._log.warning("whisper.lost", platform=to.platform, account=to.account, error=error)
+                self._log.warning("reply.failed", platform=to.platform, account=to.account, error=error)
 
         task = asyncio.get_running_loop().create_task(say())
         self._sends.add(task)
@@ -376,7 +376,7 @@ class AdmissionControl:
 
     def _record_broken_loop(self, agent: str, origin: ChatLocation, hops: int) -> None:
         key = (agent, origin.platform, origin.chat)
-        self._log.warning("loop.broken", agent=agent, platform=origin.platform, hops=hops)
+        self._log.warning("loop.stopped", agent=agent, platform=origin.platform, hops=hops)
         if key in self.loops or len(self.loops) < MAX_REPORTED_LOOPS:
             count = self.loops.get(key, {"count": 0})["count"] + 1
             self.loops[key] = {"count": count, "hops": hops, "at": self._clock.now()}

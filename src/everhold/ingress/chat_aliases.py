@@ -41,7 +41,7 @@ class ChatAliases:
             decide=lambda _: first,
         )
         known[platform, new] = first
-        self._log.info("chat.moved", platform=platform, old=old, new=new)
+        self._log.info("chat.alias_added", platform=platform, old=old, new=new)
 
     async def _load_aliases(self) -> dict[tuple[str, str], str]:
         if self._first_ids is None:

@@ -59,7 +59,7 @@ class PairingRegistry:
         if not pairing.can_answer_request(None if own is None else _decode_record(own, PairingRequest), now):
             return ""
         if await self._tidy_requests(scope, now, besides=sender) >= pairing.MAX_PAIRING_REQUESTS:
-            self._log.warning("pairing.crowded", platform=platform, account=account)
+            self._log.warning("pairing.limited", platform=platform, account=account)
             return ""
         code = self._make_code()
         request = PairingRequest(
@@ -76,7 +76,7 @@ class PairingRegistry:
             await self._commit(write)
         except Conflict:
             return ""  # another message of theirs is answered in this very moment, and that code is the one that counts
-        self._log.info("pairing.asked", platform=platform, account=account, sender=sender)
+        self._log.info("pairing.requested", platform=platform, account=account, sender=sender)
         return code
 
     async def _tidy_requests(self, scope: str, now: float, *, besides: str) -> int:
@@ -238,7 +238,7 @@ class PairingRegistry:
         except Conflict:
             return unknown  # the code was used, or replaced by a newer one, in this very moment
         await self._store.link_identity(offer.other, offer.person, at=now)
-        self._log.info("people.linked", person=offer.person, identity=offer.other)
+        self._log.info("person.linked", person=offer.person, identity=offer.other)
         return f"{offer.other} and {identity} are one person to me now: {offer.person}."
 
     async def _find_offer(

@@ -66,7 +66,7 @@ class ScheduleRunner:
                     schedule = await self._fire(kept, schedule, tick)
                 except (Transient, InDoubt, Refused) as error:  # nobody knows who would hear it: it stays due
                     if self._late.get(schedule.id) != tick:
-                        self._log.warning("schedule.later", schedule=schedule.id, error=error)
+                        self._log.warning("schedule.retrying", schedule=schedule.id, error=error)
                     self._late[schedule.id] = tick
                     continue
                 except Conflict:  # it was removed in this moment, or said by another process
@@ -97,7 +97,7 @@ class ScheduleRunner:
         if verdict.outcome == "denied":
             self._log.warning("schedule.denied", schedule=schedule.id, reason=verdict.reason, gone=over)
         else:
-            self._log.info("schedule.said", schedule=schedule.id, outcome=verdict.outcome)
+            self._log.info("schedule.fired", schedule=schedule.id, outcome=verdict.outcome)
         return said
 
     # -- for whoever is in charge ------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ async def read_until_answered(station: AccountContext, log: EventLogger, ask: Ca
             station.report(f"what was missed cannot be read: {error.message}", "it is tried again by itself")
             asked = error.retry_after if isinstance(error, Transient) else None
             wait = asked if asked is not None else retry_delay_seconds(failures, jitter=station.chance.random())
-            log.info("history.later", error=error, seconds=wait)
+            log.info("history.retrying", error=error, seconds=wait)
             await station.sleep(wait or LONGEST_WAIT_SECONDS)
             continue
         if failures:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class EventLogger(Protocol):
-    """An event name and fields: `log.info("compression.done", entries=194, kept=26)`. Never raises.
+    """An event name and fields: `log.info("compression.completed", entries=194, kept=26)`. Never raises.
 
     Whoever holds a claim binds `session` and `op` from it once and passes the bound log on, so that no line of that
     work can name another session. An exception given as a field is told with its type, at `error` also with its trace.

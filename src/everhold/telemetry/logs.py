@@ -1,7 +1,7 @@
 """Log lines: how they are rendered, what is hidden in them, where they go. Keeps no record and never raises.
 
     log = open_log(clock=clock, home=home, form="json")
-    log.info("config.revision", revision=3)
+    log.info("config.loaded", revision=3)
     log.bind(session=claim.session, op=claim.op).info("turn.started")
 
 What cannot be written (a full disk, a closed terminal) is counted, and the count is told once writing works again.

@@ -267,7 +267,7 @@ class McpServer:
                 await self._refresh_offers(client)
                 limit.reschedule(None)
                 self._client, self.reason = client, ""
-                self._log.info("mcp.up", tools=len(self.offers), protocol=client.protocol_version)
+                self._log.info("mcp.connected", tools=len(self.offers), protocol=client.protocol_version)
                 self._connected_event.set()
                 self.first_attempt_done.set()
                 await self._watch_connection(client, program)
@@ -341,7 +341,7 @@ class McpServer:
             if not cursor or not page.tools or len(offers) > MAX_TOOLS:
                 break
         if len(offers) > MAX_TOOLS:
-            self._log.warning("mcp.too_many_tools", offered=len(offers), used=MAX_TOOLS)
+            self._log.warning("mcp.tools_dropped", offered=len(offers), used=MAX_TOOLS)
         before, self.offers = self.offers, tuple(offers[:MAX_TOOLS])
         if before != self.offers:
             self._on_changed()

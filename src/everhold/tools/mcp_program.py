@@ -121,7 +121,7 @@ class McpProgram:
                     message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
                 except ValueError:
                     strange += 1
-                    self.log.debug("mcp.strange", line=line[:200].decode("utf-8", "replace"))
+                    self.log.debug("mcp.unexpected", line=line[:200].decode("utf-8", "replace"))
                     continue
                 strange = 0
                 await incoming.send(SessionMessage(message))
@@ -163,7 +163,7 @@ class McpProgram:
             for line in chunk.decode("utf-8", "replace").splitlines():
                 if line.strip():
                     self.last_stderr_line = line.strip()[:300]
-                    self.log.debug("mcp.remark", text=self.last_stderr_line)
+                    self.log.debug("mcp.logged", text=self.last_stderr_line)
         self._stderr_closed.set()
 
 

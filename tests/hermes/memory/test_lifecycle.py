@@ -18,6 +18,8 @@ from everhold.ports.tool import ToolContext, ToolEffect
 from everhold.testing.conformance import isolation
 from everhold.testing.conformance.scenario import ProviderScenario
 
+from tests.waiting import wait_until
+
 from .harness import (
     NAME,
     RECORDER,
@@ -30,7 +32,6 @@ from .harness import (
     make_note,
     make_query,
     make_utterance,
-    wait_until,
 )
 from .test_readback import KEEPER
 
@@ -222,7 +223,7 @@ async def test_only_so_many_tools_and_only_those_that_are_wanted(tmp_path: Path)
         await plugin.store(make_batch(make_exchange("hello")))
     async with stage.open() as plugin:
         assert len(plugin.tools()) == 16
-        assert any(event == "memory.tools" for _, event, _ in stage.log.lines)
+        assert any(event == "memory.tools_loaded" for _, event, _ in stage.log.lines)
     async with stage.open(tools=("t117", "t3")) as plugin:
         assert [tool.spec.name for tool in plugin.tools()] == ["t3", "t117"]
 

@@ -241,7 +241,7 @@ async def test_weights_that_are_not_the_known_ones_are_not_used_and_that_is_said
     log = Lines()
     await run_embedding_backfill(stage.index, log, log)
     assert stage.index.embedding_level == "table"
-    assert [event for event, _ in log.lines] == ["index.level"]
+    assert [event for event, _ in log.lines] == ["index.level_changed"]
     assert "not the model it should be" in (await stage.provider().health()).text
     assert await stage.find("which dog") == ["I adopted a puppy last week."]
     await stage.close()
@@ -291,7 +291,7 @@ async def test_filling_rests_as_long_as_it_works_and_says_how_far_it_is(
     with pytest.raises(asyncio.CancelledError):
         await run_embedding_backfill(stage.index, log, log, sleep=sleep)
     assert rests == [1.0, 1.0, 1.0, IDLE_SECONDS]
-    assert log.lines == [("index.fill", {"filled": 40, "left": 0, "passages": 40})]
+    assert log.lines == [("index.filling", {"filled": 40, "left": 0, "passages": 40})]
     assert (await stage.provider().health()).text == "by words and by a model"
     await stage.close()
 

@@ -51,7 +51,7 @@ async def test_what_was_carried_out_twice_is_deleted_once_it_is_noticed(
     await memory.store(make_batch(make_exchange(1, "once")))
     assert service.texts() == ["ada: once"]
     assert isinstance(memory.log, RecordingLogger)
-    assert memory.log.find_events("memory.doubled")
+    assert memory.log.find_events("memory.duplicated")
 
 
 async def test_accepted_is_not_stored(memory: Mem0Memory, service: Mem0Service) -> None:

@@ -59,7 +59,7 @@ async def _run_gateway(args: argparse.Namespace, screen: CommandScreen, notify: 
     signals = _StopSignals()
     signals.install()
     for problem in settings.problems:
-        log.warning("config.problem", text=str(problem))
+        log.warning("config.invalid", text=str(problem))
     beating: asyncio.Task[None] | None = None
     try:
         waiting = await app.start()
@@ -116,7 +116,7 @@ async def _stop_gateway(app: GatewayApp, signals: _StopSignals) -> None:
     """Give what runs its time; a second signal takes it away. What is not finished resumes at the next start."""
     running = len(app.supervisor.tasks)
     if running:
-        app.log.info("stopping", running=running, seconds=DRAIN_SECONDS, remedy="once more stops at once")
+        app.log.info("gateway.stopping", running=running, seconds=DRAIN_SECONDS, remedy="once more stops at once")
     stopping = asyncio.ensure_future(app.stop())
     hurry = asyncio.ensure_future(signals.second.wait())
     await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)

@@ -101,7 +101,7 @@ class CommandWorker:
             wakeups=(*result.wakes, *runtime.list_platform_wakeups(bodies)),
             state_write=result.state_write,
         )
-        self.log.info("command.done", command=command.name)
+        self.log.info("command.completed", command=command.name)
 
     async def _commit(
         self,

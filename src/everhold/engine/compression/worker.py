@@ -189,7 +189,7 @@ class SessionCompressor:
             )
         except Conflict:
             return await self._end_refused(op, "the view changed while the summary was made", log)
-        log.info("compression.done", tokens_before=compressed.tokens_before, tokens_after=compressed.tokens_after)
+        log.info("compression.completed", tokens_before=compressed.tokens_before, tokens_after=compressed.tokens_after)
         return CompressionOutcome.DONE
 
     async def _summarise_plan(self, plan: CompressionPlan, *, focus: str, advice: str) -> TurnEvent:

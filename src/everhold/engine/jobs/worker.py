@@ -108,7 +108,7 @@ class JobWorker:
                 await self._run_task(session, runtime)
         except JobFailed as failure:
             attempts = self.claim.cursor.attempts + 1
-            self.log.warning("job.later", reader=self.claim.consumer, reason=failure.reason, attempt=attempts)
+            self.log.warning("job.retrying", reader=self.claim.consumer, reason=failure.reason, attempt=attempts)
             chance = self.gates.chance
             await self._commit(
                 Step.DELIVERY_RETRY,
@@ -177,7 +177,7 @@ class JobWorker:
             wakeups=runtime.list_platform_wakeups(bodies) + runtime.list_job_wakeups(),
             spends=build_job_spends(runtime, tuple(self.thoughts), day=self.budgets.get_today()),
         )
-        self.log.info("job.done", task=entry.seq)
+        self.log.info("job.completed", task=entry.seq)
 
     async def _find_next_task(self, session: Session) -> Entry | None:
         for entry in await self.store.list_entries(
@@ -247,7 +247,7 @@ class JobWorker:
             wakeups=runtime.list_memory_wakeups() if notes else (),
             spends=build_job_spends(runtime, (thought,) if thought else (), day=self.budgets.get_today()),
         )
-        self.log.info("review.done", notes=len(notes))
+        self.log.info("review.completed", notes=len(notes))
 
     async def _is_review_due(self, session: Session, runtime: AgentRuntime) -> bool:
         """Whether so much was said during a review that the next one is due: a few words wait for their turn."""

@@ -72,7 +72,7 @@ class MemoryDestination:
     """Hands one session's memories to one provider, in order, a batch at a time."""
 
     delivered_event = "memory.stored"
-    dead_letter_event = "memory.parked"
+    dead_letter_event = "memory.dead_lettered"
 
     def __init__(
         self,

@@ -319,7 +319,7 @@ class DeliveryWorker:
         state: Literal["unsent", "in_doubt"] = "in_doubt" if self._is_blind_resend(in_flight) else "unsent"
         behind = structs.replace(in_flight, items=left, digest="", state=state)
         receipts = self._build_arrived_receipts([item for item in batch.items if item.key in there])
-        self.log.info("delivery.one_by_one", keys=[item.key for item in left])
+        self.log.info("delivery.split", keys=[item.key for item in left])
         return await self._finish_batch(
             batch.processed_upto_seq, in_flight=structs.replace(in_flight, remaining=behind), receipts=receipts
         )
@@ -518,7 +518,7 @@ class DeliveryWorker:
             return await self._finish_batch(
                 batch.processed_upto_seq, batch.items, in_flight=in_flight, dead_letters=dead_letters
             )
-        self.log.info("delivery.later", attempt=self.attempts, seconds=round(seconds, 1), error=str(error))
+        self.log.info("delivery.retrying", attempt=self.attempts, seconds=round(seconds, 1), error=str(error))
         update = CursorUpdate(
             in_flight=in_flight,
             attempts=self.attempts,

@@ -138,7 +138,7 @@ class ReplyDraft:
                 if not self._closing:
                     await self._show_while_owned(functools.partial(self.platform.revise, self.remote_id))
         except EverholdError as error:
-            self.gates.log.debug("draft.lost", session=self.claim.session, op=self.op, error=error)
+            self.gates.log.debug("draft.failed", session=self.claim.session, op=self.op, error=error)
 
     async def _show_while_owned(self, how: Callable[[OutgoingMessage], Awaitable[T]]) -> T:
         """Show something, if the turn is still ours: a successor waits only so long before it shows the final text."""

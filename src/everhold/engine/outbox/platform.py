@@ -30,7 +30,7 @@ class PlatformDestination:
     """Delivers one session's replies through one platform account, part by part."""
 
     delivered_event = "delivery.done"
-    dead_letter_event = "delivery.parked"
+    dead_letter_event = "delivery.dead_lettered"
 
     def __init__(
         self,

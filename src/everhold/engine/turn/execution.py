@@ -625,7 +625,9 @@ class TurnExecution:
             self._append_step(seq, body)
         if self.cached_context.generation == done.generation:
             self.context.contexts.put(self.session.id, self.cached_context.with_turn(self._build_current_turn()))
-        self.log.info("turn.done", outcome=task.ended.outcome, tokens=task.ended.usage.input + task.ended.usage.output)
+        self.log.info(
+            "turn.completed", outcome=task.ended.outcome, tokens=task.ended.usage.input + task.ended.usage.output
+        )
         return more
 
     # -- small things ------------------------------------------------------------------------------------------------

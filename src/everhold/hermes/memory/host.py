@@ -120,7 +120,7 @@ class HermesHostProcess:
             with contextlib.suppress(Transient, InDoubt, Refused):
                 problems = await self._send_call("close", {}, deadline=SHUTDOWN_SECONDS)
                 for problem in problems or ():
-                    self._log.warning("memory.leaving", problem=problem)
+                    self._log.warning("memory.closing", problem=problem)
             await self._end_process(process)
         for task in list(self._tasks):
             task.cancel()
@@ -268,7 +268,7 @@ class HermesHostProcess:
                 answer.set_exception(InDoubt(f"the plug-in died: {why}"))
                 answer.exception()
         if asked or self.crash_count > 1:
-            self._log.warning("memory.died", reason=why, again_in=round(wait))
+            self._log.warning("memory.crashed", reason=why, again_in=round(wait))
 
     async def _end_process(self, process: asyncio.subprocess.Process) -> None:
         """Its pipe is closed, it leaves; if it does not, it is made to."""

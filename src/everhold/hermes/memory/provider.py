@@ -190,7 +190,7 @@ class HermesMemory:
         except (TimeoutError, Transient, Refused, InDoubt) as error:
             self._failed_checks += 1
             self._failed_check_at = self._context.clock.monotonic()
-            self._context.log.debug("memory.not_read_back", error=str(error) or "it took too long")
+            self._context.log.debug("memory.unconfirmed", error=str(error) or "it took too long")
         else:
             self._failed_checks = 0
         return seen
@@ -285,7 +285,7 @@ class HermesMemory:
         chosen = [it for it in found if self._settings.tools is None or it["name"] in self._settings.tools]
         if len(chosen) > self._settings.most_tools:
             left = len(chosen) - self._settings.most_tools
-            self._context.log.warning("memory.tools", offered=len(chosen), left_out=left)
+            self._context.log.warning("memory.tools_loaded", offered=len(chosen), left_out=left)
         return [
             ToolSpec(
                 name=it["name"], description=it["description"][:2_000], parameters=it["parameters"] or _NO_PARAMETERS

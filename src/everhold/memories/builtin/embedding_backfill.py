@@ -29,8 +29,8 @@ async def run_embedding_backfill(
         now = clock.monotonic()
         if done and (not filled or now - reported >= REPORT_SECONDS):
             passages, left = await index.count_pending_embeddings()
-            log.info("index.fill", filled=done, left=left, passages=passages)
+            log.info("index.filling", filled=done, left=left, passages=passages)
             done, reported = 0, now
         await sleep(now - started if filled else IDLE_SECONDS)
     if index.model_problem:
-        log.warning("index.level", level=index.embedding_level, reason=index.model_problem)
+        log.warning("index.level_changed", level=index.embedding_level, reason=index.model_problem)

@@ -272,7 +272,7 @@ class HonchoMemory:
         for error in errors:
             if not isinstance(error, EverholdError) or len(errors) == len(answers):
                 raise error
-            self.log.warning("recall.partial", error=str(error))
+            self.log.warning("recall.incomplete", error=str(error))
         found = [item for answer in answers if not isinstance(answer, BaseException) for item in answer]
         return found[: query.limit]
 

@@ -110,7 +110,7 @@ class Mem0Memory:
         if len(found) > 1 and not self.settings.infer:
             found.sort(key=lambda one: (str(one.get("created_at") or ""), str(one["id"])))
             await self._delete_memories(found[1:])
-            self.log.warning("memory.doubled", key=item.key, deleted=len(found) - 1)
+            self.log.warning("memory.duplicated", key=item.key, deleted=len(found) - 1)
         return found[:1] if not self.settings.infer else found
 
     async def _find_outdated(self, item: Exchange | MemoryNote) -> list[dict[str, Any]]:

@@ -199,7 +199,7 @@ class DiscordPlatform:
             await client.rest.bulk_upsert_global_commands(client.application_id, commands[:MAX_COMMANDS])
         except discord_errors.DISCORD_ERRORS as error:
             self._log.warning(
-                "commands.unannounced", error=discord_errors.convert_error(error, what="a list of commands")
+                "command_menu.failed", error=discord_errors.convert_error(error, what="a list of commands")
             )
             return isinstance(error, discord.HTTPException)  # what else went wrong may go right the next time
         return True
@@ -271,7 +271,7 @@ class DiscordPlatform:
 
     def _build_unparsed_message(self, raw: Any, error: Exception) -> IncomingMessage:
         reason = f"{type(error).__name__}: {error}"
-        self._log.warning("update.unreadable", error=reason)
+        self._log.warning("update.unparsed", error=reason)
         id = raw.get("id") if isinstance(raw, dict) else None
         if not isinstance(id, str):
             id = hashlib.sha256(repr(raw).encode("utf-8", "replace")).hexdigest()[:16]

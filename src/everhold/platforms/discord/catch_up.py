@@ -89,7 +89,7 @@ class DiscordCatchUp:
                 try:
                     await self._read_channel_history(channel, since, hear)
                 except Refused as error:  # one that cannot be read keeps no other from being read
-                    self._log.info("history.unread", chat=channel.id, error=error)
+                    self._log.info("history.failed", chat=channel.id, error=error)
         await self.record_alive(now)
 
     async def record_alive(self, now: float) -> None:
@@ -147,7 +147,7 @@ class DiscordCatchUp:
             channels = await self._call_until_answered(lambda rest: rest.get_all_guild_channels(guild))
             threads = await self._call_until_answered(lambda rest: rest.get_active_threads(guild))
         except Refused as error:
-            self._log.warning("history.unread", guild=guild, error=error)
+            self._log.warning("history.failed", guild=guild, error=error)
             return []
         return [*channels, *threads["threads"]]
 

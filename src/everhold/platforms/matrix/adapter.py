@@ -137,7 +137,7 @@ class MatrixPlatform:
             news = await self._client.sync(since, seconds=seconds)
         except client.MatrixPositionUnknown as error:
             # the homeserver was set back, or is another one
-            self._log.warning("position.refused", error=error)
+            self._log.warning("offset.refused", error=error)
             news = parsing.limit_to_recent(await self._client.sync(None, seconds=0))
             self._rooms.clear()
             self._account_context.report(
@@ -241,7 +241,7 @@ class MatrixPlatform:
             heard = check_incoming_message(message.incoming)
         except PARSE_ERRORS as error:
             reason = f"{type(error).__name__}: {error}"
-            self._log.warning("event.unreadable", chat=chat, error=reason)
+            self._log.warning("event.unparsed", chat=chat, error=reason)
             id = raw.get("event_id") if isinstance(raw, dict) else None
             id = str(id) if id else hashlib.sha256(repr(raw).encode("utf-8", "replace")).hexdigest()
             return build_unparsed_message(raw, platform=NAME, account=self.account, id=id, reason=reason)
@@ -361,10 +361,10 @@ class MatrixPlatform:
             await self._client.join_room(chat)
         except (Transient, InDoubt) as error:
             # a room whose homeserver is away must not keep the others waiting: it is tried again by and by
-            self._log.warning("invitation.waits", chat=chat, error=error)
+            self._log.warning("invitation.waiting", chat=chat, error=error)
             return
         except Refused as error:
-            self._log.warning("invitation.void", chat=chat, error=error)
+            self._log.warning("invitation.expired", chat=chat, error=error)
         else:
             self._log.info("room.joined", chat=chat)
             if former := self._predecessors.pop(chat, ""):

@@ -277,7 +277,7 @@ class SlackPlatform:
 
     def _build_unparsed_message(self, raw: Any, *, id: str, error: Exception) -> IncomingMessage:
         reason = f"{type(error).__name__}: {error}"
-        self._log.warning("update.unreadable", error=reason)
+        self._log.warning("update.unparsed", error=reason)
         return build_unparsed_message(raw, platform=NAME, account=self.account, id=id, reason=reason)
 
     async def _get_user_name(self, user: str) -> str:
@@ -378,7 +378,7 @@ class SlackPlatform:
         try:
             await self._call_api("chat.delete", quiet=out.to.chat, channel=out.to.chat, ts=out.edits)
         except EverholdError as error:
-            self._log.info("draft.left", error=error)
+            self._log.info("draft.abandoned", error=error)
 
     async def _post_text(self, out: OutgoingMessage, method: str, what: str, **given: str) -> dict[str, Any]:
         text = formatting.to_mrkdwn(out.text)

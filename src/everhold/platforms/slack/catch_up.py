@@ -67,7 +67,7 @@ class SlackCatchUp:
             try:
                 await self._read_channel_history(channel, alive, hear)
             except Refused as error:  # one that cannot be read keeps no other from being read
-                self._log.warning("history.unread", chat=channel, error=error)
+                self._log.warning("history.failed", chat=channel, error=error)
             self._unread_channels.discard(channel)
         self._unread_channels = set()
         await self.record_alive(now)
@@ -118,7 +118,7 @@ class SlackCatchUp:
             ):
                 found += [it for it in page if is_later_ts(it.get("ts"), since)]
         except Refused as error:  # deleted, perhaps
-            self._log.info("thread.unread", chat=channel, error=error)
+            self._log.info("thread.failed", chat=channel, error=error)
         return found
 
     async def _list_channels(self) -> list[str]:
@@ -131,7 +131,7 @@ class SlackCatchUp:
                 for it in page
             ]
         except Refused as error:
-            self._log.warning("history.unread", error=error)
+            self._log.warning("history.failed", error=error)
             return []
 
     async def _iterate_pages(self, method: str, what: str, **given: str) -> Any:

@@ -209,7 +209,7 @@ class TelegramPlatform:
             await self._bot.set_my_commands(commands[:MAX_COMMANDS])
         except TelegramError as error:
             self._log.warning(
-                "commands.unannounced",
+                "command_menu.failed",
                 error=telegram_errors.convert_error(error, what="a list of commands", token=self._token),
             )
 
@@ -254,7 +254,7 @@ class TelegramPlatform:
             heard = check_incoming_message(heard) if heard is not None else None
         except PARSE_ERRORS as error:
             reason = f"{type(error).__name__}: {error}"
-            self._log.warning("update.unreadable", error=reason)
+            self._log.warning("update.unparsed", error=reason)
             id = str(raw.get("update_id") if isinstance(raw, dict) else _compute_next_offset(raw))
             return build_unparsed_message(raw, platform=NAME, account=self.account, id=id, reason=reason)
         if message is not None and (moved := parsing.parse_migration(message)) is not None:

@@ -57,7 +57,7 @@ class DiskGuard:
             if self.reserve.allocate():
                 self._full_event.clear()
                 self._space_event.set()
-                self._log.info("store.room")
+                self._log.info("store.space_recovered")
 
     @property
     def _remedy(self) -> str:
