@@ -58,7 +58,7 @@ def answer(request: ModelRequest) -> ModelResponse:
 def oversee(house: InProcessGateway, delivery: DeliveryGuarantee = DeliveryGuarantee.KEYED) -> Overseer:
     provider = Overseer(delivery)
     house.runtimes.memories["a"] = provider
-    house.runtimes.settings["overseeing"] = ("a",)
+    house.runtimes.settings["job_memories"] = ("a",)
     house.runtimes.model = FakeModel(answer)
     return provider
 
@@ -85,7 +85,7 @@ def test_nobody_else_hears_of_it_or_is_woken_for_it(house: InProcessGateway) -> 
     house.send_message("/background what is the answer?")
     after = house.run(house.store.get_cursor(memory_consumer("a"), session))
     assert (len(provider.writes), after) == (1, before)
-    house.runtimes.settings["overseeing"] = ("a",)  # nobody knew better: its lane is woken, and finds nothing
+    house.runtimes.settings["job_memories"] = ("a",)  # nobody knew better: its lane is woken, and finds nothing
     house.send_message("/background and once more?")
     assert len(provider.writes) == 1
     assert len(house.run(house.store.list_receipts(session, consumer=memory_consumer("a")))) == 1
@@ -122,7 +122,7 @@ def test_while_it_is_away_it_waits_in_order(house: InProcessGateway) -> None:
 
 def test_one_that_collects_turns_hears_of_a_job_at_once_like_of_a_note(house: InProcessGateway) -> None:
     provider = oversee(house)
-    house.runtimes.settings["paces"] = {"a": parse_write_setting(3)}
+    house.runtimes.settings["pacing"] = {"a": parse_write_setting(3)}
     house.send_message("hello")
     house.send_message("/background what is the answer?")
     assert provider.line == ["hello", "what is the answer?"]
@@ -171,7 +171,7 @@ def test_what_was_erased_on_its_way_is_not_told_again_and_the_rest_is(house: InP
 def test_reviews_are_nobody_s_jobs(house: InProcessGateway) -> None:
     provider = oversee(house)
     reviewing(house, every=1)
-    house.runtimes.settings["paces"] = {"a": parse_write_setting(3)}
+    house.runtimes.settings["pacing"] = {"a": parse_write_setting(3)}
     house.send_message("I like tea")
     house.send_message("and cake")
     house.run_until_idle(60)

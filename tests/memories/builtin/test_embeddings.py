@@ -28,18 +28,18 @@ ROOT = Path(__file__).parents[3]
 LOADED = """
 import asyncio, sys
 from pathlib import Path
-from tests.e2e.running_gateway import Town
+from tests.e2e.running_gateway import RunningGateway
 
 def heavy():
     print(*sorted({"numpy", "onnxruntime"} & set(sys.modules)), sep=", ")
 
 async def main():
-    async with Town(Path(sys.argv[1]), "{}") as town:
-        await town.app.control.status()
+    async with RunningGateway(Path(sys.argv[1]), "{}") as gateway:
+        await gateway.app.control.status()
         await asyncio.sleep(0.2)
         heavy()
-        await town.ask("the tea garden lies in Assam", chat="past")
-        await town.ask("where does the tea garden lie?", chat="now")
+        await gateway.send_and_wait("the tea garden lies in Assam", chat="past")
+        await gateway.send_and_wait("where does the tea garden lie?", chat="now")
         heavy()
 
 asyncio.run(main())
@@ -106,10 +106,10 @@ def test_numbers_are_written_as_protocol_buffers_want_them() -> None:
 class Fake:
     """Reads like a model: the same text has the same vector, another one another."""
 
-    def question(self, text: str) -> Any:
+    def embed_question(self, text: str) -> Any:
         return self._vector(text)
 
-    def stored(self, pairs: Sequence[tuple[str, str]]) -> list[bytes]:
+    def embed_chunks(self, pairs: Sequence[tuple[str, str]]) -> list[bytes]:
         return [np.round(self._vector(own) * 127).astype(np.int8).tobytes() for own, _ in pairs]
 
     def _vector(self, text: str) -> Any:

@@ -19,12 +19,13 @@ from everhold.errors import InDoubt, Refused, Transient
 from everhold.ports.clock import Clock
 from everhold.ports.log import EventLogger
 
-PLUGIN_PROCESS_DIRECTORY: Final = Path(__file__).parent / "inside"
+PLUGIN_PROCESS_DIRECTORY: Final = Path(__file__).parent / "plugin_process"
 START_CODE: Final = (
     # nothing of ours stays on the path: plug-ins import by names that are as general as it gets
     "import sys, runpy; sys.path[:1] = [sys.argv.pop()]; "
-    "import inside.finding, inside.looking, inside.offered, inside.seats, inside.watching; "
-    "del sys.path[0]; runpy._run_module_as_main('inside')"
+    "import plugin_process.conversations, plugin_process.discovery, plugin_process.hermes_modules; "
+    "import plugin_process.search, plugin_process.settings_watch; "
+    "del sys.path[0]; runpy._run_module_as_main('plugin_process')"
 )
 MAX_LINE_BYTES: Final = 8 * 1024 * 1024
 """Of one line from the host. More than it may send: beyond this nobody in there speaks our language any more."""

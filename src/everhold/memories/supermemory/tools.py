@@ -1,4 +1,4 @@
-"""Supermemory's tools, under the names people know. They see what whoever is present may know, and nothing else."""
+"""Supermemory's tools, under Supermemory's own names. They show only what the people present may see."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 MAX_RESULTS: Final = 20
 NOBODY_PRESENT: Final = ToolResult(
-    text="It is not known who is present: nothing of Supermemory's can be shown here.", error=True
+    text="The audience of this chat is unknown, so nothing from Supermemory can be shown here.", error=True
 )
 SupermemoryAction = Callable[["SupermemoryMemory", str, ToolContext], Awaitable[ToolResult]]
 
 
 def build_tools(memory: SupermemoryMemory) -> Sequence[Tool]:
     tools: list[Tool] = [
-        SupermemoryTool(memory, "supermemory_store", "Keep something for later.", "content", _run_store),
-        SupermemoryTool(memory, "supermemory_search", "Search what was said and kept earlier.", "query", _run_search),
+        SupermemoryTool(memory, "supermemory_store", "Store something for later.", "content", _run_store),
+        SupermemoryTool(memory, "supermemory_search", "Search what was said and stored earlier.", "query", _run_search),
     ]
     if "{person}" in memory.settings.namespace:
-        # a profile is a namespace's: where that is everybody's, there is none to show
-        about = "What is known about whoever you talk with."
+        # A profile belongs to a namespace. A namespace that several people share has no profile that could be shown.
+        about = "Show what is known about the person you are talking to."
         tools.append(SupermemoryTool(memory, "supermemory_profile", about, "", _run_profile))
     return tools
 
 
 class SupermemoryTool:
-    """One of them. Running it again does no harm: what is stored is a note that commits with the result."""
+    """One Supermemory tool. Running it again is safe, because it stores by a note that commits with the result."""
 
     effect = ToolEffect.PURE
     deadline = 15.0
@@ -69,7 +69,7 @@ class SupermemoryTool:
 
 
 async def _run_store(memory: SupermemoryMemory, given: str, context: ToolContext) -> ToolResult:
-    return ToolResult(text="Kept; it will be delivered to Supermemory.", notes=(Noted(text=given),))
+    return ToolResult(text="Stored; it will be delivered to Supermemory.", notes=(Noted(text=given),))
 
 
 async def _run_search(memory: SupermemoryMemory, given: str, context: ToolContext) -> ToolResult:

@@ -109,56 +109,56 @@ class HermesPluginServer:
         }
 
     def do_prompt(self, session: str, identity: dict[str, Any]) -> str:
-        return str(self._providers.take(session, identity).ask("system_prompt_block") or "")
+        return str(self._providers.get_provider(session, identity).call_hook("system_prompt_block") or "")
 
     def do_turn(self, session: str, identity: dict[str, Any], user: str, assistant: str) -> None:
-        self._providers.take(session, identity).turn(user, assistant)
+        self._providers.get_provider(session, identity).sync_turn(user, assistant)
 
     def do_write(
         self, session: str, identity: dict[str, Any], action: str, target: str, content: str, metadata: dict[str, Any]
     ) -> bool:
-        conversation = self._providers.take(session, identity)
-        if conversation.listens_to_notes():
+        conversation = self._providers.get_provider(session, identity)
+        if conversation.has_note_hook():
             with conversation.threads:
-                conversation.ask("on_memory_write", action, target, content, metadata=metadata)
+                conversation.call_hook("on_memory_write", action, target, content, metadata=metadata)
             return True
         # one that does not listen for notes still listens to conversations
-        conversation.turn(f"Please remember: {content}", "I will.")
+        conversation.sync_turn(f"Please remember: {content}", "I will.")
         return False
 
     def do_job(self, session: str, identity: dict[str, Any], task: str, result: str, child: str) -> None:
-        conversation = self._providers.take(session, identity)
+        conversation = self._providers.get_provider(session, identity)
         with conversation.threads:
-            conversation.ask("on_delegation", task, result, child_session_id=child)
+            conversation.call_hook("on_delegation", task, result, child_session_id=child)
 
     def do_prefetch(self, session: str, identity: dict[str, Any], query: str) -> str:
-        conversation = self._providers.take(session, identity)
-        conversation.begin(query)
-        return str(conversation.ask("prefetch", query, session_id=session) or "")
+        conversation = self._providers.get_provider(session, identity)
+        conversation.begin_turn(query)
+        return str(conversation.call_hook("prefetch", query, session_id=session) or "")
 
     def do_look(self, session: str, identity: dict[str, Any], query: str) -> list[str]:
         """What it shows when it is searched, as texts."""
         from .search import extract_texts
 
         return (
-            extract_texts(self._search(self._providers.take(session, identity), query))
+            extract_texts(self._search(self._providers.get_provider(session, identity), query))
             if self._search is not None
             else []
         )
 
     def do_tool(self, session: str, identity: dict[str, Any], name: str, arguments: dict[str, Any]) -> str:
-        found = self._providers.take(session, identity).ask("handle_tool_call", name, arguments)
+        found = self._providers.get_provider(session, identity).call_hook("handle_tool_call", name, arguments)
         return found if isinstance(found, str) else json.dumps(found, default=str)
 
     def do_compress(self, session: str, identity: dict[str, Any], messages: list[dict[str, Any]]) -> str:
-        return str(self._providers.take(session, identity).ask("on_pre_compress", messages) or "")
+        return str(self._providers.get_provider(session, identity).call_hook("on_pre_compress", messages) or "")
 
     def do_switch(self, session: str, identity: dict[str, Any], parent: str, reset: bool, ends: bool) -> None:
-        conversation = self._providers.take(session, identity)
+        conversation = self._providers.get_provider(session, identity)
         if ends and conversation.messages:
             with conversation.threads:
-                conversation.end()
-        conversation.ask("on_session_switch", session, parent_session_id=parent, reset=reset)
+                conversation.end_session()
+        conversation.call_hook("on_session_switch", session, parent_session_id=parent, reset=reset)
 
     def do_save(self, values: dict[str, Any], home: str) -> bool:
         from .hermes_modules import HermesMemoryProvider
@@ -171,7 +171,7 @@ class HermesPluginServer:
         return True
 
     def do_close(self) -> list[str]:
-        return self._providers.leave() if self._providers is not None else []
+        return self._providers.shut_down_all() if self._providers is not None else []
 
     # -- what is told unasked ------------------------------------------------------------------------------------------
 
