@@ -528,7 +528,7 @@ def test_a_database_of_somebody_else_is_refused(tmp_path: Path) -> None:
     db = apsw.Connection(str(tmp_path / "state.db"))
     db.execute("create table aunts(name)")
     db.close()
-    with pytest.raises(InvalidRequest, match="no database of hermes-agent"):
+    with pytest.raises(InvalidRequest, match="is not a database of hermes-agent"):
         doctor_checks.examine_store(tmp_path / "state.db", now=NOW)
 
 

@@ -34,7 +34,10 @@ def build_memory_error(
     if status == 409 or (status == 503 and retry_after is not None and not writes):
         return Transient(text, retry_after=retry_after)
     if 400 <= status < 500:
-        return Refused(text, remedy="`everhold dead-letters list` shows it; correct the cause, then run `everhold dead-letters replay`")
+        return Refused(
+            text,
+            remedy="`everhold dead-letters list` shows it; correct the cause, then run `everhold dead-letters replay`",
+        )
     return InDoubt(text) if writes else Transient(text, retry_after=retry_after)
 
 

@@ -1,5 +1,4 @@
-"""The entry point of a memory service. It finds the settings and builds one instance, and imports as late as possible.
-"""
+"""The entry point of a memory service. It finds the settings, builds one instance and imports late."""
 
 from __future__ import annotations
 
@@ -28,7 +27,9 @@ class MemoryFactory(Generic[P]):
     @property
     def Settings(self) -> type[BaseModel]:
         module, _, name = self._settings.partition(":")
-        found: type[BaseModel] = getattr(import_module(module), name)  # imported late, because listing plug-ins does not need it
+        found: type[BaseModel] = getattr(
+            import_module(module), name
+        )  # imported late, because listing plug-ins does not need it
         return found
 
     def __call__(self, settings: Any, context: PluginContext) -> P:

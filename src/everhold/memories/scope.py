@@ -33,8 +33,7 @@ def build_audience_marks(audience: Sequence[str]) -> dict[str, str]:
 
 
 def can_hear(present: Sequence[str], about: Mapping[str, Any]) -> bool:
-    """Whether all of `present` were in the audience of the item with the metadata `about`. False if `present` is empty.
-    """
+    """Whether all of `present` were in the audience of the item with the metadata `about`. False for no one."""
     return bool(present) and all(about.get(mark) == value for mark, value in build_audience_marks(present).items())
 
 

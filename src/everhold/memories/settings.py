@@ -28,8 +28,12 @@ class RemoteMemorySettings(MemorySection):
     visible_seconds: float = Field(
         default=5.0, ge=0, le=600, description="how long after its deadline the service may still carry out a write"
     )
-    confirm: bool = Field(default=True, description="read back what was stored, because some services only claim that it was")
-    share_agents: bool = Field(default=False, description="let this agent recall what other agents stored in the same place")
+    confirm: bool = Field(
+        default=True, description="read back what was stored, because some services only claim that it was"
+    )
+    share_agents: bool = Field(
+        default=False, description="let this agent recall what other agents stored in the same place"
+    )
 
 
 def fill_agent_name(template: str, agent: str) -> str:

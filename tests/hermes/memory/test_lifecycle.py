@@ -17,7 +17,6 @@ from everhold.ports.plugin import PluginContext
 from everhold.ports.tool import ToolContext, ToolEffect
 from everhold.testing.conformance import isolation
 from everhold.testing.conformance.scenario import ProviderScenario
-
 from tests.waiting import wait_until
 
 from .harness import (

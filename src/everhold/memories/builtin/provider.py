@@ -83,8 +83,7 @@ class BuiltinMemory:
         return [item.key for item in batch.items]
 
     async def forget(self, person: str) -> ForgetResult:
-        """Remove erased entries from the index now. They would leave it anyway with the `erased` entry that names them.
-        """
+        """Remove erased entries from the index now; they would leave it with the `erased` entry that names them."""
         await self.index.wipe_erased(self.store_of_record)
         return ForgetResult(deleted=0)
 

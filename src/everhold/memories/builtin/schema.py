@@ -88,8 +88,7 @@ def remove_index_file(path: Path) -> None:
 
 
 def wipe_removed_bytes(db: apsw.Connection) -> None:
-    """Leave no byte of removed rows in the files. Pages are overwritten when rows are deleted; this truncates the WAL.
-    """
+    """Leave no byte of removed rows in the files: deletion overwrites their pages, and this truncates the WAL."""
     db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 

@@ -79,8 +79,8 @@ class StaticEmbeddings:
 
     def embed_question(self, text: str) -> Floats:
         """Return the vector of a question, computed without its stop words."""
-        told = [id - FIRST_PIECE_ID for id in self._tokenize_cached(text) if self._is_content_piece[id]]
-        return self._normalize_vector(self._sum_vectors(told or self.tokenize(text)))
+        content = [id - FIRST_PIECE_ID for id in self._tokenize_cached(text) if self._is_content_piece[id]]
+        return self._normalize_vector(self._sum_vectors(content or self.tokenize(text)))
 
     def embed_chunk(self, text: str, context: str) -> bytes:
         """Return the vector of a chunk: its own plus one together with its context."""
@@ -123,8 +123,7 @@ class StaticEmbeddings:
         return found
 
     def compute_best_similarities(self, question: Sequence[int], kept: Sequence[bytes]) -> Floats:
-        """Return, per word of the question (rows) and packed text (columns), the similarity of the most similar word.
-        """
+        """Return per word of the question (rows) and packed text (columns) the similarity of the most similar word."""
         np = self.np
         best: Floats = np.zeros((len(question), len(kept)), np.float32)
         joined = np.frombuffer(b"".join(kept), np.uint16)

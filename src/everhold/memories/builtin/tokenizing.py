@@ -63,8 +63,7 @@ def build_bigram_text(text: str) -> str:
 
 
 def build_bigram_queries(text: str) -> list[str]:
-    """Return the pairs to search for in `grams`, each once. A single character matches every pair that begins with it.
-    """
+    """Return the pairs to search in `grams`, each once. A single character matches every pair that begins with it."""
     return list(dict.fromkeys(pair for run in _find_dense_runs(text) for pair in _split_bigrams(run)))
 
 
