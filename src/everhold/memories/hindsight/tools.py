@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from everhold.memories.hindsight.provider import HindsightMemory
 
 MAX_RESULTS: Final = 20
-NOBODY_PRESENT: Final = ToolResult(
+AUDIENCE_UNKNOWN: Final = ToolResult(
     text="The audience of this chat is unknown, so nothing from Hindsight can be shown here.", error=True
 )
 HindsightAction = Callable[["HindsightMemory", dict[str, Any], ToolContext], Awaitable[ToolResult]]
@@ -87,7 +87,7 @@ class HindsightTool:
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         if not context.stamp.audience or context.agent != self._memory.agent:
-            return NOBODY_PRESENT
+            return AUDIENCE_UNKNOWN
         given = arguments.get(self._required)
         if not isinstance(given, str) or not given.strip():
             return ToolResult(text=f"`{self._required}` is missing.", error=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 REASONING_LEVELS: Final = ("minimal", "low", "medium", "high", "max")
 MAX_RESULTS: Final = 20
-NOBODY_PRESENT: Final = ToolResult(
+AUDIENCE_UNKNOWN: Final = ToolResult(
     text="The audience of this chat is unknown, so nothing from Honcho can be shown here.", error=True
 )
 OWN_PEER_REFUSED: Final = ToolResult(
@@ -129,7 +129,7 @@ class HonchoTool:
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         if not context.stamp.audience or context.agent != self._memory.agent:
-            return NOBODY_PRESENT
+            return AUDIENCE_UNKNOWN
         if arguments.get("peer") == "ai":
             return OWN_PEER_REFUSED
         return await self._act(self._memory, arguments, context)

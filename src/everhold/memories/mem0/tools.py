@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from everhold.memories.mem0.provider import Mem0Memory
 
 MAX_RESULTS: Final = 20
-NOBODY_PRESENT: Final = ToolResult(
+AUDIENCE_UNKNOWN: Final = ToolResult(
     text="The audience of this chat is unknown, so nothing from Mem0 can be shown here.", error=True
 )
 
@@ -48,7 +48,7 @@ class Mem0Tool:
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         memory = self._memory
         if not context.stamp.audience or context.agent != memory.agent:
-            return NOBODY_PRESENT
+            return AUDIENCE_UNKNOWN
         given = arguments.get(self.required_argument)
         if not isinstance(given, str) or not given.strip():
             return ToolResult(text=f"`{self.required_argument}` is missing.", error=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from everhold.memories.supermemory.provider import SupermemoryMemory
 
 MAX_RESULTS: Final = 20
-NOBODY_PRESENT: Final = ToolResult(
+AUDIENCE_UNKNOWN: Final = ToolResult(
     text="The audience of this chat is unknown, so nothing from Supermemory can be shown here.", error=True
 )
 SupermemoryAction = Callable[["SupermemoryMemory", str, ToolContext], Awaitable[ToolResult]]
@@ -58,7 +58,7 @@ class SupermemoryTool:
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         if not context.stamp.audience or context.agent != self._memory.agent:
-            return NOBODY_PRESENT
+            return AUDIENCE_UNKNOWN
         given = arguments.get(self._required_argument, "")
         if self._required_argument and (not isinstance(given, str) or not given.strip()):
             return ToolResult(text=f"`{self._required_argument}` is missing.", error=True)
