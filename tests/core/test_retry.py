@@ -69,9 +69,9 @@ def test_an_outage_of_days_is_waited_out() -> None:
         (DeliveryGuarantee.PROBE, "hold", "probe"),
         (DeliveryGuarantee.PROBE, "resend", "probe"),
         (DeliveryGuarantee.BLIND, "hold", "hold"),
-        (DeliveryGuarantee.BLIND, "resend", "gamble"),
+        (DeliveryGuarantee.BLIND, "resend", "blind_resend"),
         (DeliveryGuarantee.UNACKNOWLEDGED, "hold", "hold"),
-        (DeliveryGuarantee.UNACKNOWLEDGED, "resend", "gamble"),
+        (DeliveryGuarantee.UNACKNOWLEDGED, "resend", "blind_resend"),
     ],
 )
 def test_what_is_in_doubt_is_resolved_as_the_far_side_allows(

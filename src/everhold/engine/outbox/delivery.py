@@ -222,7 +222,7 @@ class DeliveryWorker:
 
     def _is_blind_resend(self, in_flight: InFlightBatch) -> bool:
         """Whether an earlier send may have arrived, where nobody can tell: the doubt outlives who sent it."""
-        return in_flight.sends > 1 and resolve_in_doubt(self.destination.delivery, policy="") == "gamble"
+        return in_flight.sends > 1 and resolve_in_doubt(self.destination.delivery, policy="") == "blind_resend"
 
     async def _begin_attempt(
         self,
@@ -252,7 +252,7 @@ class DeliveryWorker:
         `refused`: what did not arrive would be refused again, as long as it goes together.
         """
         how = resolve_in_doubt(self.destination.delivery, policy=self.destination.in_doubt_policy)
-        blind = how == "gamble"
+        blind = how == "blind_resend"
         if blind and in_flight.sends >= MAX_BLIND_RESENDS:
             how = "hold"
         elif blind and self.destination.probes_before_resend:
@@ -563,7 +563,7 @@ class DeliveryWorker:
         self, in_flight: InFlightBatch, left: tuple[Item, ...] = ()
     ) -> tuple[DeadLetter, ...]:
         """What was erased whole on its way to somebody who cannot tell: it may be there all the same."""
-        if in_flight.state == "unsent" or resolve_in_doubt(self.destination.delivery, policy="") != "gamble":
+        if in_flight.state == "unsent" or resolve_in_doubt(self.destination.delivery, policy="") != "blind_resend":
             return ()
         keys = {item.key for item in left}
         gone = tuple(item for item in in_flight.items if item.key not in keys)
