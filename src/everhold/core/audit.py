@@ -186,9 +186,7 @@ class _AuditWalk:
                 isinstance(entry.body, Changed) and isinstance(entry.body.change, BranchedFrom | AddressBound)
             )
             if not born and entry.body is not None:
-                self.add_finding(
-                    "P6", f"the session begins with {entry.kind}, not with a message", seq=entry.seq
-                )
+                self.add_finding("P6", f"the session begins with {entry.kind}, not with a message", seq=entry.seq)
             self.has_first_entry = True
 
     def _check_operation(self, entry: Entry) -> None:
@@ -221,7 +219,9 @@ class _AuditWalk:
             self.add_finding("P3", f"{body.type} {entry.seq} began while {blocking[0]} was running", seq=entry.seq)
         compressing = [op for op, began in self.running.items() if began.type == "compression"]
         if body.type == "compression" and compressing:
-            self.add_finding("P3", f"compression {entry.seq} began while compression {compressing[0]} was running", seq=entry.seq)
+            self.add_finding(
+                "P3", f"compression {entry.seq} began while compression {compressing[0]} was running", seq=entry.seq
+            )
         if self.is_branch:
             self.inherited_generation = max(self.inherited_generation, body.generation - self.generation)
         self.running[entry.seq] = body
@@ -283,17 +283,23 @@ class _AuditWalk:
     def _check_compressed(self, entry: Entry, body: Compressed) -> None:
         inherited = body.generation - self.generation
         if inherited < self.inherited_generation or (inherited > self.inherited_generation and not self.is_branch):
-            self.add_finding("P1", f"compression {entry.op} was made from another context than the one it replaced", seq=entry.seq)
+            self.add_finding(
+                "P1", f"compression {entry.op} was made from another context than the one it replaced", seq=entry.seq
+            )
         covered = [op for op in self.running if op <= body.covers and self.operation_types[op] == "turn"]
         if covered:
             self.add_finding("P3", f"compression {entry.op} covers turn {covered[0]}, which was running", seq=entry.seq)
         elif self.turn_end_seqs.get(body.covers, 0) > (entry.op or 0):
             self.add_finding(
-                "P2", f"compression {entry.op} covers up to {body.covers}, more than its summary was made from", seq=entry.seq
+                "P2",
+                f"compression {entry.op} covers up to {body.covers}, more than its summary was made from",
+                seq=entry.seq,
             )
         if body.covers and self.operation_types.get(body.covers) != "turn":
             self.add_finding(
-                "P2", f"compression {entry.op} covers up to {body.covers}, which is not a turn of this session", seq=entry.seq
+                "P2",
+                f"compression {entry.op} covers up to {body.covers}, which is not a turn of this session",
+                seq=entry.seq,
             )
         self.generation += 1
 

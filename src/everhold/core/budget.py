@@ -31,7 +31,8 @@ class BudgetRefusal(Struct, frozen=True, kw_only=True):
 
 
 def reserve_amount(budgets: Iterable[DailyBudget], amount: float) -> list[DailyBudget] | BudgetRefusal:
-    """Return every budget with `amount` reserved, or the first budget that cannot afford it. In that case none changes.
+    """Return every budget with `amount` reserved, or the first budget that cannot afford it. In that case none
+    changes.
     """
     budgets = list(budgets)
     for budget in budgets:

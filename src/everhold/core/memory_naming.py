@@ -56,7 +56,8 @@ class MemoryName(Struct, frozen=True, kw_only=True):
 
 
 def choose_memory_name(origin: SessionOrigin, rule: NamingRule) -> MemoryName:
-    """Return the name under everhold's rules. The order is title, address, strategy, workspace; empty ones are skipped.
+    """Return the name under everhold's rules. The order is title, address, strategy, workspace; empty ones are
+    skipped.
     """
     for source, text, original in _list_candidates(origin, rule):
         plain = _sanitize_name(text)

@@ -78,7 +78,8 @@ def weigh_tools(tools: Sequence[ToolSpec]) -> int:
 
 
 def weigh_request(request: ModelRequest) -> int:
-    """Return the weight of everything a model reads. Reasoning is left out, because most vendors do not send it again.
+    """Return the weight of everything a model reads. Reasoning is left out, because most vendors do not send it
+    again.
     """
     return MESSAGE_WEIGHT + weigh_text(request.system) + weigh_tools(request.tools) + weigh_messages(request.messages)
 
