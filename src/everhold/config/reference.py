@@ -46,13 +46,13 @@ http://127.0.0.1:8765.
   own, which it checks itself.
 """
 _VALIDATOR_KINDS: Final[Mapping[str, str]] = {
-    "_name": "name",
-    "_model_name": "name of a model",
-    "_env_name": "name of a variable",
-    "_timezone": "time zone",
-    "_write": "`turn`, `async`, `session` or a number",
-    "_identity": "platform:id",
-    "_url": "URL",
+    "_validate_name": "name",
+    "_validate_model_name": "name of a model",
+    "_validate_env_name": "name of a variable",
+    "_validate_timezone": "time zone",
+    "_validate_write": "`turn`, `async`, `session` or a number",
+    "_validate_identity": "platform:id",
+    "_validate_url": "URL",
 }
 _TYPE_KINDS: Final[Mapping[Any, str]] = {str: "text", int: "whole number", float: "number", bool: "`true` or `false`"}
 _PLURALS: Final[Mapping[str, str]] = {
