@@ -49,7 +49,7 @@ class MetricsEndpoint:
             str(status): float(count) for status, count in (self.guard.response_counts if self.guard else {}).items()
         }
         failing = {cursor.consumer for cursor in cursors if cursor.error}
-        values: dict[metrics.Metric, float | Mapping[str, float]] = {
+        values: dict[metrics.MetricDefinition, float | Mapping[str, float]] = {
             metrics.MESSAGES_PENDING: await store.count_waiting(),
             metrics.CURSORS_DUE: Counter(cursor.consumer for cursor in cursors),
             metrics.CURSORS_FAILING: Counter(cursor.consumer for cursor in cursors if cursor.error),

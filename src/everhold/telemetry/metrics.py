@@ -14,7 +14,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricDefinition:
     """One metric. With a `label` it has a value for each value of the label, without one it has a single value."""
 
     name: str
@@ -27,24 +27,28 @@ class Metric:
         return f"everhold_{self.name}"
 
 
-MESSAGES_PENDING: Final = Metric("messages_pending", "gauge", "Messages that wait for an answer.")
-CURSORS_DUE: Final = Metric("cursors_due", "gauge", "Cursors with something to do.", "consumer")
-CURSORS_FAILING: Final = Metric("cursors_failing", "gauge", "Cursors whose last attempt failed.", "consumer")
-DEAD_LETTERS: Final = Metric("dead_letters", "gauge", "Items given up until replayed.", "consumer")
-DEAD_LETTERS_IN_DOUBT: Final = Metric("dead_letters_in_doubt", "gauge", "Dead letters that may have arrived.")
-MEMORY_BACKLOG_ITEMS: Final = Metric("memory_backlog_items", "gauge", "Items a memory has yet to receive.", "memory")
-MEMORY_BACKLOG_AGE_SECONDS: Final = Metric(
+MESSAGES_PENDING: Final = MetricDefinition("messages_pending", "gauge", "Messages that wait for an answer.")
+CURSORS_DUE: Final = MetricDefinition("cursors_due", "gauge", "Cursors with something to do.", "consumer")
+CURSORS_FAILING: Final = MetricDefinition("cursors_failing", "gauge", "Cursors whose last attempt failed.", "consumer")
+DEAD_LETTERS: Final = MetricDefinition("dead_letters", "gauge", "Items given up until replayed.", "consumer")
+DEAD_LETTERS_IN_DOUBT: Final = MetricDefinition("dead_letters_in_doubt", "gauge", "Dead letters that may have arrived.")
+MEMORY_BACKLOG_ITEMS: Final = MetricDefinition(
+    "memory_backlog_items", "gauge", "Items a memory has yet to receive.", "memory"
+)
+MEMORY_BACKLOG_AGE_SECONDS: Final = MetricDefinition(
     "memory_backlog_age_seconds", "gauge", "How long the oldest of these items has waited.", "memory"
 )
-MEMORY_FAILING: Final = Metric("memory_failing", "gauge", "Whether delivery to a memory fails.", "memory")
-SPEND_TODAY_TOKENS: Final = Metric("spend_today_tokens", "gauge", "Tokens an agent has used today.", "agent")
-SPEND_TODAY_USD: Final = Metric("spend_today_usd", "gauge", "US dollars an agent has cost today.", "agent")
-TURNS_TOTAL: Final = Metric("turns_total", "counter", "Turns ended since the start.")
-COMMITS_TOTAL: Final = Metric("commits_total", "counter", "Commits since the start.", "step")
-HTTP_STREAMS: Final = Metric("http_streams", "gauge", "Open streams and requests that wait for a reply.")
-HTTP_RESPONSES_TOTAL: Final = Metric("http_responses_total", "counter", "HTTP responses since the start.", "status")
-AGENTS: Final = Metric("agents", "gauge", "Configured agents.")
-READY: Final = Metric("ready", "gauge", "Whether messages can be accepted.")
+MEMORY_FAILING: Final = MetricDefinition("memory_failing", "gauge", "Whether delivery to a memory fails.", "memory")
+SPEND_TODAY_TOKENS: Final = MetricDefinition("spend_today_tokens", "gauge", "Tokens an agent has used today.", "agent")
+SPEND_TODAY_USD: Final = MetricDefinition("spend_today_usd", "gauge", "US dollars an agent has cost today.", "agent")
+TURNS_TOTAL: Final = MetricDefinition("turns_total", "counter", "Turns ended since the start.")
+COMMITS_TOTAL: Final = MetricDefinition("commits_total", "counter", "Commits since the start.", "step")
+HTTP_STREAMS: Final = MetricDefinition("http_streams", "gauge", "Open streams and requests that wait for a reply.")
+HTTP_RESPONSES_TOTAL: Final = MetricDefinition(
+    "http_responses_total", "counter", "HTTP responses since the start.", "status"
+)
+AGENTS: Final = MetricDefinition("agents", "gauge", "Configured agents.")
+READY: Final = MetricDefinition("ready", "gauge", "Whether messages can be accepted.")
 
 METRICS: Final = (
     MESSAGES_PENDING,
@@ -67,12 +71,12 @@ METRICS: Final = (
 """All metrics, in the order of the page."""
 
 
-def render_prometheus(values: Mapping[Metric, float | Mapping[str, float]]) -> str:
+def render_prometheus(values: Mapping[MetricDefinition, float | Mapping[str, float]]) -> str:
     """Render `values` in the Prometheus text format. A metric with a label gets a mapping of label values."""
     return "".join(f"{line}\n" for metric in METRICS for line in _render_metric(metric, values[metric]))
 
 
-def _render_metric(metric: Metric, value: float | Mapping[str, float]) -> list[str]:
+def _render_metric(metric: MetricDefinition, value: float | Mapping[str, float]) -> list[str]:
     lines = [f"# HELP {metric.full_name} {metric.help}", f"# TYPE {metric.full_name} {metric.kind}"]
     if not isinstance(value, Mapping):
         return [*lines, f"{metric.full_name} {_format_number(value)}"]
