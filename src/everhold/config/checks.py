@@ -138,7 +138,9 @@ def _check_tokens(it: ResolvedConfig, people: Mapping[str, Any]) -> None:
         if isinstance(secret, SecretString):
             if secret in secrets:
                 it.report_problem(
-                    (*path, "token_env"), "is the same token as another", "create a new one, because a token identifies one caller"
+                    (*path, "token_env"),
+                    "is the same token as another",
+                    "create a new one, because a token identifies one caller",
                 )
             secrets.add(secret)
 

@@ -59,7 +59,7 @@ def split_key(key: str) -> KeyPath:
 
 
 def get_key(settings: Settings, key: str) -> Any:
-    """Return the value in force at a dotted key. For keys that are merged away (`defaults`), return what was written."""
+    """Return the value in force at a dotted key, or what was written there for a key that is merged away (`defaults`)."""
     path = split_key(key)
     try:
         return _look_up_value(show_settings(settings), path)
@@ -151,7 +151,9 @@ def _set_in_data(data: Any, path: KeyPath, value: Any) -> Any:
         items[int(part)] = _set_in_data(items[int(part)], rest, value)
         return tuple(items)
     if data is not None and not isinstance(data, dict):
-        raise ConfigError([ConfigProblem("is inside a value that is not a mapping", "set that value instead", path=path)])
+        raise ConfigError(
+            [ConfigProblem("is inside a value that is not a mapping", "set that value instead", path=path)]
+        )
     return {**(data or {}), str(part): _set_in_data((data or {}).get(str(part)), rest, value)}
 
 

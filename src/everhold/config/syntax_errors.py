@@ -51,7 +51,7 @@ class _OpenCollection:
 
 
 def explain_syntax_error(error: YAMLError, text: str) -> ConfigProblem:
-    """Return the problem with `text`, with its line and, if the parser got that far, its key. The caller adds the file."""
+    """Return the problem with `text`, with its line and, if the parser found it, its key. The caller adds the file."""
     if isinstance(error, ReaderError):
         return ConfigProblem(
             "holds a control character, which YAML does not allow",
@@ -125,9 +125,7 @@ def _explain_quote(error: MarkedYAMLError, path: KeyPath) -> ConfigProblem | Non
     if "quoted scalar" not in context:
         return None
     if "escape" in (error.problem or ""):
-        return ConfigProblem(
-            "holds a backslash that is no escape", "write the text in single quotes, or double the \\"
-        )
+        return ConfigProblem("holds a backslash that is no escape", "write the text in single quotes, or double the \\")
     line = error.context_mark.line + 1 if error.context_mark else 0
     return ConfigProblem("a quote opens here and is never closed", "add the closing quote", path=path, line=line)
 

@@ -1,7 +1,7 @@
 """Watch config.yaml, `.env` and persona files, and apply valid edits.
 
-The watcher compares the results of `stat` and reads a file only after a change, so a message needs no file read. An edit
-is loaded when the files have not changed for a moment, because editors write in several steps. While the files are
+The watcher compares the results of `stat` and reads a file only after a change, so a message needs no file read. An
+edit is loaded when the files have not changed for a moment, because editors write in several steps. While the files are
 invalid or missing, the last good revision stays in force. Time and sleep are arguments. There is no thread.
 """
 
@@ -168,7 +168,9 @@ class ConfigWatcher:
             store_last_good(self._home, self.settings)
         except OSError as error:
             self._log.warning(
-                "config.save_failed", error=error, remedy="free disk space; until then --last-good starts an older revision"
+                "config.save_failed",
+                error=error,
+                remedy="free disk space; until then --last-good starts an older revision",
             )
 
 
