@@ -59,7 +59,7 @@ def split_key(key: str) -> KeyPath:
 
 
 def get_key(settings: Settings, key: str) -> Any:
-    """Return the value in force at a dotted key, or what was written there for a key that is merged away (`defaults`)."""
+    """Return the value in force at a dotted key. For merged keys (`defaults`), return what was written."""
     path = split_key(key)
     try:
         return _look_up_value(show_settings(settings), path)

@@ -1,7 +1,8 @@
 """Read conversations from other sources: exports of `everhold sessions export`, and two public datasets.
 
 Exports have no questions, so one is made of each figure that a person wrote, because summaries lose figures first. The
-question is the rest of the figure's sentence. Of a dataset's questions, those with a literal answer in the text are used.
+question is the rest of the figure's sentence. Of a dataset's questions, those with a literal answer in the text are
+used.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def judge_answer(
 def find_inventions(summary: str, said: str) -> tuple[str, ...]:
     """Return the figures, names and denials in a summary that the original text does not support.
 
-    A figure is any word with a digit. A name is two capitalised words in a row, neither of which occurs in the original.
+    A figure is any word with a digit. A name is two capitalised words in a row, neither of which is in the original.
     A denial claims that something was not said, although the original says it.
     """
     known = normalize_text(said)
