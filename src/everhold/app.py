@@ -536,7 +536,7 @@ class GatewayApp:
         made = await self.backups.make_backup(to=Path(to) if to else None)
         gone = self.backups.prune(self.watcher.settings.backup.keep) if made.is_sound and not to else []
         how = self.log.info if made.is_sound else self.log.error
-        how("backup.done", path=str(made.path), bytes=made.size_bytes, entries=made.entries, sound=made.is_sound)
+        how("backup.completed", path=str(made.path), bytes=made.size_bytes, entries=made.entries, sound=made.is_sound)
         return render_copy(made, gone)
 
     # -- what the parts ask for --------------------------------------------------------------------------------------

@@ -116,8 +116,8 @@ def test_what_waits_and_what_was_given_up_on_is_told(lived: CommandHome) -> None
     )
     db.close()
     found = run_doctor(lived)
-    assert "it is down" in found["lanes"][0]
-    assert "too odd" in found["parked"][0]
+    assert "it is down" in found["cursors"][0]
+    assert "too odd" in found["dead_letters"][0]
 
 
 def test_a_clock_behind_the_log_is_told(lived: CommandHome) -> None:

@@ -379,9 +379,9 @@ def test_doctor_looks_at_the_unit(machine: SystemdMachine, tmp_path: Path) -> No
 
     text = machine.unit.read_text()
     machine.unit.write_text(text.replace("RestartSec=5", "RestartSec=50"))
-    assert any("was changed by somebody" in it for it in _doctor(machine, 0))
+    assert any("was changed since everhold wrote it" in it for it in _doctor(machine, 0))
     machine.unit.write_text(text.replace(str(Path(sys.executable).parent), str(tmp_path / "gone")))
-    assert any("which is not there" in it for it in _doctor(machine, 1))
+    assert any("which does not exist" in it for it in _doctor(machine, 1))
     machine.unit.write_text(text.replace(str(machine.home.path), str(tmp_path / "elsewhere")))
     assert any(f"starts another home: {tmp_path / 'elsewhere'}" in it for it in _doctor(machine, 0))
     gateway.kill()

@@ -429,7 +429,7 @@ def test_an_index_that_misses_rows_is_found_first_and_written_anew(tmp_path: Pat
     assert (finding.check, finding.is_fixable, finding.where[0]) == ("index", True, "idx_messages_session")
     before = _texts(path)
     done = repair.repair_store(path, now=NOW)
-    assert done.edits[0] == "write idx_messages_session anew"
+    assert done.edits[0] == "rebuild idx_messages_session"
     assert len(done.edits) > 1, "what only shows through a sound index is mended in the same go"
     assert not any(finding.level == "wrong" for finding in done.remaining_findings), done.remaining_findings
     assert before <= _texts(path)

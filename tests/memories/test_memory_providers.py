@@ -243,10 +243,10 @@ async def test_a_signature_that_raises_keeps_what_there_is_and_says_so_once(
         await t.send_and_wait("one")
         for nonsense in (fall, lambda: ["no dict"], lambda: {"deep": {"er": "one"}}):
             ledger_service.signature = nonsense
-            before = t.log.getvalue().count("memory.complaint")
+            before = t.log.getvalue().count("memory.warned")
             for word in ("two", "three"):
                 await t.send_and_wait(word)
-            assert t.log.getvalue().count("memory.complaint") == before + 1
+            assert t.log.getvalue().count("memory.warned") == before + 1
             (problem,) = (await status(t))["problems"]
             assert "cache_busting_signature" in problem["message"]
             ledger_service.signature = lambda: None
@@ -271,7 +271,7 @@ async def test_one_that_asks_to_be_built_anew_and_cannot_be_stays(
         await t.send_and_wait("three")
         await t.wait_until(lambda: said(ledger_service) == ["one", "two", "three"])
         assert "no room" in (await status(t))["problems"][0]["message"]
-        assert t.log.getvalue().count("memory.complaint") == 1
+        assert t.log.getvalue().count("memory.warned") == 1
 
 
 async def test_a_message_reads_no_file(tmp_path: Path, ledger_service: LedgerService) -> None:

@@ -273,7 +273,7 @@ class MemoryProviders:
         slot = self._slots[attached.instance, attached.agent]
         if slot.warnings.get(about) != what:
             slot.warnings[about] = what
-            self._log_slot(slot, "memory.complaint", error=what)
+            self._log_slot(slot, "memory.warned", error=what)
 
     def _log_slot(self, slot: ProviderSlot, event: str, **fields: object) -> None:
         self.log.warning(event, memory=slot.instance, agent=slot.agent, **fields)

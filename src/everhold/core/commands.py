@@ -51,7 +51,7 @@ class TitleArguments(Struct, frozen=True):
     memory: bool = False
 
 
-class Subcommand(Struct, frozen=True):
+class ParsedSubcommand(Struct, frozen=True):
     """A word that says what to do, and the text after it."""
 
     word: str
@@ -73,9 +73,9 @@ def parse_title(text: str) -> TitleArguments:
     return TitleArguments(title=text.removesuffix("--memory").strip(), memory=text.endswith("--memory"))
 
 
-def parse_subcommand(text: str) -> Subcommand:
+def parse_subcommand(text: str) -> ParsedSubcommand:
     word, _, rest = text.partition(" ")
-    return Subcommand(word=word, text=rest.strip())
+    return ParsedSubcommand(word=word, text=rest.strip())
 
 
 def parse_compress_arguments(text: str) -> tuple[int | None, str, bool]:

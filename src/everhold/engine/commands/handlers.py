@@ -17,7 +17,7 @@ from everhold.core.commands import (
     BARRED,
     COMMANDS,
     QUIETLY,
-    Subcommand,
+    ParsedSubcommand,
     TitleArguments,
     UndoArguments,
     render_help,
@@ -394,7 +394,7 @@ async def list_sessions(request: CommandRequest, _: str) -> CommandResult:
 
 
 @handles("memory")
-async def use_memory(request: CommandRequest, arguments: Subcommand) -> CommandResult:
+async def use_memory(request: CommandRequest, arguments: ParsedSubcommand) -> CommandResult:
     changes, reply = await commands_memory.run_memory_command(
         request.gates, request.runtimes, request.session, request.runtime, request.heard, arguments
     )

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from everhold.core.commands import Subcommand
+from everhold.core.commands import ParsedSubcommand
 from everhold.core.entries import Entry, EntryBody, EntryKind, Heard, Noted, Said, Stamp, Thought
 from everhold.core.facts import Fact, match_facts, render_fact_list
 from everhold.core.recall import RecallRecord, list_cited_places, render_recall_record, render_search_results
@@ -30,7 +30,7 @@ MEMORY_USAGE: Final = (
 
 
 async def run_memory_command(
-    gates: Gates, runtimes: AgentRuntimes, session: Session, runtime: AgentRuntime, heard: Heard, arguments: Subcommand
+    gates: Gates, runtimes: AgentRuntimes, session: Session, runtime: AgentRuntime, heard: Heard, arguments: ParsedSubcommand
 ) -> tuple[tuple[EntryBody, ...], str]:
     """Return the entries that `/memory ...` writes, and its reply."""
     store = gates.store
