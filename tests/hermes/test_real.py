@@ -62,7 +62,7 @@ def loaded(python: Path, path: Path) -> dict[str, object]:
     return told
 
 
-@pytest.mark.parametrize("scene", ["plain", "folded", "gateway", "plain,folded,gateway"])
+@pytest.mark.parametrize("scene", ["plain", "compressed", "gateway", "plain,compressed,gateway"])
 def test_what_it_writes_in_order_is_in_order(tmp_path: Path, python: Path, scene: str) -> None:
     path = made(python, tmp_path / "home", scene)
     report = checks.examine_store(path, now=NOW)
@@ -115,7 +115,7 @@ def test_its_contexts_are_the_same_here(tmp_path: Path, python: Path) -> None:
 
     Documented differences: the summary's frame, the beginning that goes with the summary, marks, white space at ends.
     """
-    path = made(python, tmp_path / "home", "plain,folded,rotated,gateway")
+    path = made(python, tmp_path / "home", "plain,compressed,rotated,gateway")
     told = loaded(python, path)["told"]
     assert isinstance(told, dict)
     home = Home(tmp_path / "here").create()
