@@ -48,10 +48,10 @@ class _SimAgents:
     def __init__(self, runtimes: AgentRuntimes) -> None:
         self._runtimes = runtimes
 
-    def runtime(self, agent: str, choices: Mapping[str, str]) -> AgentRuntime:
+    def get_runtime(self, agent: str, choices: Mapping[str, str]) -> AgentRuntime:
         return self._runtimes.get_runtime(agent, choices)
 
-    def day(self) -> str:
+    def get_today(self) -> str:
         return "today"
 
 
