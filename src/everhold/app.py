@@ -43,8 +43,7 @@ from everhold.ports.clock import Clock
 from everhold.ports.platform import AcceptResult, IncomingMessage, Platform
 from everhold.ports.store import Change, Step
 from everhold.ports.tool import Tool
-from everhold.stores.sqlite.disk_guard import DiskGuard, DiskGuardedStore
-from everhold.stores.sqlite.disk_reserve import DiskReserve
+from everhold.stores.sqlite.disk_guard import DiskGuard, DiskGuardedStore, DiskReserve
 from everhold.telemetry.logs import StructuredLogger
 from everhold.tools.attach import AttachTool
 from everhold.tools.mcp import McpServers, list_server_names

@@ -5,16 +5,15 @@ Everything that changes something is a commit like any other, as an operation of
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from everhold.admin import audit, status
 from everhold.core import compression, consumers
-from everhold.core.audit import PROMISES, AuditCounts, AuditFinding, audit_session, find_duplicate_openings
 from everhold.core.context import (
     SessionContext,
     assemble_context,
@@ -27,7 +26,7 @@ from everhold.core.context import (
 from everhold.core.entries import (
     OWN_OPERATION,
     AddressBound,
-    Began as _Began,
+    Began,
     Changed,
     Compressed,
     CompressionRequested,
@@ -47,15 +46,13 @@ from everhold.engine import session_access, session_changes
 from everhold.engine.agent_runtime import AgentRuntimes
 from everhold.engine.context_cache import load_context_at
 from everhold.engine.gates import Gates, Wakeups
-from everhold.engine.memory import health as memory_health
 from everhold.engine.recall_records import RecallRecords
 from everhold.errors import Conflict, InvalidRequest, NotFound
 from everhold.infra.home import append_line
 from everhold.ports.model import ModelRequest, ToolSpec
-from everhold.ports.platform import AcceptMessage as Door, AcceptResult, IncomingMessage
-from everhold.ports.store import Change, ConsumerCursor, DeadLetter, Operation, Session, Step, Wakeup
+from everhold.ports.platform import AcceptMessage, AcceptResult, IncomingMessage
+from everhold.ports.store import Change, DeadLetter, Operation, Session, Step, Wakeup
 
-PAGE_ENTRIES = 1_000
 SNAPSHOT_MARK = ".snapshot."
 """Between a session's id and the compression before which its context is looked at."""
 
@@ -70,50 +67,6 @@ class ShownContext(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class AuditReport(Struct, frozen=True, kw_only=True):
-    """An audit's outcome."""
-
-    findings: list[AuditFinding]
-    checked: AuditCounts
-    sessions: int
-
-    @property
-    def broken_findings(self) -> list[AuditFinding]:
-        return [finding for finding in self.findings if finding.level == "broken"]
-
-    def render_lines(self) -> list[dict[str, Any]]:
-        """One line per promise: whether it holds, and on what evidence."""
-        return [
-            {
-                "promise": promise,
-                "text": text,
-                "holds": not any(finding.promise == promise for finding in self.broken_findings),
-                "evidence": self._render_evidence(promise),
-                "doubts": sum(f.promise == promise and f.level == "doubt" for f in self.findings),
-            }
-            for promise, text in PROMISES.items()
-        ]
-
-    def _render_evidence(self, promise: str) -> str:
-        """What was looked at for a promise, in numbers: an audit that saw nothing proves nothing."""
-        sessions, turns = _format_count(self.sessions, "session"), _format_count(self.checked.turns, "turn")
-        seen, doubts = self.checked, sum(f.promise == promise and f.level == "doubt" for f in self.findings)
-        return {
-            "P1": f"{sessions}: an entry is in its own, a summary stands for the view it was made of",
-            "P2": f"{_format_count(seen.heard, 'message')}, {turns}: nothing is taken twice, no call lacks its result",
-            "P3": f"{turns}, {_format_count(seen.compressions, 'compression')}: never two at once, nothing is written after an end",
-            "P4": f"{_format_count(doubts, 'write')} given up on or in doubt: the others arrived or are on their way",
-            "P5": f"{seen.entries} entries: messages, replies and notes say whom they are for",
-            "P6": f"{sessions}: each begins with somebody speaking, a branch or a binding",
-            "P7": "a log cannot show this; tests do",
-            "P8": f"{seen.entries} entries: no gap, each as its digest says, derived rows agree",
-        }[promise]
-
-
-MAX_LISTED_COMPRESSIONS: Final = 3
-"""How many compressions a glance shows."""
-
-
 class SessionAdmin:
     """One per home. `erasures` is the file beside the database that outlives any backup of it; `holding` tells where in
     the log all words of a text stand, the newest so many places first.
@@ -124,7 +77,7 @@ class SessionAdmin:
         gates: Gates,
         *,
         wakeups: Wakeups,
-        accept: Door,
+        accept: AcceptMessage,
         runtimes: AgentRuntimes,
         erasures: Path | None = None,
         search_index: Callable[[str, int], Awaitable[Sequence[tuple[str, int]]]] | None = None,
@@ -154,13 +107,9 @@ class SessionAdmin:
             raise InvalidRequest(f"{name!r} may mean {len(found)} sessions: {some}", remedy="give more of the id")
         return await self.store.get_session(found[0])
 
-    async def read_entries(self, session: str, *, after: int = 0) -> AsyncIterator[Entry]:
-        """A session's log, page by page; others get their turn in between."""
-        while page := await self.store.list_entries(session, after=after, limit=PAGE_ENTRIES):
-            for entry in page:
-                yield entry
-            after = page[-1].seq
-            await asyncio.sleep(0)
+    def read_entries(self, session: str, *, after: int = 0) -> AsyncIterator[Entry]:
+        """A session's log. It is read in pages, and other tasks run between them."""
+        return audit.read_entries(self.store, session, after=after)
 
     async def list_sessions(self, *, limit: int) -> list[Session]:
         """The newest sessions, newest first."""
@@ -209,9 +158,7 @@ class SessionAdmin:
         operation = (await self.store.list_operations(session.id, after=thought.op - 1, before=thought.op + 1))[0]
         entries = await self.store.list_entries(session.id, after=operation.first - 1, upto=thought.seq - 1)
         mine = [entry for entry in entries if entry.op == thought.op]
-        pins = [
-            e.body.compression for e in mine if isinstance(e.body, _Began | Took) and e.body.compression is not None
-        ]
+        pins = [e.body.compression for e in mine if isinstance(e.body, Began | Took) and e.body.compression is not None]
         prefix = await self._load_prefix(session, thought.op, pins)
         current = assemble_context(
             select_operations([msgspec.structs.replace(operation, undone_at=0)], at=thought.seq), entries
@@ -241,7 +188,7 @@ class SessionAdmin:
         return await load_context_at(self.store, session, at=op, compression=pins[0] if pins else None)
 
     async def _find_thought(self, session: Session, at: int) -> Entry:
-        for entry in await self.store.list_entries(session.id, after=at - 1, limit=PAGE_ENTRIES):
+        for entry in await self.store.list_entries(session.id, after=at - 1, limit=audit.PAGE_ENTRIES):
             if isinstance(entry.body, Thought):
                 return entry
         raise NotFound(f"no model was asked at or after entry {at} of session {session.id}")
@@ -267,51 +214,12 @@ class SessionAdmin:
         return ShownContext(session=session.id, at=at, request=request, exact=None)
 
     async def collect_status(self) -> dict[str, Any]:
-        """Health at a glance."""
-        cursors = await self.store.list_cursors(waiting=True)
-        dead_letter = await self.store.list_dead_letters()
-        return {
-            "pending": await self.store.count_waiting(),
-            "waiting": summarize_waiting(cursors),
-            "dead_letters": len(dead_letter),
-            "in_doubt": sum(item.in_doubt for item in dead_letter) + await self.store.count_receipts_in_doubt(),
-            "failing": sorted({cursor.consumer for cursor in cursors if cursor.error}),
-            "compressions": [
-                render_compression(entry) for entry in await self.store.list_compressions(limit=MAX_LISTED_COMPRESSIONS)
-            ],
-            "memories": [
-                msgspec.to_builtins(it)
-                for it in await memory_health.collect_conditions(self.gates, self.runtimes.list_memories())
-            ],
-        }
+        return await status.collect_status(self.gates, self.runtimes)
 
-    async def audit_store(self, name: str | None = None) -> AuditReport:
-        """Check the promises on the store and say on what evidence."""
-        sessions = [await self.find_session(name)] if name else [s async for s in self._iterate_sessions()]
-        findings: list[AuditFinding] = []
-        checked = AuditCounts()
-        for session in sessions:
-            entries = [entry async for entry in self.read_entries(session.id)]
-            found, count = audit_session(session.id, entries)
-            findings += found
-            checked += count
-        findings += find_duplicate_openings(sessions)
-        for text in await self.store.verify(sessions[0].id if name and sessions else None):
-            findings.append(AuditFinding(promise="P8", session="", text=text))
-        for item in await self.store.list_dead_letters(session=sessions[0].id if name and sessions else ""):
-            kind = "P4" if item.consumer.startswith(consumers.MEMORY_PREFIX) else "P2"
-            doubt = "may have arrived" if item.in_doubt else "given up"
-            text = f"{item.consumer}: entry {item.seq} {doubt}: {item.reason}"
-            findings.append(AuditFinding(promise=kind, session=item.session, text=text, seq=item.seq, level="doubt"))
-        return AuditReport(findings=findings, checked=checked, sessions=len(sessions))
-
-    async def _iterate_sessions(self) -> AsyncIterator[Session]:
-        after = ""
-        while page := await self.store.list_sessions(limit=500, after=after):
-            for session in page:
-                yield session
-            after = page[-1].id
-            await asyncio.sleep(0)
+    async def audit_store(self, name: str | None = None) -> audit.AuditReport:
+        """Audit one session, or the whole store."""
+        session = await self.find_session(name) if name else None
+        return await audit.audit_store(self.store, session)
 
     # -- doing -------------------------------------------------------------------------------------------------------
 
@@ -579,10 +487,6 @@ def _identify_entry(entry: Entry) -> str:
     return entry.digest.hex()[:32]
 
 
-def _format_count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 # -- what users see ---------------------------------------------------------------------------------------------
 
 
@@ -596,35 +500,6 @@ def render_entry(entry: Entry) -> dict[str, Any]:
         "author": entry.author,
         "at": entry.at,
         "body": msgspec.to_builtins(entry.body) if entry.body is not None else None,
-    }
-
-
-def summarize_waiting(cursors: Sequence[ConsumerCursor]) -> list[dict[str, Any]]:
-    """One row per consumer that has work: in how many sessions, since when, and what went wrong there last."""
-    rows: dict[str, dict[str, Any]] = {}
-    for cursor in cursors:
-        row = rows.setdefault(
-            cursor.consumer, {"consumer": cursor.consumer, "sessions": 0, "since": None, "attempts": 0, "error": ""}
-        )
-        row["sessions"] += 1
-        row["since"] = min((at for at in (row["since"], cursor.since) if at is not None), default=None)
-        row["attempts"] = max(row["attempts"], cursor.attempts)
-        row["error"] = row["error"] or cursor.error
-    return [rows[consumer] for consumer in sorted(rows)]
-
-
-def render_compression(entry: Entry) -> dict[str, Any]:
-    """A compression at a glance; of one that was erased only that it was."""
-    compressed = entry.body if isinstance(entry.body, Compressed) else Compressed(summary="", covers=0)
-    return {
-        "session": entry.session,
-        "op": entry.op,
-        "at": entry.at,
-        "messages": compressed.messages,
-        "tokens_before": compressed.tokens_before,
-        "tokens_after": compressed.tokens_after,
-        "trigger": compressed.trigger,
-        "model": compressed.model,
     }
 
 

@@ -13,7 +13,7 @@ from everhold.errors import InDoubt, StoreBusy, StoreFull
 from everhold.infra.deadline import TaskDeadline
 from everhold.ports.clock import Clock, RandomSource
 from everhold.ports.log import EventLogger
-from everhold.ports.store import Change, Claim, Committed, Store, Wakeup
+from everhold.ports.store import Change, Claim, CommitResult, Store, Wakeup
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Gates:
         self.log = log
         self.owner = owner
 
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         """Commit for somebody who works on a lane, however long the store cannot take it.
 
         Whoever has run a tool or sent a message has no other way to say so: let go of, it would be in doubt. Who can be

@@ -56,7 +56,7 @@ class Step(StrEnum):
 # -- cursors -----------------------------------------------------------------------------------------------------------
 
 
-class Item(StoredRecord, frozen=True):
+class DeliveryItem(StoredRecord, frozen=True):
     """One thing in a batch: the entry and part it stands for, and the key by which a repeat is recognised."""
 
     seq: int
@@ -71,7 +71,7 @@ class InFlightBatch(StoredRecord, frozen=True):
     `voided` contained something that was erased since.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[DeliveryItem, ...]
     upto: int
     """The cursor's processed seq once this batch is done."""
     digest: str
@@ -129,7 +129,7 @@ class ConsumerCursor(Struct, frozen=True, kw_only=True):
     """What it waits for, if that matters."""
 
 
-class Backlog(Struct, frozen=True, kw_only=True):
+class MemoryBacklog(Struct, frozen=True, kw_only=True):
     """What one consumer has yet to do for one agent, over all its sessions."""
 
     consumer: str
@@ -145,7 +145,7 @@ class Backlog(Struct, frozen=True, kw_only=True):
     """When the next of them is due."""
 
 
-class Handed(Struct, frozen=True, kw_only=True):
+class ReceiptCount(Struct, frozen=True, kw_only=True):
     """What one consumer has delivered for one agent, over all its sessions."""
 
     consumer: str
@@ -291,7 +291,7 @@ def split_state_scope(scope: str) -> tuple[str, str]:
 # -- one change --------------------------------------------------------------------------------------------------------
 
 
-class Opening(Struct, frozen=True, kw_only=True):
+class SessionOpening(Struct, frozen=True, kw_only=True):
     """Make the session in this very change. Its first address is bound with it."""
 
     agent: str
@@ -302,7 +302,7 @@ class Opening(Struct, frozen=True, kw_only=True):
     """Bind the address with it; a branch takes it over with a `bind` of its own."""
 
 
-class Spend(Struct, frozen=True, kw_only=True):
+class BudgetSpend(Struct, frozen=True, kw_only=True):
     """What a call cost, against a budget (`agent:main`, `person:ada`) and a day."""
 
     budget: str
@@ -318,7 +318,7 @@ class Change(Struct, frozen=True, kw_only=True):
     session: str
     at: float
     entries: tuple[EntryDraft, ...] = ()
-    opens: Opening | None = None
+    opens: SessionOpening | None = None
     # conditions
     claim: Claim | None = None
     """Raises LeaseLost unless the cursor is still held under this fence."""
@@ -342,7 +342,7 @@ class Change(Struct, frozen=True, kw_only=True):
     receipts: tuple[Receipt, ...] = ()
     state_writes: tuple[StateWrite, ...] = ()
     """Raises Conflict unless every record still has the version that its write names."""
-    spends: tuple[Spend, ...] = ()
+    spends: tuple[BudgetSpend, ...] = ()
     blobs: tuple[bytes, ...] = ()
     records: tuple[bytes, ...] = ()
     """Blobs, too, but they repeat what was said elsewhere: not kept if anything was erased since `op` began."""
@@ -356,7 +356,7 @@ class Change(Struct, frozen=True, kw_only=True):
     done again, and nobody sees a difference. A process that is killed does not lose it."""
 
 
-class Committed(Struct, frozen=True, kw_only=True):
+class CommitResult(Struct, frozen=True, kw_only=True):
     """What a commit did. For a repeated dedup key: where the first one stands, and whether it said the same."""
 
     session: str
@@ -395,7 +395,7 @@ class Session(Struct, frozen=True, kw_only=True):
     """memory instance -> the name it files this session under."""
 
 
-class Cited(Struct, frozen=True, kw_only=True):
+class CitedEntry(Struct, frozen=True, kw_only=True):
     """An entry, whose session it stands in, and whether it was said in a turn that is undone."""
 
     agent: str
@@ -430,7 +430,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     """Somebody asked for it to end."""
 
 
-class Glance(Struct, frozen=True, kw_only=True):
+class SessionSnapshot(Struct, frozen=True, kw_only=True):
     """A session at one moment: what whoever answers it has to know before deciding anything."""
 
     session: Session
@@ -448,7 +448,7 @@ class Store(Protocol):
     """One append-only log per session, and what follows from it."""
 
     # -- writing
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         """Apply `change` whole or not at all; returns only once it is durable."""
 
     async def claim_cursors(
@@ -482,7 +482,7 @@ class Store(Protocol):
     # -- sessions and their logs
     async def get_session(self, id: str) -> Session: ...
 
-    async def get_session_snapshot(self, id: str) -> Glance:
+    async def get_session_snapshot(self, id: str) -> SessionSnapshot:
         """The session, what it has not consumed and what it is doing, all of one moment."""
 
     async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
@@ -523,7 +523,7 @@ class Store(Protocol):
 
     async def get_entry(self, session: str, seq: int) -> Entry: ...
 
-    async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], Cited]:
+    async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], CitedEntry]:
         """Those of these places, session and seq, where an entry stands. All of them are read at once."""
 
     async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
@@ -563,11 +563,11 @@ class Store(Protocol):
         self, *, consumer: str = "", session: str = "", waiting: bool = False
     ) -> list[ConsumerCursor]: ...
 
-    async def list_backlogs(self, prefix: str) -> list[Backlog]:
+    async def list_backlogs(self, prefix: str) -> list[MemoryBacklog]:
         """The exchanges and notes that consumers whose names begin with `prefix` have yet to deliver, by consumer and
         agent."""
 
-    async def count_receipts(self, consumers: Sequence[str]) -> list[Handed]:
+    async def count_receipts(self, consumers: Sequence[str]) -> list[ReceiptCount]:
         """What these consumers have receipts for, by consumer and agent."""
 
     async def get_next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
@@ -590,9 +590,9 @@ class Store(Protocol):
     ) -> list[StateRecord]:
         """The records of one namespace (None: of all) and one scope (None: of all), in order."""
 
-    async def get_spend(self, budget: str, day: str) -> Spend: ...
+    async def get_spend(self, budget: str, day: str) -> BudgetSpend: ...
 
-    async def list_spends(self, prefix: str, day: str) -> list[Spend]:
+    async def list_spends(self, prefix: str, day: str) -> list[BudgetSpend]:
         """What was spent on a day against every budget whose name begins with `prefix`, by name."""
 
     async def get_blob(self, digest: str) -> bytes | None: ...

@@ -23,8 +23,8 @@ from everhold.ports.store import (
     Claim,
     CursorUpdate,
     DeadLetter,
+    DeliveryItem,
     InFlightBatch,
-    Item,
     Receipt,
     RetryDelay,
     Step,
@@ -38,7 +38,7 @@ MAX_BLIND_RESENDS: Final = 3
 class DeliveryBatch(Struct, frozen=True, kw_only=True):
     """What is handed over at once."""
 
-    items: tuple[Item, ...]
+    items: tuple[DeliveryItem, ...]
     processed_upto_seq: int
     """The lane's position once this is done with."""
     digest: str
@@ -123,7 +123,7 @@ class Destination(Protocol):
     def rebuilds_in_flight(self) -> bool:
         """Whether a flight nobody remembers goes again just as it went, and is recognised."""
 
-    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> BatchScan:
+    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[DeliveryItem] = ()) -> BatchScan:
         """What is to be handed over after a position, `done` just being finished."""
 
     async def rebuild_batch(self, claim: Claim, in_flight: InFlightBatch) -> DeliveryBatch | None:
@@ -377,7 +377,7 @@ class DeliveryWorker:
     async def _finish_batch(
         self,
         upto: int,
-        done: tuple[Item, ...] = (),
+        done: tuple[DeliveryItem, ...] = (),
         *,
         in_flight: InFlightBatch | None = None,
         receipts: tuple[Receipt, ...] = (),
@@ -417,7 +417,7 @@ class DeliveryWorker:
         return await self._settle_cursor(behind.upto, (), outcome)
 
     async def _settle_cursor(
-        self, upto: int, done: tuple[Item, ...], outcome: DeliveryOutcome
+        self, upto: int, done: tuple[DeliveryItem, ...], outcome: DeliveryOutcome
     ) -> DeliveryAttempt | None:
         """Everything up to `upto` is done with. Go on with a replay, else with what the log holds next, else rest."""
         while self.replaying:
@@ -442,7 +442,7 @@ class DeliveryWorker:
 
     async def _replay(self, parked: DeadLetter, upto: int, outcome: DeliveryOutcome) -> DeliveryAttempt | None:
         """Put a dead letter in flight once more; None if nothing of it may be sent any more."""
-        items = (Item(seq=parked.seq, part=parked.part, key=parked.key),)
+        items = (DeliveryItem(seq=parked.seq, part=parked.part, key=parked.key),)
         again = InFlightBatch(items=items, upto=upto, digest="", state="voided", replays=(parked.id,))
         load = await self._rebuild_batch(again)
         if load is None:
@@ -530,7 +530,7 @@ class DeliveryWorker:
         await self._commit(Step.DELIVERY_RETRY, update, entries=notice.entries, wakeups=notice.wakeups)
         return None
 
-    def _build_arrived_receipts(self, items: Sequence[Item]) -> tuple[Receipt, ...]:
+    def _build_arrived_receipts(self, items: Sequence[DeliveryItem]) -> tuple[Receipt, ...]:
         """Receipts of those that arrived although the answer was lost. What stands for their ids: nothing, unless being
         seen is all there ever is."""
         keys = [item.key for item in items]
@@ -544,7 +544,7 @@ class DeliveryWorker:
         )
 
     def _build_receipts(
-        self, items: Sequence[Item], remotes: Mapping[str, str], *, in_doubt: bool = False
+        self, items: Sequence[DeliveryItem], remotes: Mapping[str, str], *, in_doubt: bool = False
     ) -> tuple[Receipt, ...]:
         return tuple(
             Receipt(
@@ -560,7 +560,7 @@ class DeliveryWorker:
         )
 
     def _build_erased_dead_letters(
-        self, in_flight: InFlightBatch, left: tuple[Item, ...] = ()
+        self, in_flight: InFlightBatch, left: tuple[DeliveryItem, ...] = ()
     ) -> tuple[DeadLetter, ...]:
         """What was erased whole on its way to somebody who cannot tell: it may be there all the same."""
         if in_flight.state == "unsent" or resolve_in_doubt(self.destination.delivery, policy="") != "gamble":
@@ -572,7 +572,7 @@ class DeliveryWorker:
         )
 
     def _build_dead_letters(
-        self, items: tuple[Item, ...], reason: str, *, in_doubt: bool = False
+        self, items: tuple[DeliveryItem, ...], reason: str, *, in_doubt: bool = False
     ) -> tuple[DeadLetter, ...]:
         return tuple(
             DeadLetter(

@@ -13,7 +13,7 @@ from everhold.core.entries import OUTAGE_NOTICE, ChatLocation, Ended, Entry, Ent
 from everhold.engine.outbox.delivery import BatchScan, DeliveryBatch, FailureNotice
 from everhold.errors import TooLong
 from everhold.ports.platform import DeliveryGuarantee, OutgoingMessage, Platform
-from everhold.ports.store import Claim, InFlightBatch, Item, Store
+from everhold.ports.store import Claim, DeliveryItem, InFlightBatch, Store
 
 DRAFT_PART = -1
 """A draft's place among the parts of a reply: before all of them. It is filed under the operation, since the reply has
@@ -51,7 +51,7 @@ class PlatformDestination:
         self.in_doubt_policy = in_doubt_policy
         self.drafts = drafts
 
-    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> BatchScan:
+    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[DeliveryItem] = ()) -> BatchScan:
         upto, generation = await self.store.get_session_head(claim.session)
         batch: DeliveryBatch | None = None
         for entry in await self.store.list_entries(
@@ -69,7 +69,9 @@ class PlatformDestination:
                     return BatchScan(batch=batch, scanned_upto_seq=upto, generation=generation, has_more=True)
         return BatchScan(batch=batch, scanned_upto_seq=upto, generation=generation)
 
-    async def _list_undelivered_parts(self, claim: Claim, entry: Entry, parts: int, done: Sequence[Item]) -> list[int]:
+    async def _list_undelivered_parts(
+        self, claim: Claim, entry: Entry, parts: int, done: Sequence[DeliveryItem]
+    ) -> list[int]:
         """The parts of an entry that are neither delivered nor given up. The position tells for those of one part."""
         over = {item.part for item in done if item.seq == entry.seq}
         if parts > 1:
@@ -131,7 +133,10 @@ class PlatformDestination:
         said = f"{key}\n{place}\n{file.blob if file else text}"
         digest = hashlib.sha256(said.encode()).hexdigest()
         return DeliveryBatch(
-            items=(Item(seq=entry.seq, part=part, key=key),), processed_upto_seq=upto, digest=digest, payload=out
+            items=(DeliveryItem(seq=entry.seq, part=part, key=key),),
+            processed_upto_seq=upto,
+            digest=digest,
+            payload=out,
         )
 
     async def _find_draft(self, claim: Claim, entry: Entry) -> str:

@@ -17,7 +17,7 @@ from everhold.engine.compression.worker import CompressionOutcome, SessionCompre
 from everhold.engine.turn.context import TurnContext
 from everhold.engine.turn.execution import INBOX_POLL_SECONDS, TurnExecution
 from everhold.errors import Conflict, NotFound
-from everhold.ports.store import CursorUpdate, Glance, RetryDelay, Step
+from everhold.ports.store import CursorUpdate, RetryDelay, SessionSnapshot, Step
 
 
 class TurnWorker:
@@ -82,7 +82,7 @@ class TurnWorker:
                     return
 
     async def _run_turn(
-        self, glance: Glance, runtime: AgentRuntime, takes: tuple[int, ...], compressor: SessionCompressor
+        self, glance: SessionSnapshot, runtime: AgentRuntime, takes: tuple[int, ...], compressor: SessionCompressor
     ) -> bool:
         """Begin and work a turn. Whether to look for more afterwards."""
         session = glance.session

@@ -16,7 +16,7 @@ import msgspec
 from everhold.core.entries import Heard
 from everhold.errors import Conflict
 from everhold.ports.clock import RandomSource
-from everhold.ports.store import Change, Claim, Committed, Step
+from everhold.ports.store import Change, Claim, CommitResult, Step
 from everhold.stores.sqlite import cursors, entries, operations, sessions, state_records
 
 HANDLED_FIELDS: Final = frozenset({"step", "session", "at", "entries", "bound", "wakeups", "state_writes"})
@@ -46,7 +46,7 @@ def is_plain_message(change: Change) -> bool:
     )
 
 
-def append_messages(cur: apsw.Cursor, changes: Sequence[Change], chance: RandomSource) -> list[Committed]:
+def append_messages(cur: apsw.Cursor, changes: Sequence[Change], chance: RandomSource) -> list[CommitResult]:
     """Apply `changes`, each of which `fits`, in their order."""
     asked = {change.bound[0]: change.wakeups[0].consumer if change.wakeups else "" for change in changes}  # type: ignore[index]
     heads = {row[0]: row for row in cur.execute(_SELECT_HEADS, (_encoder.encode(asked).decode(),))}
@@ -84,5 +84,5 @@ def append_messages(cur: apsw.Cursor, changes: Sequence[Change], chance: RandomS
             state_records.write_state(cur, write)
         if parent:
             generation += sessions.count_inherited_erasures(cur, parent)
-        done.append(Committed(session=session, seqs=(seq,), pos=pos, generation=generation, claims=claims))
+        done.append(CommitResult(session=session, seqs=(seq,), pos=pos, generation=generation, claims=claims))
     return done

@@ -26,11 +26,22 @@ from everhold.core.entries import (
 )
 from everhold.errors import Conflict, InvalidRequest, NotFound
 from everhold.ports.clock import RandomSource
-from everhold.ports.store import Change, Committed, Opening, Step
-from everhold.stores.sqlite import bindings, cursors, entries, operations, receipts, sessions, state_records
+from everhold.ports.store import Change, CommitResult, SessionOpening, Step
+from everhold.stores.sqlite import (
+    bindings,
+    blobs,
+    cursors,
+    dead_letters,
+    entries,
+    operations,
+    receipts,
+    sessions,
+    spending,
+    state_records,
+)
 
 
-def apply_change(cur: apsw.Cursor, change: Change, chance: RandomSource, *, pos: int | None = None) -> Committed:
+def apply_change(cur: apsw.Cursor, change: Change, chance: RandomSource, *, pos: int | None = None) -> CommitResult:
     """Apply `change` whole. Raises when a condition does not hold, and leaves the undoing to the transaction.
 
     Its entries get places from `pos` on, or after all others.
@@ -60,7 +71,7 @@ def apply_change(cur: apsw.Cursor, change: Change, chance: RandomSource, *, pos:
     claims = cursors.apply_wakeups(cur, session, change.wakeups, before=last, at=change.at) if change.wakeups else ()
     _apply_side_rows(cur, change)
     rests = _update_cursor(cur, change, held, grown_to=last)
-    return Committed(session=session, seqs=seqs, pos=pos or 0, generation=generation, claims=claims, rests=rests)
+    return CommitResult(session=session, seqs=seqs, pos=pos or 0, generation=generation, claims=claims, rests=rests)
 
 
 def _guard_claim(cur: apsw.Cursor, change: Change) -> cursors.HeldCursor | None:
@@ -79,7 +90,7 @@ def _get_head(change: Change, held: cursors.HeldCursor | None) -> sessions.Sessi
     return held.head
 
 
-def _open(cur: apsw.Cursor, session: str, opens: Opening, *, at: float) -> None:
+def _open(cur: apsw.Cursor, session: str, opens: SessionOpening, *, at: float) -> None:
     sessions.insert_session(cur, session, opens, at=at)
     if opens.bind:
         bindings.bind_new_session(cur, opens.address, session)
@@ -154,24 +165,24 @@ def _find_duplicate(cur: apsw.Cursor, change: Change) -> entries.DuplicateEntry 
     return None
 
 
-def _apply_sessionless(cur: apsw.Cursor, change: Change) -> Committed:
+def _apply_sessionless(cur: apsw.Cursor, change: Change) -> CommitResult:
     """A change that belongs to no session: a state record, a blob, a cost."""
     if change.entries or change.opens is not None or change.op is not None or change.wakeups or change.erase:
         raise NotFound("an entry, an operation and a wakeup need a session, but this change names none")
     _apply_side_rows(cur, change)
-    return Committed(session="")
+    return CommitResult(session="")
 
 
 def _apply_duplicate(
     cur: apsw.Cursor, change: Change, held: cursors.HeldCursor | None, found: entries.DuplicateEntry
-) -> Committed:
+) -> CommitResult:
     """The same thing came again: nothing is appended, but whoever brought it need not bring it a third time."""
     for write in change.state_writes:
         state_records.write_state(cur, write)
     if change.cursor is not None and change.claim is not None and held is not None:
         cursors.update_cursor(cur, change.claim, held, change.cursor, at=change.at, grown_to=None)
     _, generation = sessions.read_head(cur, found.session)
-    return Committed(
+    return CommitResult(
         session=found.session,
         seqs=(found.seq,),
         pos=found.pos,
@@ -244,7 +255,7 @@ def _derive_erased(cur: apsw.Cursor, change: Change, seq: int, op: int | None, b
     touched = operations.find_ended_seqs(cur, session, gone)
     if cursors.has_in_flight(cur, session):
         cursors.void_in_flight(cur, session, gone | touched)
-    receipts.drop_erased_dead_letters(cur, session, gone, touched)
+    dead_letters.drop_erased_dead_letters(cur, session, gone, touched)
     entries.erase_entries(cur, session, change.erase)
     operations.clear_pending(cur, session, change.erase)
     operations.hide_operations(cur, session, seq, body.compressions)
@@ -270,12 +281,12 @@ def _apply_side_rows(cur: apsw.Cursor, change: Change) -> None:
         raise InvalidRequest("nothing is erased without an entry that says so")
     if change.receipts or change.dead_letters or change.replayed:
         receipts.insert_receipts(cur, change.receipts, at=change.at)
-        receipts.add_dead_letters(cur, change.dead_letters, at=change.at)
-        receipts.settle_dead_letters(cur, change.replayed)
+        dead_letters.add_dead_letters(cur, change.dead_letters, at=change.at)
+        dead_letters.settle_dead_letters(cur, change.replayed)
     for write in change.state_writes:
         state_records.write_state(cur, write)
     if change.spends:
-        state_records.add_spends(cur, change.spends)
+        spending.add_spends(cur, change.spends)
     if change.blobs or change.records or change.drop_blobs:
         _write_blobs(cur, change)
     if change.pause:
@@ -285,10 +296,10 @@ def _apply_side_rows(cur: apsw.Cursor, change: Change) -> None:
 
 
 def _write_blobs(cur: apsw.Cursor, change: Change) -> None:
-    state_records.store_blobs(cur, change.blobs)
+    blobs.store_blobs(cur, change.blobs)
     if change.records:
         if change.op is None:
             raise InvalidRequest("no operation is named that was shown what is recorded")
         if not entries.has_erasure_since(cur, change.session, change.op):
-            state_records.store_blobs(cur, change.records)
-    state_records.delete_blobs(cur, change.drop_blobs)
+            blobs.store_blobs(cur, change.records)
+    blobs.delete_blobs(cur, change.drop_blobs)

@@ -12,7 +12,15 @@ import apsw
 import msgspec
 
 from everhold.errors import InvalidRequest, LeaseLost
-from everhold.ports.store import CURSOR_SEPARATOR, Backlog, Claim, ConsumerCursor, CursorUpdate, InFlightBatch, Wakeup
+from everhold.ports.store import (
+    CURSOR_SEPARATOR,
+    Claim,
+    ConsumerCursor,
+    CursorUpdate,
+    InFlightBatch,
+    MemoryBacklog,
+    Wakeup,
+)
 from everhold.stores.sqlite.rows import fetch_rows
 from everhold.stores.sqlite.sessions import SessionHead, compute_head
 
@@ -386,9 +394,9 @@ from behind group by consumer, agent order by consumer, agent
 """
 
 
-def parse_backlog_row(row: Sequence[Any]) -> Backlog:
+def parse_backlog_row(row: Sequence[Any]) -> MemoryBacklog:
     consumer, agent, cursors, items, oldest, attempts, error, due = row
-    return Backlog(
+    return MemoryBacklog(
         consumer=consumer,
         agent=agent,
         cursors=cursors,

@@ -10,7 +10,7 @@ import msgspec
 
 from everhold.core.entries import Changed, EntryKind, MemoryNameSet, SessionTitled, decode_body
 from everhold.errors import Conflict, NotFound
-from everhold.ports.store import Opening, Session
+from everhold.ports.store import Session, SessionOpening
 from everhold.stores.sqlite.rows import fetch_rows
 
 _SELECT_HEAD: Final = "select next_seq, generation, parent from sessions where id = ?"
@@ -32,7 +32,7 @@ SessionHead: TypeAlias = tuple[int, int]
 """A session at the start of a change: the seq its first new entry gets, and the generation of its view."""
 
 
-def insert_session(cur: apsw.Cursor, session: str, opening: Opening, *, at: float) -> None:
+def insert_session(cur: apsw.Cursor, session: str, opening: SessionOpening, *, at: float) -> None:
     if opening.parent and cur.execute("select 1 from sessions where id = ?", (opening.parent,)).fetchone() is None:
         raise NotFound(f"session {session} cannot branch off {opening.parent}: there is no such session")
     try:

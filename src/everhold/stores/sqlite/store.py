@@ -19,20 +19,20 @@ from everhold.core.entries import Entry, EntryKind
 from everhold.errors import NotFound, StoreError
 from everhold.ports.clock import RandomSource
 from everhold.ports.store import (
-    Backlog,
+    BudgetSpend,
     Change,
-    Cited,
+    CitedEntry,
     Claim,
-    Committed,
+    CommitResult,
     ConsumerCursor,
     DeadLetter,
-    Glance,
-    Handed,
+    MemoryBacklog,
     Now,
     Operation,
     Receipt,
+    ReceiptCount,
     Session,
-    Spend,
+    SessionSnapshot,
     StateNamespace,
     StateRecord,
     Step,
@@ -40,16 +40,19 @@ from everhold.ports.store import (
 from everhold.stores.sqlite import (
     backup as copies,
     bindings,
+    blobs,
     bulk,
     commit,
     connect,
     cursors,
+    dead_letters,
     entries,
     migrate,
     operations,
     people,
     receipts,
     sessions,
+    spending,
     state_records,
     verify,
     watermark as marks,
@@ -167,7 +170,7 @@ class SqliteStore:
         """Comes back once the writer has come round to it: a commit of nothing."""
         await self.writer.write(lambda cur: None, urgent=True)
 
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         job = functools.partial(self._apply_change, change)
         if self._safe_pos is None and bulk.is_plain_message(change):
             done = await self.writer.write(job, urgent=True, light=True, alike=change)
@@ -181,7 +184,7 @@ class SqliteStore:
         self.on_commit(change)
         return done
 
-    def _apply_change(self, change: Change, cur: apsw.Cursor) -> Committed:
+    def _apply_change(self, change: Change, cur: apsw.Cursor) -> CommitResult:
         if change.at > self._latest:
             self._latest = change.at
         pos = None if self._safe_pos is None or not change.entries else self._find_safe_pos(cur)
@@ -192,7 +195,7 @@ class SqliteStore:
             self.writer.scrub_needed = True
         return done
 
-    def _append_messages(self, cur: apsw.Cursor, changes: list[Change]) -> list[Committed]:
+    def _append_messages(self, cur: apsw.Cursor, changes: list[Change]) -> list[CommitResult]:
         """The same for several changes that only bring messages."""
         done = bulk.append_messages(cur, changes, self._chance)
         self._latest = max(self._latest, *(change.at for change in changes))
@@ -238,7 +241,7 @@ class SqliteStore:
 
     async def replay_dead_letters(self, ids: Sequence[int], *, at: float) -> int:
         self._latest = max(self._latest, at)
-        return await self.writer.write(lambda cur: receipts.replay_dead_letters(cur, ids, at=at))
+        return await self.writer.write(lambda cur: dead_letters.replay_dead_letters(cur, ids, at=at))
 
     async def link_identity(self, identity: str, person: str, *, at: float) -> None:
         await self.writer.write(lambda cur: people.link_identity(cur, identity, person, at=at))
@@ -251,7 +254,7 @@ class SqliteStore:
             raise sessions.build_not_found(id)
         return sessions.parse_session_row(self._cursor, found[0])
 
-    async def get_session_snapshot(self, id: str) -> Glance:
+    async def get_session_snapshot(self, id: str) -> SessionSnapshot:
         # where somebody else may write meanwhile, it takes a transaction for the parts to be of one moment
         with contextlib.nullcontext() if self.writer.read_cursor else self._read_connection:
             found = self._fetch_rows(sessions.SELECT_GLANCE, (id,))
@@ -261,7 +264,7 @@ class SqliteStore:
             pending = await self.list_pending(id)
             running = await self.list_operations(id, states=("running",)) if busy else []
             session = sessions.parse_session_row(self._cursor, row)
-        return Glance(session=session, pending=pending, running=running, newest_turn=newest or 0)
+        return SessionSnapshot(session=session, pending=pending, running=running, newest_turn=newest or 0)
 
     async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         sql = sessions.SELECT_PAGE_BACKWARDS if newest_first else sessions.SELECT_PAGE
@@ -324,11 +327,11 @@ class SqliteStore:
             raise NotFound(f"session {session!r} has no entry {seq}")
         return entries.parse_entry_row(found[0])
 
-    async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], Cited]:
+    async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], CitedEntry]:
         wanted = msgspec.json.encode(list(places)).decode()
         found = self._fetch_rows(entries.SELECT_CITED, (wanted,))
         return {
-            (row[2], row[3]): Cited(agent=row[0], undone=bool(row[1]), entry=entries.parse_entry_row(row[2:]))
+            (row[2], row[3]): CitedEntry(agent=row[0], undone=bool(row[1]), entry=entries.parse_entry_row(row[2:]))
             for row in found
         }
 
@@ -377,16 +380,16 @@ class SqliteStore:
         sql, values = cursors.build_cursors_query(consumer=consumer, session=session, waiting=waiting)
         return [cursors.parse_cursor_row(row) for row in self._fetch_rows(sql, values)]
 
-    async def list_backlogs(self, prefix: str) -> list[Backlog]:
+    async def list_backlogs(self, prefix: str) -> list[MemoryBacklog]:
         beyond = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         return [
             cursors.parse_backlog_row(row)
             for row in self._fetch_rows(cursors.SELECT_BACKLOG, {"consumers": prefix, "beyond": beyond})
         ]
 
-    async def count_receipts(self, consumers: Sequence[str]) -> list[Handed]:
-        rows = self._fetch_rows(receipts.SELECT_HANDED, (msgspec.json.encode(list(consumers)).decode(),))
-        return [Handed(consumer=row[0], agent=row[1], items=row[2], named=row[3]) for row in rows]
+    async def count_receipts(self, consumers: Sequence[str]) -> list[ReceiptCount]:
+        rows = self._fetch_rows(receipts.SELECT_RECEIPT_COUNTS, (msgspec.json.encode(list(consumers)).decode(),))
+        return [ReceiptCount(consumer=row[0], agent=row[1], items=row[2], named=row[3]) for row in rows]
 
     async def get_next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
         back = at < self._latest
@@ -397,8 +400,8 @@ class SqliteStore:
     async def list_dead_letters(
         self, *, session: str = "", consumer: str = "", state: str = "dead"
     ) -> list[DeadLetter]:
-        sql, values = receipts.dead_letters_query(session=session, consumer=consumer, state=state)
-        return [receipts.dead_letter_of(row) for row in self._fetch_rows(sql, values)]
+        sql, values = dead_letters.build_dead_letters_query(session=session, consumer=consumer, state=state)
+        return [dead_letters.parse_dead_letter_row(row) for row in self._fetch_rows(sql, values)]
 
     async def count_receipts_in_doubt(self) -> int:
         count: int = self._fetch_rows("select count(*) from receipts where in_doubt", ())[0][0]
@@ -416,14 +419,14 @@ class SqliteStore:
     ) -> list[StateRecord]:
         return self._translate_errors(lambda: state_records.list_state_records(self._cursor, namespace, scope=scope))
 
-    async def get_spend(self, budget: str, day: str) -> Spend:
-        return self._translate_errors(lambda: state_records.read_spend(self._cursor, budget, day))
+    async def get_spend(self, budget: str, day: str) -> BudgetSpend:
+        return self._translate_errors(lambda: spending.read_spend(self._cursor, budget, day))
 
-    async def list_spends(self, prefix: str, day: str) -> list[Spend]:
-        return self._translate_errors(lambda: state_records.list_spends(self._cursor, prefix, day))
+    async def list_spends(self, prefix: str, day: str) -> list[BudgetSpend]:
+        return self._translate_errors(lambda: spending.list_spends(self._cursor, prefix, day))
 
     async def get_blob(self, digest: str) -> bytes | None:
-        return self._translate_errors(lambda: state_records.read_blob(self._cursor, digest))
+        return self._translate_errors(lambda: blobs.read_blob(self._cursor, digest))
 
     # -- people
 
