@@ -93,7 +93,7 @@ def test_a_damaged_store_is_refused_with_page_session_and_the_command_that_helps
         done = house.run(*command)
         assert done.code == 1
         assert "page" in done.err
-        assert "cannot be read whole: session 01" in done.err
+        assert "cannot be read completely: session 01" in done.err
         assert "everhold restore" in done.err
     assert store.read_bytes() == bytes(data)
     assert fingerprint_files(house.path / "backups") == before

@@ -284,7 +284,7 @@ class ExtendedMemoryProvider(MemoryProvider, Protocol):
         """Return what the summary of `view` should preserve, or an empty string."""
 
     async def session_switched(self, switch: SessionSwitch) -> None:
-        """Receive a notice. Nothing depends on it, because earlier items are delivered under their own session's name."""
+        """Receive a notice. Nothing depends on it, because earlier items are delivered under their session's name."""
 
     async def forget(self, person: str) -> ForgetResult:
         """Delete everything that belongs to a person."""

@@ -13,8 +13,8 @@ from everhold.core.entries import Attachment, ChatLocation
 from everhold.ports.store import StateWrite
 
 UNPARSED_EVENT: Final = "unreadable"
-"""The event of an update that an adapter cannot parse. It is stored unparsed and never answered, so that the adapter can
-continue with the next update."""
+"""The event of an update that an adapter cannot parse. It is stored unparsed and never answered, so that the adapter
+can continue with the next update."""
 
 
 SCHEDULED_EVENT: Final = "schedule"
@@ -66,7 +66,7 @@ class IncomingMessage(Struct, frozen=True, kw_only=True):
     """How many agents have answered each other before this message, if the platform transmits it."""
     attachments: tuple[Attachment, ...] = ()
     files: tuple[bytes, ...] = ()
-    """The contents of the attachments, in their order; stored with the message. Empty if only their hashes are known."""
+    """The contents of the attachments, in order; stored with the message. Empty if only their hashes are known."""
     agent: str = ""
     """For platforms that let the caller choose."""
     directory: str = ""

@@ -1,4 +1,4 @@
-"""The log on SQLite: one file, one writer, no server."""
+"""The store on SQLite: one file, one writer, no server."""
 
 from everhold.infra.home_lock import HomeLock
 from everhold.stores.sqlite.disk_guard import DiskReserve

@@ -25,12 +25,12 @@ def add_dead_letters(cur: apsw.Cursor, letters: Iterable[DeadLetter], *, at: flo
 
 
 def settle_dead_letters(cur: apsw.Cursor, ids: Iterable[int]) -> None:
-    """These went again and are settled, one way or the other."""
+    """Mark dead letters whose replay is finished, whatever its outcome."""
     cur.executemany("update dead_letters set state = 'replayed' where id = ?", [(id,) for id in ids])
 
 
 def drop_erased_dead_letters(cur: apsw.Cursor, session: str, gone: Iterable[int], touched: Iterable[int]) -> None:
-    """Drop the dead letters of what was erased. No reason given for one, here or in a cursor, repeats it."""
+    """Drop the dead letters of erased entries, and remove errors, here and in cursors, that may repeat their text."""
     cur.executemany(
         "update dead_letters set state = 'dropped', reason = '' where session = ? and seq = ? and state = 'dead'",
         [(session, seq) for seq in gone],
@@ -44,7 +44,7 @@ def drop_erased_dead_letters(cur: apsw.Cursor, session: str, gone: Iterable[int]
 
 
 def replay_dead_letters(cur: apsw.Cursor, ids: Sequence[int], *, at: float) -> int:
-    """Have dead letters tried again. Their consumers do so before anything new."""
+    """Make dead letters `replaying`, and their cursors due. Consumers replay them before anything new."""
     count = 0
     for id in ids:
         row = cur.execute(

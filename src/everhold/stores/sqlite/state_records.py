@@ -13,7 +13,7 @@ from everhold.stores.sqlite.rows import fetch_rows
 
 
 def write_state(cur: apsw.Cursor, write: StateWrite) -> None:
-    """Write or delete one state record, if it still has the version that was read."""
+    """Write or delete one state record. Raises Conflict unless it still has the version that was read."""
     place = (write.namespace, write.scope, write.key)
     if write.value is not None and write.version:
         cur.execute(
