@@ -117,7 +117,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Callable[..., PlatformAccounts]
     async def accept(incoming: IncomingMessage) -> AcceptResult:
         return AcceptResult(outcome="accepted")
 
-    def build(look_again: float = 0.001) -> PlatformAccounts:
+    def build(token_retry_seconds: float = 0.001) -> PlatformAccounts:
         accounts = PlatformAccounts(
             platforms={},
             accept=accept,
@@ -129,7 +129,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Callable[..., PlatformAccounts]
             keep=keep,
             catalogue=ToyCatalogue("platforms"),
             locks=lambda: tmp_path,
-            look_again=look_again,
+            token_retry_seconds=token_retry_seconds,
         )
         built.append(accounts)
         return accounts
@@ -189,7 +189,7 @@ async def test_a_new_listener_waits_for_the_old_one_to_be_gone(place: Any) -> No
 @pytest.mark.parametrize("between", ["", "platforms: {toy: {a: {token_env: A, enabled: false}}}"])
 async def test_a_token_that_goes_to_another_name_is_listened_to_at_once(place: Any, between: str) -> None:
     """Renamed, or switched off and on: it waits for its own listener, and blames nobody for it."""
-    accounts = place(look_again=3600.0)
+    accounts = place(token_retry_seconds=3600.0)
     accounts.apply_settings(settings("platforms: {toy: {a: {token_env: A}}}", A="1"))
     accounts.start_listening()
     await toys(accounts)["a"].listening.wait()
@@ -242,7 +242,9 @@ async def test_an_account_that_cannot_be_built_anew_goes_on_as_it_was(place: Any
 
 async def test_an_adapter_s_own_bug_is_its_account_s_alone(place: Any) -> None:
     accounts = place()
-    accounts.apply_settings(settings("platforms: {toy: {a: {token_env: A, colour: buggy}, b: {token_env: B}}}", A="1", B="2"))
+    accounts.apply_settings(
+        settings("platforms: {toy: {a: {token_env: A, colour: buggy}, b: {token_env: B}}}", A="1", B="2")
+    )
     assert list(toys(accounts)) == ["b"]
     (problem,) = accounts.list_problems()
     assert "KeyError" in problem.message
@@ -321,7 +323,7 @@ def test_the_locks_are_in_a_directory_nobody_else_can_write_to(tmp_path: Path) -
     path = find_locks_directory({}, user_home=lambda: tmp_path)
     assert path.is_relative_to(tmp_path)
     path.chmod(0o777)
-    with pytest.raises(Refused, match="this user's alone"):
+    with pytest.raises(Refused, match="a private directory of this user"):
         find_locks_directory({}, user_home=lambda: tmp_path)
     path.rmdir()
     path.symlink_to(tmp_path)

@@ -97,7 +97,7 @@ def test_a_damaged_store_is_refused_with_page_session_and_the_command_that_helps
         assert "everhold restore" in done.err
     assert store.read_bytes() == bytes(data)
     assert fingerprint_files(house.path / "backups") == before
-    assert "does not read" in house.run("restore").ok().out
+    assert "cannot be read" in house.run("restore").ok().out
     house.run("restore", "--yes").ok()
     assert "second mmm" in house.run("sessions", "show", "last").ok().out
     house.run("audit").ok()

@@ -123,7 +123,7 @@ def test_a_copy_of_a_newer_build_is_refused(tmp_path: Path) -> None:
 def test_no_copy_is_begun_where_there_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = os.statvfs_result((4096, 4096, 100, 10, 10, 10, 10, 10, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
-    with pytest.raises(StoreFull, match="room for 0 MB"):
+    with pytest.raises(StoreFull, match="0 MB of free space"):
         migrate.check_disk_space(tmp_path, 5 << 20)
 
 

@@ -182,7 +182,7 @@ def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
     db.execute("create table aunts(name)")
     db.close()
     before = fingerprint_files(tmp_path)
-    with pytest.raises(StoreDamaged, match="not a database of everhold"):
+    with pytest.raises(StoreDamaged, match="not an everhold database"):
         open_store(path)
     assert fingerprint_files(tmp_path) == before
 

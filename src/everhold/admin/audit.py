@@ -19,7 +19,7 @@ PAGE_SESSIONS: Final = 500
 
 
 class AuditReport(Struct, frozen=True, kw_only=True):
-    """An audit's outcome."""
+    """The result of an audit."""
 
     findings: list[AuditFinding]
     checked: AuditCounts
@@ -30,7 +30,7 @@ class AuditReport(Struct, frozen=True, kw_only=True):
         return [finding for finding in self.findings if finding.level == "broken"]
 
     def render_lines(self) -> list[dict[str, Any]]:
-        """One line per promise: whether it holds, and on what evidence."""
+        """One line per promise: whether it holds, and the evidence."""
         return [
             {
                 "promise": promise,
@@ -43,18 +43,23 @@ class AuditReport(Struct, frozen=True, kw_only=True):
         ]
 
     def _render_evidence(self, promise: str) -> str:
-        """What was looked at for a promise, in numbers: an audit that saw nothing proves nothing."""
-        sessions, turns = describe_count(self.sessions, "session"), describe_count(self.checked.turns, "turn")
-        seen, doubts = self.checked, sum(f.promise == promise and f.level == "doubt" for f in self.findings)
+        """What was checked for a promise, in numbers, because an audit of an empty store proves nothing."""
+        checked, doubts = self.checked, sum(f.promise == promise and f.level == "doubt" for f in self.findings)
+        sessions, entries = (
+            describe_count(self.sessions, "session"),
+            describe_count(checked.entries, "entry", "entries"),
+        )
+        messages, turns = describe_count(checked.heard, "message"), describe_count(checked.turns, "turn")
+        compressions, writes = describe_count(checked.compressions, "compression"), describe_count(doubts, "write")
         return {
-            "P1": f"{sessions}: an entry is in its own, a summary stands for the view it was made of",
-            "P2": f"{describe_count(seen.heard, 'message')}, {turns}: nothing is taken twice, no call lacks its result",
-            "P3": f"{turns}, {describe_count(seen.compressions, 'compression')}: never two at once, nothing is written after an end",
-            "P4": f"{describe_count(doubts, 'write')} given up on or in doubt: the others arrived or are on their way",
-            "P5": f"{seen.entries} entries: messages, replies and notes say whom they are for",
-            "P6": f"{sessions}: each begins with somebody speaking, a branch or a binding",
+            "P1": f"{sessions}: every entry is in its own session, every summary covers the context it was made from",
+            "P2": f"{messages}, {turns}: no message is answered twice, no call lacks its result",
+            "P3": f"{turns}, {compressions}: never two at once, nothing is written after an end",
+            "P4": f"{writes} given up or in doubt: the others arrived or are still to be delivered",
+            "P5": f"{entries}: messages, replies and notes have an audience",
+            "P6": f"{sessions}: each begins with a message, a branch or a binding",
             "P7": "a log cannot show this; tests do",
-            "P8": f"{seen.entries} entries: no gap, each as its digest says, derived rows agree",
+            "P8": f"{entries}: no gap, every digest matches, derived rows agree",
         }[promise]
 
 

@@ -1,6 +1,6 @@
-"""What a person in charge may do and see: look, undo, stop, erase, replay, audit. Two mouths speak for it: cli and web.
+"""What operators do with sessions: inspect, undo, stop, compress, note, erase, replay. The API calls it.
 
-Everything that changes something is a commit like any other, as an operation of its own.
+Every change is an ordinary commit, as an operation of its own.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ from everhold.ports.platform import AcceptMessage, AcceptResult, IncomingMessage
 from everhold.ports.store import Change, DeadLetter, Operation, Session, Step, Wakeup
 
 SNAPSHOT_MARK = ".snapshot."
-"""Between a session's id and the compression before which its context is looked at."""
+"""In the name of a snapshot, separates the session's id from the compression before which the context is shown."""
 
 
 class ShownContext(Struct, frozen=True, kw_only=True):
-    """What a model was, or would be, shown. `exact`: it is what the recorded digest says; None: nothing to compare."""
+    """The request that a model received or would receive. `exact`: whether it matches the recorded digest; None: there
+    is no digest to compare with."""
 
     session: str
     at: int
@@ -68,8 +69,8 @@ class ShownContext(Struct, frozen=True, kw_only=True):
 
 
 class SessionAdmin:
-    """One per home. `erasures` is the file beside the database that outlives any backup of it; `holding` tells where in
-    the log all words of a text stand, the newest so many places first.
+    """One per home. `erasures` is a file beside the database, which a restore of the database does not replace.
+    `search_index` returns the newest places in the log that contain all words of a text.
     """
 
     def __init__(
@@ -90,18 +91,19 @@ class SessionAdmin:
         self.erasures = erasures
         self.search_index = search_index
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------------------
 
     async def find_session(self, name: str) -> Session:
         """The session that an id, a unique prefix, a title, an address or `last` means."""
         if SNAPSHOT_MARK in name:
             raise InvalidRequest(
-                f"{name} is a snapshot: a name for what a session's context was, to look at and nothing else",
-                remedy=f"`everhold sessions context {name}` shows it; its session is {name.partition(SNAPSHOT_MARK)[0]}",
+                f"{name} is a snapshot of a session's context, which can only be shown",
+                remedy=f"`everhold sessions context {name}` shows it; "
+                f"its session is {name.partition(SNAPSHOT_MARK)[0]}",
             )
         found = await self.store.find_sessions(name)
         if not found:
-            raise NotFound(f"there is no session {name!r}", remedy="`everhold sessions list` shows those there are")
+            raise NotFound(f"there is no session {name!r}", remedy="`everhold sessions list` lists the sessions")
         if len(found) > 1:
             some = ", ".join(sorted(found)[:5])
             raise InvalidRequest(f"{name!r} may mean {len(found)} sessions: {some}", remedy="give more of the id")
@@ -131,9 +133,9 @@ class SessionAdmin:
         return [(made[entry.op], entry) for entry in found if entry.op is not None]
 
     async def search_entries(self, text: str, *, limit: int = 50) -> list[Entry]:
-        """What was said that contains all words of `text`, whoever it was for: the newest, by session."""
+        """The newest entries that contain all words of `text`, whatever their audience, by session."""
         if self.search_index is None:
-            raise InvalidRequest("there is nothing to search with here", remedy="open the home with its index")
+            raise InvalidRequest("there is no search index", remedy="open the home with its index")
         sessions: dict[str, list[Entry]] = {}
         for session, seq in await self.search_index(text, limit):
             entry = await self.store.get_entry(session, seq)
@@ -142,9 +144,9 @@ class SessionAdmin:
         return [entry for hits in sessions.values() for entry in sorted(hits, key=lambda hit: hit.seq)]
 
     async def load_context(self, name: str, *, at: int | None = None) -> ShownContext:
-        """The context of the thought at, or next after, seq `at`; without it, what the next turn would be shown.
+        """The context of the `thought` at, or next after, seq `at`; without `at`, the context of the next turn.
 
-        What is shown is built again from the log and compared with the digest recorded when it was sent.
+        The request is built again from the log and compared with the digest that was recorded when it was sent.
         """
         name, _, moment = name.partition(SNAPSHOT_MARK)
         session = await self.find_session(name)
@@ -176,11 +178,12 @@ class SessionAdmin:
             tools=msgspec.json.decode(offered or b"[]", type=tuple[ToolSpec, ...]),
         )
         exact = fingerprint_request(request) == thought.body.request
-        reason = "" if exact else "something it contained was erased, or is no longer known"
+        reason = "" if exact else "a part of it was erased or is no longer known"
         return ShownContext(session=session.id, at=thought.seq, request=request, exact=exact, reason=reason)
 
     async def _load_prefix(self, session: Session, op: int, pins: list[int]) -> SessionContext:
-        """What came before a turn, under the fold it pinned; one pinned on the way stands for all before it."""
+        """The context before a turn, with the compression that its `began` pinned. A compression that was pinned during
+        the turn replaces everything before it."""
         if len(pins) > 1 and pins[-1]:
             compression = await self.store.list_entries(session.id, after=pins[-1], kinds=())
             compressed = next(entry for entry in compression if entry.op == pins[-1] and entry.kind == "compressed")
@@ -204,7 +207,7 @@ class SessionAdmin:
         return await self._load_shown(session, at=compression.last)
 
     async def _load_shown(self, session: Session, *, at: int) -> ShownContext:
-        """What the agent, as it is now, would be shown at seq `at`."""
+        """The request that the agent, with its present settings, would send at seq `at`."""
         runtime = self.runtimes.get_runtime(session.agent, session.choices)
         view = await load_context_at(self.store, session, at=at)
         tools = tuple(tool.spec for tool in runtime.tools.values())
@@ -221,7 +224,7 @@ class SessionAdmin:
         session = await self.find_session(name) if name else None
         return await audit.audit_store(self.store, session)
 
-    # -- doing -------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------------------------
 
     async def send_message(self, incoming: IncomingMessage) -> AcceptResult:
         return await self.accept(incoming)
@@ -245,7 +248,7 @@ class SessionAdmin:
     async def compress_session(
         self, name: str, *, keep: int | None = None, focus: str = "", preview: bool = False, by: str = "operator"
     ) -> str:
-        """Ask for a compression; what came of it. With `preview` only what it would do."""
+        """Request a compression and return its result as text. With `preview`, return what it would do."""
         session = await self.find_session(name)
         runtime = self.runtimes.get_runtime(session.agent, session.choices)
         view = await load_context_at(self.store, session, at=session.last_seq + 1)
@@ -268,7 +271,7 @@ class SessionAdmin:
             ) is None or cursor.processed_seq <= asked_at:
                 await self.gates.sleep(1.0, wakeup=event)
                 event.clear()
-        # one that was under way may have left nothing for another
+        # a compression that was running already may have left nothing to do
         compressions = await self.store.list_operations(session.id, types=("compression",))
         ended = [operation for operation in compressions if operation.last > asked_at]
         return await self._render_compressed(session.id, ended[-1]) if ended else "There is nothing to compress."
@@ -282,11 +285,11 @@ class SessionAdmin:
                     f"{body.tokens_before} tokens are now {body.tokens_after}."
                 )
             if isinstance(entry.body, Ended) and entry.op == operation.op:
-                return f"Not compressed: {entry.body.reason}. Everything is as it was."
+                return f"Not compressed: {entry.body.reason}. Nothing was changed."
         return "Compressed."
 
     async def diff_compression(self, name: str, *, compression: int) -> dict[str, Any]:
-        """What a compression replaced, and with what."""
+        """The messages that a compression replaced, and those that replace them."""
         session = await self.find_session(name)
         entry = next(
             (
@@ -314,7 +317,7 @@ class SessionAdmin:
         }
 
     async def add_note(self, name: str, text: str, *, by: str = "operator", stamp: Stamp | None = None) -> int:
-        """Remember a fact in a session; its seq. Acknowledged after commit, whatever the providers do."""
+        """Add a note to a session and return its seq. It does not wait for the delivery to memories."""
         session = await self.find_session(name)
         noted = Noted(text=text, stamp=stamp or await session_access.find_last_stamp(self.store, session))
         entries = (EntryDraft(body=noted, author=by),)
@@ -334,8 +337,9 @@ class SessionAdmin:
         why: str = "",
         records: RecallRecords | None = None,
     ) -> tuple[int, ...]:
-        """Remove the words of these entries for good, with all that repeats them: here, in branches, and in records of
-        what was recalled, wherever. What went. Who erases more than this hands in `records`, to be read once.
+        """Erase these entries and everything that repeats them: in this session, in its branches, and in recall records
+        of any session. Return the erased seqs. A caller that erases several sessions passes `records`, so that the
+        recall records are read only once.
         """
         session = await self.find_session(name)
         gone = await self._erase_in_session(session.id, seqs, by=by, why=why, records=records)
@@ -351,7 +355,7 @@ class SessionAdmin:
             plan = await session_changes.plan_erasure(self.store, session, seqs, by=by, why=why)
             await self._record_erasure(session.id, plan.seqs)
             repeating = await records.find_repeating_blobs(session.id, plan.exchanges)
-            ended = Ended(outcome="erased", reason="something it had read was erased")
+            ended = Ended(outcome="erased", reason="an entry that it had read was erased")
             try:
                 await self.store.commit(
                     Change(
@@ -363,7 +367,7 @@ class SessionAdmin:
                             *(EntryDraft(body=ended, author="system", op=op) for op in plan.ops_to_end),
                         ),
                         seen=session.last_seq,
-                        # what else those operations had been asked is answered by new ones
+                        # new operations answer the other messages of the ended ones
                         wakeups=(Wakeup(consumer=consumers.TURN),) if plan.ops_to_end else (),
                         erase=plan.seqs,
                         drop_blobs=plan.blobs + repeating,
@@ -376,7 +380,8 @@ class SessionAdmin:
             return plan.seqs
 
     async def _erase_in_branches(self, parent: str, *, by: str, why: str) -> None:
-        """Let the branches of `parent` forget what was erased in it. Safe to repeat: what they made later stays."""
+        """Erase in the branches of `parent` what depends on its erased entries. Safe to repeat, because summaries that
+        were made after the erasure stay."""
         for entry in await self.store.list_entries(parent, kinds=(EntryKind.ERASED,)):
             if isinstance(entry.body, Erased) and entry.body.seqs:
                 await self._erase_branch_summaries(parent, min(entry.body.seqs), before=entry.pos, by=by, why=why)
@@ -384,20 +389,21 @@ class SessionAdmin:
     async def _erase_branch_summaries(self, parent: str, first: int, *, before: int, by: str, why: str) -> None:
         for branch in await self.store.list_branches(parent):
             if branch.parent_at < first:
-                continue  # it branched off before the first of them was there
+                continue  # it branched off before the first erased entry existed
             compressions = await self.store.list_entries(branch.id, kinds=(EntryKind.COMPRESSED,))
             summaries = [entry.seq for entry in compressions if entry.body is not None and entry.pos < before]
             running = await self.store.list_operations(branch.id, states=("running",))
             old = [op for op in running if (await self.store.get_entry(branch.id, op.op)).pos < before]
             if summaries or old:
-                # what runs there may have read it; a summary, or the branching itself, stands for what it saw
+                # a running operation may have read an erased entry, and a summary may repeat it
                 await self._erase_in_session(branch.id, summaries, by=by, why=why)
             await self._erase_branch_summaries(branch.id, 0, before=before, by=by, why=why)
 
     async def _record_erasure(self, session: str, seqs: tuple[int, ...]) -> None:
-        """Note an erasure beside the database, before it is done: a backup put back is made to forget again.
+        """Record an erasure in the file beside the database before it is done, so that it is repeated after a restore.
 
-        Each entry with its seal, which tells nothing about it: behind an older copy the same number may be another's.
+        Each entry is recorded with a prefix of its digest, which reveals nothing about its content, because after a
+        restore the same seq may belong to another entry.
         """
         if self.erasures is None:
             return
@@ -406,9 +412,10 @@ class SessionAdmin:
         append_line(self.erasures, msgspec.json.encode(record))
 
     def read_erasures(self, about: bytes = b"") -> list[dict[str, Any]]:
-        """What the erasures' file lists, or those of its lines that hold `about`.
+        """The records of the erasures file, or those whose line contains `about`.
 
-        One that a power cut or a full disk left torn says nothing: nothing is erased before its line is on the disk.
+        An incomplete line after a power cut or on a full disk is skipped, because nothing is erased before its line is
+        on disk.
         """
         found = []
         lines = self.erasures.read_bytes().splitlines() if self.erasures is not None and self.erasures.exists() else []
@@ -423,7 +430,7 @@ class SessionAdmin:
         return found
 
     async def reapply_erasures(self) -> int:
-        """Forget again what the erasures' file lists and the store still holds; how many entries."""
+        """Erase again the entries that the erasures file lists and the store still contains. Return their number."""
         wanted: dict[str, dict[int, set[str]]] = {}
         for record in self.read_erasures():
             for seq, seal in zip(record["seqs"], record.get("seals") or [""] * len(record["seqs"]), strict=True):
@@ -440,12 +447,12 @@ class SessionAdmin:
                 again += len(
                     await self.erase_entries(session, left, by="system", why="erased before; the store was restored")
                 )
-            # whoever erased may have fallen before the branches were done
+            # the process may have crashed before the branches were done
             await self._erase_in_branches(session, by="system", why="erased in the session it branched off")
         return again
 
     async def replay_dead_letters(self, ids: Sequence[int] = ()) -> int:
-        """Send parked items again; all of them unless told which. How many."""
+        """Replay dead letters, all of them unless `ids` are given. Return their number."""
         chosen = list(ids) or [item.id for item in await self.store.list_dead_letters()]
         count = await self.store.replay_dead_letters(chosen, at=self.gates.clock.now()) if chosen else 0
         self.wakeups.work_available.set()
@@ -460,7 +467,8 @@ class SessionAdmin:
         trigger: str,
         wakeups: tuple[Wakeup, ...] = (),
     ) -> bool:
-        """Commit an amendment as an operation; False if the session moved and it must be decided anew."""
+        """Commit an amendment as an operation. Return False if the session has changed, so that it must be planned
+        again."""
         if not amendment.bodies:
             return True
         runtime = self.runtimes.get_runtime(session.agent, session.choices)
@@ -483,11 +491,11 @@ class SessionAdmin:
 
 
 def _identify_entry(entry: Entry) -> str:
-    """What an entry is recognised by, whether it was erased or not."""
+    """A prefix of the entry's digest, which identifies it even after it was erased."""
     return entry.digest.hex()[:32]
 
 
-# -- what users see ---------------------------------------------------------------------------------------------
+# -- rendering ---------------------------------------------------------------------------------------------------------
 
 
 def render_entry(entry: Entry) -> dict[str, Any]:

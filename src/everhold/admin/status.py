@@ -38,7 +38,7 @@ async def collect_status(gates: Gates, runtimes: AgentRuntimes) -> dict[str, Any
 
 
 def summarize_waiting(cursors: Sequence[ConsumerCursor]) -> list[dict[str, Any]]:
-    """One row per consumer that has work: in how many sessions, since when, and what went wrong there last."""
+    """One row per consumer with waiting cursors: in how many sessions, since when, and the last error."""
     rows: dict[str, dict[str, Any]] = {}
     for cursor in cursors:
         row = rows.setdefault(
@@ -52,7 +52,7 @@ def summarize_waiting(cursors: Sequence[ConsumerCursor]) -> list[dict[str, Any]]
 
 
 def render_compression(entry: Entry) -> dict[str, Any]:
-    """A compression at a glance; of one that was erased only that it was."""
+    """A compression as `status` shows it. Of an erased one only the place is known."""
     compressed = entry.body if isinstance(entry.body, Compressed) else Compressed(summary="", covers=0)
     return {
         "session": entry.session,

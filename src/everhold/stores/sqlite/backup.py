@@ -41,7 +41,7 @@ def make_copy(db: apsw.Connection, target: Path) -> StoreCopy:
 def inspect_copy(path: Path) -> StoreCopy:
     """Report the contents of the store at `path` and whether it is sound. Raises StoreError if it cannot be opened."""
     if not path.is_file():
-        raise StoreError(f"there is no {path}", remedy="`everhold restore` lists the copies there are")
+        raise StoreError(f"there is no {path}", remedy="`everhold restore` lists the backups")
     migrate.inspect_header(path)
     try:
         db = connect.open_for_reading(path)

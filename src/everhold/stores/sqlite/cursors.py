@@ -377,7 +377,7 @@ def build_cursors_query(*, consumer: str = "", session: str = "", waiting: bool 
 
 
 SELECT_BACKLOG: Final = """
-with behind as (
+with backlog as (
   select cursors.consumer, sessions.agent, cursors.attempts, cursors.error, cursors.due,
     (select count(*) from operations as turn where turn.session = cursors.session and turn.type = 'turn'
       and turn.state in ('done', 'stopped', 'interrupted') and turn.last > cursors.processed_seq)
@@ -391,7 +391,7 @@ with behind as (
   where cursors.due is not null and cursors.consumer >= :consumers and cursors.consumer < :beyond
 )
 select consumer, agent, count(*), sum(items), min(oldest), max(attempts), max(error), min(due)
-from behind group by consumer, agent order by consumer, agent
+from backlog group by consumer, agent order by consumer, agent
 """
 
 
