@@ -17,7 +17,7 @@ from everhold.core.entries import (
     Stamp,
     Thought,
 )
-from everhold.ports.store import Change, Opening, Step
+from everhold.ports.store import Change, SessionOpening, Step
 from everhold.stores.sqlite import SqliteStore
 
 ENTRIES_PER_TURN = 5
@@ -101,7 +101,7 @@ class SessionHistory:
         return Heard(origin=self._place(), text=MESSAGE, stamp=self.stamp)
 
     async def _commit(self, step: Step, *drafts: EntryDraft) -> None:
-        opens = Opening(agent="main", address=self.stamp.address) if not self.seq else None
+        opens = SessionOpening(agent="main", address=self.stamp.address) if not self.seq else None
         change = Change(step=step, session=self.session, at=time.time(), entries=drafts, opens=opens)
         done = await self.store.commit(change)
         self.seq = done.seqs[-1]

@@ -15,7 +15,7 @@ from bench.recall.speed import AUDIENCE, sentences
 from everhold.core.entries import ChatLocation, EntryDraft, Heard, Noted, Stamp
 from everhold.memories.builtin import BuiltinMemory, MemoryIndex
 from everhold.ports.memory import MemoryQuery
-from everhold.ports.store import Change, Opening, Step, Store
+from everhold.ports.store import Change, SessionOpening, Step, Store
 
 NOTES = 41
 A_SESSION = 100
@@ -67,7 +67,7 @@ async def _fill(store: Store, items: int) -> None:
                 session=session,
                 at=float(number),
                 entries=tuple(EntryDraft(body=body, author="person:ada") for body in bodies),
-                opens=Opening(agent="main", address=f"agent:main:bench:dm:{number}"),
+                opens=SessionOpening(agent="main", address=f"agent:main:bench:dm:{number}"),
             )
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.recall.data import Conversation, Said
 from everhold.core.entries import ChatLocation, EntryDraft, Heard, Said as SaidBody, Stamp
-from everhold.ports.store import Change, Opening, Step, Store
+from everhold.ports.store import Change, SessionOpening, Step, Store
 from everhold.stores.sqlite import SqliteStore
 
 
@@ -38,7 +38,7 @@ async def tell(store: Store, talk: Conversation, *, opened: Collection[str] = ()
         parts.setdefault(message.part, []).append(message)
     for part, messages in parts.items():
         session = f"{talk.name}.{part}"
-        opens = None if session in opened else Opening(agent="main", address=f"agent:main:bench:group:{session}")
+        opens = None if session in opened else SessionOpening(agent="main", address=f"agent:main:bench:group:{session}")
         drafts = tuple(_draft(talk, message) for message in messages)
         done = await store.commit(
             Change(step=Step.ACCEPT, session=session, at=messages[0].at, entries=drafts, opens=opens)

@@ -56,7 +56,7 @@ def test_a_running_gateway_is_copied_and_the_copy_can_be_put_back(house: Command
     assert "would stay" not in house.run_in_process("restore").ok().out, "a copy brings its own"
 
     plan = house.run_in_process("memory", "forget", "ada").ok().out
-    assert f"{done['set_aside']}, which was set aside, holds it" in plan
+    assert f"{done['set_aside']}, which was set aside, contains it" in plan
 
     house.run_in_process("restore", done["set_aside"], "--yes").ok()
     assert texts(house) == ["one", "two"]

@@ -93,11 +93,11 @@ def test_a_damaged_store_is_refused_with_page_session_and_the_command_that_helps
         done = house.run(*command)
         assert done.code == 1
         assert "page" in done.err
-        assert "cannot be read whole: session 01" in done.err
+        assert "cannot be read completely: session 01" in done.err
         assert "everhold restore" in done.err
     assert store.read_bytes() == bytes(data)
     assert fingerprint_files(house.path / "backups") == before
-    assert "does not read" in house.run("restore").ok().out
+    assert "cannot be read" in house.run("restore").ok().out
     house.run("restore", "--yes").ok()
     assert "second mmm" in house.run("sessions", "show", "last").ok().out
     house.run("audit").ok()

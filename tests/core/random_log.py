@@ -39,7 +39,7 @@ from everhold.core.entries import (
     ToolCall,
     get_body_kind,
 )
-from everhold.ports.store import Change, Opening, Step
+from everhold.ports.store import Change, SessionOpening, Step
 
 Action: TypeAlias = tuple[str, int, int]
 """What happens, in which session, and a number that decides the rest."""
@@ -218,7 +218,7 @@ class RandomLog:
     def branch_off(self, parent: str, at: int) -> RandomSession:
         chapter = RandomSession(id=f"{self.name}{len(self.sessions)}", parent=parent, parent_at=at)
         self.sessions[chapter.id] = chapter
-        opens = Opening(agent="main", address=f"test:{chapter.id}", parent=parent, parent_at=at)
+        opens = SessionOpening(agent="main", address=f"test:{chapter.id}", parent=parent, parent_at=at)
         first = (Changed(change=BranchedFrom(parent=parent, at=at)),) if parent else ()
         self.commit(chapter, *first, opens=opens)
         return chapter

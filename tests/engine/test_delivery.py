@@ -16,7 +16,7 @@ from everhold.errors import EverholdError, InDoubt, Overloaded, Refused, StoreBu
 from everhold.ports.memory import MemoryBatch
 from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.ports.platform import DeliveryGuarantee, OutgoingMessage
-from everhold.ports.store import Change, Committed, Step
+from everhold.ports.store import Change, CommitResult, Step
 from everhold.ports.tool import SendRequest, ToolEffect, ToolResult
 from everhold.testing.fakes import FakeMemoryProvider, FakeModel, FakePlatform, FakeTool
 from everhold.testing.gateway import InProcessGateway
@@ -461,7 +461,7 @@ class TestRule12Destinations:
         disk, lasting = gateway.process.disk, list[bool]()
         real = disk.commit
 
-        async def commit(change: Change) -> Committed:
+        async def commit(change: Change) -> CommitResult:
             if change.step is Step.BEGIN:
                 lasting.append(change.durable)
             return await real(change)

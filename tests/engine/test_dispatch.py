@@ -17,7 +17,7 @@ from everhold.engine.gates import Gates, Wakeups
 from everhold.errors import Overloaded, StoreBusy, StoreError, StoreFull, Transient
 from everhold.ingress.accept import MessageAcceptor
 from everhold.ports.platform import IncomingMessage
-from everhold.ports.store import Change, Claim, Committed, Step, Wakeup
+from everhold.ports.store import Change, Claim, CommitResult, Step, Wakeup
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.gateway import InProcessGateway, RecordingLogger
 from everhold.testing.seeded_random import SeededRandom
@@ -57,7 +57,7 @@ def test_a_turn_without_tools_is_five_commits_and_no_claim(gateway: InProcessGat
     disk, steps = gateway.process.disk, list[str]()
     commit, claim = disk.commit, disk.claim_cursors
 
-    async def counted_commit(change: Change) -> Committed:
+    async def counted_commit(change: Change) -> CommitResult:
         steps.append(change.step)
         return await commit(change)
 
@@ -225,7 +225,7 @@ def before(gateway: InProcessGateway, step: Step, what: Callable[[Change], Await
     disk = gateway.process.disk
     real = disk.commit
 
-    async def commit(change: Change) -> Committed:
+    async def commit(change: Change) -> CommitResult:
         if change.step is step:
             await what(change)
         return await real(change)

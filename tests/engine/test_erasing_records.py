@@ -11,7 +11,7 @@ from everhold.core.entries import EntryKind, Thought
 from everhold.engine.recall_records import RecallRecords
 from everhold.ports.memory import MemoryHit
 from everhold.ports.platform import AcceptResult
-from everhold.ports.store import Change, Committed, Step
+from everhold.ports.store import Change, CommitResult, Step
 from everhold.testing.fakes import FakeModel
 from everhold.testing.gateway import InProcessGateway
 
@@ -91,7 +91,7 @@ def test_a_record_that_comes_while_others_are_looked_for_is_found(gateway: InPro
     first, other = recalled_elsewhere(gateway, placed=True, model=held)
     commit, ended = gateway.store.commit, asyncio.Event()
 
-    async def late(change: Change) -> Committed:
+    async def late(change: Change) -> CommitResult:
         if change.step is Step.ERASE and not held.free:
             held.free = True
             await ended.wait()

@@ -25,7 +25,7 @@ from everhold.core.entries import (
 from everhold.core.turn import MAX_TURN_ATTEMPTS
 from everhold.errors import LeaseLost, Overloaded, Refused, StoreBusy, StoreError, StoreFull
 from everhold.ports.model import ModelRequest, ModelResponse
-from everhold.ports.store import Change, Committed, Step, Wakeup
+from everhold.ports.store import Change, CommitResult, Step, Wakeup
 from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
 from everhold.testing.fakes import FakeModel, FakeTool
 from everhold.testing.gateway import InProcessGateway
@@ -80,7 +80,7 @@ def delay_commit_result(gateway: InProcessGateway, step: Step, *, seconds: float
     disk = gateway.process.disk
     real, left = disk.commit, [step]
 
-    async def commit(change: Change) -> Committed:
+    async def commit(change: Change) -> CommitResult:
         done = await real(change)
         if change.step in left:
             left.clear()
@@ -183,7 +183,7 @@ class TestRule6Fences:
         disk, control, model = gateway.process.disk, gateway.control, gateway.runtimes.model
         real, secret = disk.commit, [entry.seq for entry in gateway.read_log(session) if isinstance(entry.body, Heard)]
 
-        async def commit(change: Change) -> Committed:
+        async def commit(change: Change) -> CommitResult:
             if change.step is Step.END and secret:
                 await control.erase_entries(
                     session, [secret.pop()]

@@ -35,7 +35,7 @@ from everhold.engine.context_cache import load_context_at
 from everhold.errors import StoreFull
 from everhold.hermes.importer.run import ImportJob, ImportReport, run_import
 from everhold.infra.home import Home
-from everhold.ports.store import Change, Committed, Session, Step
+from everhold.ports.store import Change, CommitResult, Session, Step
 from everhold.stores.sqlite import SqliteStore
 from tests.hermes.built_home import NOW, SUMMARY, BuiltHermesHome
 from tests.hermes.test_doctor import DAMAGES, DM, forked, healthy, renamed, unread
@@ -549,7 +549,7 @@ def test_interrupted_anywhere_it_ends_up_the_same(tmp_path: Path, place: ImportT
         left = chance.randint(1, 25)
         real = store.commit
 
-        async def commit(change: Change) -> Committed:
+        async def commit(change: Change) -> CommitResult:
             nonlocal left
             left -= 1
             if left < 0:

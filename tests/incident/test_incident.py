@@ -35,7 +35,7 @@ from everhold.core.ids import make_session_id
 from everhold.engine.compression import worker as compression_worker
 from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.ports.platform import IncomingMessage
-from everhold.ports.store import Change, Claim, Opening, Step
+from everhold.ports.store import Change, Claim, SessionOpening, Step
 from everhold.testing.fakes import FakeModel
 from everhold.testing.gateway import InProcessGateway, RecordingLogger
 
@@ -252,7 +252,7 @@ def rotate_id(monkeypatch: pytest.MonkeyPatch) -> None:
                     step=Step.BACKLINK,
                     session=make_session_id(self.gates.clock.now(), self.gates.chance.bytes(10)),
                     at=self.gates.clock.now(),
-                    opens=Opening(agent=old.agent, address=old.address, bind=False),
+                    opens=SessionOpening(agent=old.agent, address=old.address, bind=False),
                     entries=(EntryDraft(body=Changed(change=bound), author="system"),),
                 )
             )

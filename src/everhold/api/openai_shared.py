@@ -28,7 +28,7 @@ from everhold.errors import Refused
 from everhold.platforms.http import format_address, with_message_id
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse, ToolSpec
 from everhold.ports.platform import IncomingMessage
-from everhold.ports.store import Change, Spend, Step
+from everhold.ports.store import BudgetSpend, Change, Step
 
 SESSION_HEADER: Final = "x-everhold-session"
 PERSON_HEADER: Final = "x-everhold-person"
@@ -246,7 +246,7 @@ async def _record_spending(context: ApiContext, agent: str, person: str, usage: 
     gates, tokens = context.control.gates, usage.input + usage.output
     if tokens:
         spends = [
-            Spend(budget=budget, day=context.agents.get_today(), usd=usage.usd, tokens=tokens)
+            BudgetSpend(budget=budget, day=context.agents.get_today(), usd=usage.usd, tokens=tokens)
             for budget in list_turn_budgets(agent, Stamp(person=person))[:2]
         ]
         await gates.store.commit(Change(step=Step.SPEND, session="", at=gates.clock.now(), spends=tuple(spends)))

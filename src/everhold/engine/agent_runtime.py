@@ -34,7 +34,7 @@ from everhold.engine.facts import FactCache
 from everhold.engine.memory_client import MemoryClient
 from everhold.ports.model import Model, ModelRequest, ToolSpec
 from everhold.ports.platform import Platform, SupportsDrafts
-from everhold.ports.store import Spend, Wakeup
+from everhold.ports.store import BudgetSpend, Wakeup
 from everhold.ports.tool import Tool, ToolEffect
 
 DEFAULT_MAX_OUTPUT_TOKENS: Final = 4_096
@@ -213,10 +213,10 @@ def list_turn_budgets(agent: str, stamp: Stamp, *, scheduled: bool = False) -> t
     return f"agent:{agent}", f"person:{stamp.person}", f"chat:{stamp.address}"
 
 
-def build_job_spends(runtime: AgentRuntime, thoughts: Iterable[Thought], *, day: str) -> tuple[Spend, ...]:
+def build_job_spends(runtime: AgentRuntime, thoughts: Iterable[Thought], *, day: str) -> tuple[BudgetSpend, ...]:
     """Return what a job has cost, and the budgets that pay for it."""
     return tuple(
-        Spend(budget=budget, day=day, usd=thought.usage.usd, tokens=thought.usage.input + thought.usage.output)
+        BudgetSpend(budget=budget, day=day, usd=thought.usage.usd, tokens=thought.usage.input + thought.usage.output)
         for thought in thoughts
         for budget in (f"background:{runtime.agent}", runtime.author)
         if thought.usage.input or thought.usage.output

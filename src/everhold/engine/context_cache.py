@@ -25,7 +25,7 @@ from everhold.core.context import (
 from everhold.core.entries import EntryKind
 from everhold.core.retry import retry_delay_seconds
 from everhold.ports.model import ModelMessage
-from everhold.ports.store import Glance, Operation, Session, Store
+from everhold.ports.store import Operation, Session, SessionSnapshot, Store
 
 
 class CachedContext(Struct, frozen=True, kw_only=True):
@@ -129,7 +129,7 @@ class ContextCache:
     def record_compressed(self, session: str) -> None:
         self._refused_compressions.pop(session, None)
 
-    async def load_current(self, store: Store, glance: Glance) -> CachedContext:
+    async def load_current(self, store: Store, glance: SessionSnapshot) -> CachedContext:
         """Return the session's current context."""
         session = glance.session
         seen = self.get_cached(glance)
@@ -139,7 +139,7 @@ class ContextCache:
         self.put(session.id, seen)
         return seen
 
-    def get_cached(self, glance: Glance) -> CachedContext | None:
+    def get_cached(self, glance: SessionSnapshot) -> CachedContext | None:
         """Return the cached context, if it is still current."""
         seen = self._contexts.get(glance.session.id)
         same = seen is not None and (seen.generation, seen.newest_turn) == (

@@ -14,7 +14,7 @@ from everhold.errors import InDoubt, StoreBusy, StoreFull
 from everhold.infra.deadline import TaskDeadline
 from everhold.ports.clock import Clock, RandomSource
 from everhold.ports.log import EventLogger
-from everhold.ports.store import Change, Claim, Committed, Store, Wakeup
+from everhold.ports.store import Change, Claim, CommitResult, Store, Wakeup
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Gates:
         self.log = log
         self.owner = owner
 
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         """Commit for a worker, and retry as long as the store is full or busy.
 
         A worker that ran a tool or sent a message must record it, otherwise it would be in doubt. Callers that can

@@ -22,8 +22,8 @@ from everhold.errors import Conflict
 from everhold.ports.platform import SCHEDULED_EVENT, UNPARSED_EVENT, AcceptResult, IncomingMessage
 from everhold.ports.store import (
     Change,
-    Committed,
-    Opening,
+    CommitResult,
+    SessionOpening,
     StateNamespace,
     StateWrite,
     Step,
@@ -164,7 +164,7 @@ class MessageAcceptor:
             incoming.repo,
         )
         known = self._known_chats.get(whereabouts)
-        opens: Opening | None = None
+        opens: SessionOpening | None = None
         new = False
         if known is None:
             known, opens = await self._find_or_open_session(incoming, admission, at)
@@ -215,7 +215,7 @@ class MessageAcceptor:
 
     async def _find_or_open_session(
         self, incoming: IncomingMessage, admission: AdmissionDecision, at: float
-    ) -> tuple[KnownChat, Opening | None]:
+    ) -> tuple[KnownChat, SessionOpening | None]:
         """Return the session of a message, and the session to open if there is none yet."""
         gates, origin = self.gates, incoming.origin
         place = derive_address(
@@ -242,15 +242,15 @@ class MessageAcceptor:
             repo=incoming.repo,
         )
         known = KnownChat(session, stamp, f"person:{admission.person}", (address, title))
-        return known, None if found else Opening(agent=admission.agent, address=address)
+        return known, None if found else SessionOpening(agent=admission.agent, address=address)
 
-    async def _commit_and_start_workers(self, change: Change) -> Committed:
+    async def _commit_and_start_workers(self, change: Change) -> CommitResult:
         """Commit, and start workers for the claimed cursors, even if the caller was cancelled."""
         task = asyncio.get_running_loop().create_task(self.gates.store.commit(change))
         task.add_done_callback(functools.partial(self._start_reserved_workers, change.wakeups))
         return await asyncio.shield(task)
 
-    def _start_reserved_workers(self, wakeups: tuple[Wakeup, ...], task: asyncio.Task[Committed]) -> None:
+    def _start_reserved_workers(self, wakeups: tuple[Wakeup, ...], task: asyncio.Task[CommitResult]) -> None:
         failed = task.cancelled() or task.exception() is not None
         self.wakeups.start_reserved(wakeups, () if failed else task.result().claims)
 

@@ -50,7 +50,7 @@ from everhold.engine.commands.schedule import run_schedule_command
 from everhold.engine.context_cache import load_context_at
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory import health as memory_health
-from everhold.ports.store import Change, Opening, Session, StateWrite, Step, Store, Wakeup
+from everhold.ports.store import Change, Session, SessionOpening, StateWrite, Step, Store, Wakeup
 
 MOST_LISTED: Final = 50
 """How many sessions `/sessions` lists."""
@@ -311,7 +311,7 @@ async def branch_session(request: CommandRequest, _: str) -> CommandResult:
             step=Step.BACKLINK,
             session=new,
             at=gates.clock.now(),
-            opens=Opening(agent=session.agent, address=address, parent=session.id, parent_at=at, bind=False),
+            opens=SessionOpening(agent=session.agent, address=address, parent=session.id, parent_at=at, bind=False),
             entries=(
                 EntryDraft(body=branched, author=entry.author, dedup=f"branch:{session.id}:{entry.seq}"),
                 EntryDraft(body=bound, author=entry.author),

@@ -42,7 +42,7 @@ from everhold.engine.context_cache import ContextCache, load_context_at
 from everhold.engine.gates import Gates, Wakeups
 from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
-from everhold.ports.store import Change, Claim, CursorUpdate, RetryDelay, Session, Spend, Step, Store, Wakeup
+from everhold.ports.store import BudgetSpend, Change, Claim, CursorUpdate, RetryDelay, Session, Step, Store, Wakeup
 from everhold.ports.tool import ToolContext, ToolEffect
 
 MAX_JOB_ROUNDS: Final = 8
@@ -408,7 +408,7 @@ class JobWorker:
         heard: tuple[EntryDraft, ...] = (),
         update: CursorUpdate | None,
         wakeups: tuple[Wakeup, ...] = (),
-        spends: tuple[Spend, ...] = (),
+        spends: tuple[BudgetSpend, ...] = (),
     ) -> None:
         own = [EntryDraft(body=body, author="system", op=OWN_OPERATION) for body in bodies]
         if dedup is not None:

@@ -21,7 +21,7 @@ from everhold.engine.facts import FactCache
 from everhold.engine.gates import Gates
 from everhold.engine.memory.destination import MAX_BATCH_ITEMS, PAGE_ENTRIES, MemoryDestination
 from everhold.engine.outbox.delivery import BatchScan
-from everhold.ports.store import Change, Claim, Item, Session, StateNamespace, StateWrite, Step, Store, Wakeup
+from everhold.ports.store import Change, Claim, DeliveryItem, Session, StateNamespace, StateWrite, Step, Store, Wakeup
 
 DEFAULT_ITEMS_PER_MINUTE: Final = 60
 """The default rate of exchanges and notes, because services charge for requests and limit them."""
@@ -89,7 +89,7 @@ class BackfillDestination(MemoryDestination):
         places = [entry for entry in places if entry.seq not in self._done]
         return await select_valid_entries(self.store, self.notes, session, places)
 
-    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> BatchScan:
+    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[DeliveryItem] = ()) -> BatchScan:
         now = self.gates.clock.monotonic()
         # Entries after the end of the range do not keep this cursor due.
         last = (await self.store.get_session(claim.session)).last_seq

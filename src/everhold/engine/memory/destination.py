@@ -53,7 +53,7 @@ from everhold.ports.memory import (
     MemoryRetraction,
 )
 from everhold.ports.platform import DeliveryGuarantee
-from everhold.ports.store import Claim, InFlightBatch, Item, Operation, Session, Wakeup
+from everhold.ports.store import Claim, DeliveryItem, InFlightBatch, Operation, Session, Wakeup
 
 MAX_BATCH_ITEMS: Final = 20
 PAGE_ENTRIES: Final = 200
@@ -131,7 +131,7 @@ class MemoryDestination:
             delivery is DeliveryGuarantee.UNACKNOWLEDGED and self.provider.has_capability(MemoryCapability.PROBE)
         )
 
-    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> BatchScan:
+    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[DeliveryItem] = ()) -> BatchScan:
         session = await self.store.get_session(claim.session)
         upto = session.last_seq if self.upto is None else self.upto
         if not self._refresh_provider():
@@ -370,7 +370,7 @@ class MemoryDestination:
         jobs = tuple(memory for memory in memories if isinstance(memory, JobResult))
         others = tuple(memory for memory in memories if not isinstance(memory, JobResult))
         return DeliveryBatch(
-            items=tuple(Item(seq=seq, key=memory.key) for seq, memory in items),
+            items=tuple(DeliveryItem(seq=seq, key=memory.key) for seq, memory in items),
             processed_upto_seq=upto if upto is not None else items[-1][0],
             digest=fingerprint_batch(name, memories),
             payload=MemoryBatch(name=name, items=others, jobs=jobs),

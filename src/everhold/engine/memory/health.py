@@ -16,7 +16,7 @@ from everhold.engine.memory_liveness import MemoryLiveness
 from everhold.errors import EverholdError
 from everhold.ports.memory import MemoryCapability, ProviderHealth
 from everhold.ports.platform import DeliveryGuarantee
-from everhold.ports.store import Backlog, Handed
+from everhold.ports.store import MemoryBacklog, ReceiptCount
 
 HEALTH_DEADLINE_SECONDS: Final = 2.0
 """For a provider to report its health, because the status command waits for it."""
@@ -79,12 +79,12 @@ async def collect_conditions(
 
 async def _count_unacknowledged(
     gates: Gates, there: Mapping[tuple[str, str], MemoryClient]
-) -> dict[tuple[str, str], Handed]:
+) -> dict[tuple[str, str], ReceiptCount]:
     """Count what was sent to memories that never acknowledge. Others are not counted, because counting is slow."""
     silent = {key for key, it in there.items() if it.delivery is DeliveryGuarantee.UNACKNOWLEDGED}
     if not silent:
         return {}
-    found = {key: Handed(consumer=memory_consumer(key[0]), agent=key[1], items=0, named=0) for key in silent}
+    found = {key: ReceiptCount(consumer=memory_consumer(key[0]), agent=key[1], items=0, named=0) for key in silent}
     for prefix in (MEMORY_PREFIX, BACKFILL_PREFIX):
         for it in await gates.store.count_receipts(sorted({f"{prefix}{memory}" for memory, _ in silent})):
             key = (it.consumer.removeprefix(prefix), it.agent)
@@ -96,9 +96,9 @@ async def _count_unacknowledged(
 def _build_condition(
     key: tuple[str, str],
     attached: MemoryClient | None,
-    backlog: Backlog | None,
+    backlog: MemoryBacklog | None,
     says: ProviderHealth | None,
-    told: Handed | None,
+    told: ReceiptCount | None,
 ) -> MemoryCondition:
     pulse = attached.liveness if attached is not None else None
     failing = bool((pulse and pulse.is_failing) or (backlog and backlog.error) or (says and not says.well))

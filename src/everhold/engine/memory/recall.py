@@ -30,7 +30,7 @@ from everhold.engine.gates import Gates
 from everhold.engine.memory import destination as memory_destination
 from everhold.errors import EverholdError
 from everhold.ports.memory import MemoryHit, MemoryQuery
-from everhold.ports.store import Cited, Session, Store
+from everhold.ports.store import CitedEntry, Session, Store
 
 MAX_HITS: Final = 40
 MAX_QUERY_CHARS: Final = 4_000
@@ -206,7 +206,7 @@ async def judge_places(
     }
 
 
-def find_objection(cited: Cited, *, agent: str, present: Collection[str], taken_back: bool) -> str:
+def find_objection(cited: CitedEntry, *, agent: str, present: Collection[str], taken_back: bool) -> str:
     """Return why an entry must not be shown; empty if it may."""
     body = cited.entry.body
     if body is None:

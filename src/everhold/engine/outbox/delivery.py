@@ -24,8 +24,8 @@ from everhold.ports.store import (
     Claim,
     CursorUpdate,
     DeadLetter,
+    DeliveryItem,
     InFlightBatch,
-    Item,
     Receipt,
     RetryDelay,
     Step,
@@ -39,7 +39,7 @@ MAX_BLIND_RESENDS: Final = 3
 class DeliveryBatch(Struct, frozen=True, kw_only=True):
     """The items that are delivered together."""
 
-    items: tuple[Item, ...]
+    items: tuple[DeliveryItem, ...]
     processed_upto_seq: int
     """The cursor's processed seq after this batch is done."""
     digest: str
@@ -126,7 +126,7 @@ class Destination(Protocol):
     def rebuilds_in_flight(self) -> bool:
         """Whether a rebuilt batch has the same bytes as the one in flight."""
 
-    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> BatchScan:
+    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[DeliveryItem] = ()) -> BatchScan:
         """Return the next batch after a seq. `done` are the items that have just been delivered."""
 
     async def rebuild_batch(self, claim: Claim, in_flight: InFlightBatch) -> DeliveryBatch | None:
@@ -383,7 +383,7 @@ class DeliveryWorker:
     async def _finish_batch(
         self,
         upto: int,
-        done: tuple[Item, ...] = (),
+        done: tuple[DeliveryItem, ...] = (),
         *,
         in_flight: InFlightBatch | None = None,
         receipts: tuple[Receipt, ...] = (),
@@ -432,7 +432,7 @@ class DeliveryWorker:
         return await self._settle_cursor(remaining.upto, (), outcome)
 
     async def _settle_cursor(
-        self, upto: int, done: tuple[Item, ...], outcome: DeliveryOutcome
+        self, upto: int, done: tuple[DeliveryItem, ...], outcome: DeliveryOutcome
     ) -> DeliveryAttempt | None:
         """Everything up to `upto` is done. Continue with a replay, else with the next batch from the log, else release
         the claim.
@@ -459,7 +459,7 @@ class DeliveryWorker:
 
     async def _replay(self, dead_letter: DeadLetter, upto: int, outcome: DeliveryOutcome) -> DeliveryAttempt | None:
         """Send a dead letter again; None if nothing of it may be sent any more."""
-        items = (Item(seq=dead_letter.seq, part=dead_letter.part, key=dead_letter.key),)
+        items = (DeliveryItem(seq=dead_letter.seq, part=dead_letter.part, key=dead_letter.key),)
         again = InFlightBatch(items=items, upto=upto, digest="", state="voided", replays=(dead_letter.id,))
         batch = await self._rebuild_batch(again)
         if batch is None:
@@ -555,7 +555,7 @@ class DeliveryWorker:
         await self._commit(Step.DELIVERY_RETRY, update, entries=notice.entries, wakeups=notice.wakeups)
         return None
 
-    def _build_arrived_receipts(self, items: Sequence[Item]) -> tuple[Receipt, ...]:
+    def _build_arrived_receipts(self, items: Sequence[DeliveryItem]) -> tuple[Receipt, ...]:
         """Return receipts of items that arrived although the answer was lost. Their remote id is empty, unless
         visibility is the only confirmation.
         """
@@ -570,7 +570,7 @@ class DeliveryWorker:
         )
 
     def _build_receipts(
-        self, items: Sequence[Item], remotes: Mapping[str, str], *, in_doubt: bool = False
+        self, items: Sequence[DeliveryItem], remotes: Mapping[str, str], *, in_doubt: bool = False
     ) -> tuple[Receipt, ...]:
         return tuple(
             Receipt(
@@ -586,7 +586,7 @@ class DeliveryWorker:
         )
 
     def _build_erased_dead_letters(
-        self, in_flight: InFlightBatch, left: tuple[Item, ...] = ()
+        self, in_flight: InFlightBatch, left: tuple[DeliveryItem, ...] = ()
     ) -> tuple[DeadLetter, ...]:
         """Return dead letters for items that were erased in flight, if the destination cannot tell whether they
         arrived.
@@ -600,7 +600,7 @@ class DeliveryWorker:
         )
 
     def _build_dead_letters(
-        self, items: tuple[Item, ...], reason: str, *, in_doubt: bool = False
+        self, items: tuple[DeliveryItem, ...], reason: str, *, in_doubt: bool = False
     ) -> tuple[DeadLetter, ...]:
         return tuple(
             DeadLetter(

@@ -15,7 +15,7 @@ from everhold.core.entries import OUTAGE_NOTICE, ChatLocation, Ended, Entry, Ent
 from everhold.engine.outbox.delivery import BatchScan, DeliveryBatch, FailureNotice
 from everhold.errors import TooLong
 from everhold.ports.platform import DeliveryGuarantee, OutgoingMessage, Platform
-from everhold.ports.store import Claim, InFlightBatch, Item, Store
+from everhold.ports.store import Claim, DeliveryItem, InFlightBatch, Store
 
 DRAFT_PART = -1
 """The part number of a draft, before all parts of the reply. The draft is stored under the operation, because the reply
@@ -54,7 +54,7 @@ class PlatformDestination:
         self.in_doubt_policy = in_doubt_policy
         self.drafts = drafts
 
-    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> BatchScan:
+    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[DeliveryItem] = ()) -> BatchScan:
         upto, generation = await self.store.get_session_head(claim.session)
         batch: DeliveryBatch | None = None
         for entry in await self.store.list_entries(
@@ -72,7 +72,9 @@ class PlatformDestination:
                     return BatchScan(batch=batch, scanned_upto_seq=upto, generation=generation, has_more=True)
         return BatchScan(batch=batch, scanned_upto_seq=upto, generation=generation)
 
-    async def _list_undelivered_parts(self, claim: Claim, entry: Entry, parts: int, done: Sequence[Item]) -> list[int]:
+    async def _list_undelivered_parts(
+        self, claim: Claim, entry: Entry, parts: int, done: Sequence[DeliveryItem]
+    ) -> list[int]:
         """Return the parts of an entry that are neither delivered nor given up. For an entry with one part the cursor
         is enough.
         """
@@ -136,7 +138,10 @@ class PlatformDestination:
         said = f"{key}\n{place}\n{file.blob if file else text}"
         digest = hashlib.sha256(said.encode()).hexdigest()
         return DeliveryBatch(
-            items=(Item(seq=entry.seq, part=part, key=key),), processed_upto_seq=upto, digest=digest, payload=out
+            items=(DeliveryItem(seq=entry.seq, part=part, key=key),),
+            processed_upto_seq=upto,
+            digest=digest,
+            payload=out,
         )
 
     async def _find_draft(self, claim: Claim, entry: Entry) -> str:

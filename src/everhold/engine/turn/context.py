@@ -12,7 +12,7 @@ from everhold.engine.context_cache import ContextCache
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.outbox import drafts
 from everhold.engine.recall_records import ThoughtBlobs
-from everhold.ports.store import Change, Claim, Committed, CursorUpdate, Spend, Step, Wakeup
+from everhold.ports.store import BudgetSpend, Change, Claim, CommitResult, CursorUpdate, Step, Wakeup
 
 
 class TurnContext:
@@ -58,12 +58,12 @@ class TurnContext:
         generation: int | None = None,
         update: CursorUpdate | None = None,
         wakeups: tuple[Wakeup, ...] = (),
-        spends: tuple[Spend, ...] = (),
+        spends: tuple[BudgetSpend, ...] = (),
         beside: ThoughtBlobs | None = None,
         files: tuple[bytes, ...] = (),
         pause: bool = False,
         durable: bool = True,
-    ) -> Committed:
+    ) -> CommitResult:
         """Commit under the claim of this worker."""
         beside = beside or ThoughtBlobs()
         self.last_commit_at = self.gates.clock.now()

@@ -78,7 +78,7 @@ from everhold.engine.recall_records import ThoughtBlobs
 from everhold.engine.turn.context import TurnContext
 from everhold.errors import LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
-from everhold.ports.store import CursorUpdate, Operation, Session, Spend, Step, Wakeup
+from everhold.ports.store import BudgetSpend, CursorUpdate, Operation, Session, Step, Wakeup
 from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
 
 INBOX_POLL_SECONDS: Final = 1.0
@@ -707,11 +707,15 @@ class TurnExecution:
             self.reservation.release()
             self.reservation = None
 
-    def _build_spends(self, bodies: tuple[EntryBody, ...], *, given_up: ModelUsage | None = None) -> tuple[Spend, ...]:
+    def _build_spends(
+        self, bodies: tuple[EntryBody, ...], *, given_up: ModelUsage | None = None
+    ) -> tuple[BudgetSpend, ...]:
         spends = []
         for usage in (given_up, *(body.usage for body in bodies if isinstance(body, Thought))):
             if usage is not None and (usage.input or usage.output):
                 tokens = usage.input + usage.output
                 for budget in list_turn_budgets(self.runtime.agent, self.stamp, scheduled=self.scheduled):
-                    spends.append(Spend(budget=budget, day=self.context.get_today(), usd=usage.usd, tokens=tokens))
+                    spends.append(
+                        BudgetSpend(budget=budget, day=self.context.get_today(), usd=usage.usd, tokens=tokens)
+                    )
         return tuple(spends)

@@ -19,7 +19,7 @@ from everhold.engine.compression.worker import CompressionOutcome, SessionCompre
 from everhold.engine.turn.context import TurnContext
 from everhold.engine.turn.execution import INBOX_POLL_SECONDS, TurnExecution
 from everhold.errors import Conflict, NotFound
-from everhold.ports.store import CursorUpdate, Glance, RetryDelay, Step
+from everhold.ports.store import CursorUpdate, RetryDelay, SessionSnapshot, Step
 
 
 class TurnWorker:
@@ -86,7 +86,7 @@ class TurnWorker:
                     return
 
     async def _run_turn(
-        self, glance: Glance, runtime: AgentRuntime, takes: tuple[int, ...], compressor: SessionCompressor
+        self, glance: SessionSnapshot, runtime: AgentRuntime, takes: tuple[int, ...], compressor: SessionCompressor
     ) -> bool:
         """Begin a turn and work on it; return whether to check for more messages."""
         session = glance.session

@@ -41,7 +41,7 @@ from everhold.hermes.reader.transcript import (
     digest_message,
     read_transcript,
 )
-from everhold.ports.store import Change, Opening, StateNamespace, StateWrite, Step
+from everhold.ports.store import Change, SessionOpening, StateNamespace, StateWrite, Step
 from everhold.stores.sqlite import SqliteStore
 
 SOURCE_NAME: Final = "hermes"
@@ -231,7 +231,9 @@ class _ConversationWriter:
         else:
             address = await self._choose_address()
             first.append(EntryDraft(body=Changed(change=AddressBound(address=address, by="import")), author="system"))
-        opens = Opening(agent=self.conversation.agent, address=address, parent=parent, parent_at=parent_at, bind=False)
+        opens = SessionOpening(
+            agent=self.conversation.agent, address=address, parent=parent, parent_at=parent_at, bind=False
+        )
         done = await self.store.commit(
             Change(step=Step.ACCEPT, session=self.session_id, at=at, opens=opens, entries=tuple(first))
         )

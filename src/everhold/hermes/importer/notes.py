@@ -13,7 +13,7 @@ from everhold.core.entries import EntryDraft, Noted, Stamp, strip_surrogates
 from everhold.core.facts import MAX_FACT_CHARS, build_fact_id
 from everhold.core.ids import make_session_id
 from everhold.errors import NotFound
-from everhold.ports.store import Change, Opening, Step
+from everhold.ports.store import Change, SessionOpening, Step
 from everhold.stores.sqlite import SqliteStore
 
 NOTES_CHAT: Final = "memory-files"
@@ -67,11 +67,11 @@ async def import_facts(
     return done
 
 
-async def _make_opening(store: SqliteStore, session: str, agent: str, address: str) -> Opening | None:
+async def _make_opening(store: SqliteStore, session: str, agent: str, address: str) -> SessionOpening | None:
     try:
         await store.get_session(session)
     except NotFound:
-        return Opening(agent=agent, address=address)
+        return SessionOpening(agent=agent, address=address)
     return None
 
 
