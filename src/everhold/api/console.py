@@ -13,7 +13,7 @@ from starlette.responses import Response
 from everhold.api.request import ApiCall
 from everhold.errors import NotFound
 
-STATIC_DIRECTORY: Final = Path(__file__).parent / "static"
+STATIC_DIRECTORY: Final = Path(__file__).parent.parent / "console"
 MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",

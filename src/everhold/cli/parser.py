@@ -329,14 +329,14 @@ def _undoing(commands: _CommandGroup) -> None:
         ("everhold undo last turn", ""),
         ("everhold undo last turn -n 3", "the last three"),
         ("everhold undo last compress", "the originals are back"),
-        module="amend",
+        module="undo",
     )
     _add_name_argument(undo)
     undo.add_argument("what", nargs="?", choices=("turn", "compress"), default="turn", help="(default: turn)")
     undo.add_argument(
         "-n", dest="count", type=_parse_number, default=1, metavar="N", help="how many turns (default: 1)"
     )
-    _add_name_argument(commands.add_command("stop", "end the turn that is running in a session", module="amend"))
+    _add_name_argument(commands.add_command("stop", "end the turn that is running in a session", module="undo"))
 
 
 def _compressing(commands: _CommandGroup) -> None:

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 _NAMES_BY_MODULE: Final = {
     "edit": ("get_key", "set_key", "set_secret"),
-    "fit": ("plugin_problems", "plugin_settings", "plugin_validator"),
-    "loader": ("keep_last_good", "load", "parse"),
-    "problems": ("ConfigError", "Problem"),
+    "plugin_sections": ("build_plugin_settings", "find_plugin_problems", "make_plugin_validator"),
+    "loader": ("load_settings", "parse_settings", "store_last_good"),
+    "errors": ("ConfigError", "ConfigProblem"),
     "settings": (
         "AccountSettings", "AgentSettings", "McpSettings", "MemorySettings", "ModelSettings", "Settings",
     ),
-    "display": ("show", "to_yaml"),
-    "watch": ("Watcher",),
+    "display": ("show_settings", "to_yaml"),
+    "watch": ("ConfigWatcher",),
 }  # fmt: skip
 _MODULE_BY_NAME: Final = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
