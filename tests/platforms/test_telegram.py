@@ -231,7 +231,7 @@ async def test_a_file_that_cannot_be_fetched_costs_the_message_nothing(
 ) -> None:
     server.plan_fault("getFile", "drop before", times=3)
     body = await heard(desk, server, "look", file=("a.txt", b"bytes"))
-    assert body.text.startswith("look\n[a.txt was not taken in")
+    assert body.text.startswith("look\n[a.txt was not stored")
     server.plan_fault("file", "drop before", times=1)
     await server.write_message("again", file=("b.txt", b"more bytes"))
     await desk.wait_until_heard("again")
