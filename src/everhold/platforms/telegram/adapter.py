@@ -241,11 +241,11 @@ class TelegramPlatform:
 
     async def _accept_update(self, raw: Any, accept: AcceptMessage) -> int:
         """Accept one update and return the next offset. Returns after the commit, so nothing is confirmed too early."""
-        behind = _compute_next_offset(raw)
+        next_offset = _compute_next_offset(raw)
         heard = await self._parse_update(raw)
         if heard is not None:
             await accept(heard)
-        return behind
+        return next_offset
 
     async def _parse_update(self, raw: Any) -> IncomingMessage | None:
         if isinstance(raw, dict) and not parsing.is_wanted_update(raw):

@@ -41,9 +41,13 @@ def convert_error(error: TelegramError, *, what: str, token: SecretString) -> Ev
             return Transient(f"Telegram limits the rate of {what}", retry_after=get_retry_after_seconds(error))
         case InvalidToken() | EndPointNotFound():
             # the library's text contains the token
-            return Refused("Telegram does not know this token", remedy="get a new token from @BotFather and put it into .env")
+            return Refused(
+                "Telegram does not know this token", remedy="get a new token from @BotFather and put it into .env"
+            )
         case Conflict():
-            return Transient("another program reads this bot's messages", remedy="stop that program, or use another bot")
+            return Transient(
+                "another program reads this bot's messages", remedy="stop that program, or use another bot"
+            )
         case Forbidden():
             return Refused(f"Telegram refuses {what}: {token.mask_in(error.message)}")
         case ChatMigrated():

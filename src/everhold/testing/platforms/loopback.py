@@ -10,7 +10,7 @@ import socket
 import struct
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 _PHRASES: Final = {
@@ -100,7 +100,7 @@ class LoopbackServer:
     def reconnect(self) -> None:
         self.is_down = False
 
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
