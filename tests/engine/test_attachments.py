@@ -198,4 +198,4 @@ def test_a_file_that_was_erased_is_not_known_any_more(desk: InProcessGateway) ->
     desk.run(desk.store.commit(gone))
     desk.runtimes.model = asks({"file": "letter.txt"})
     session = desk.send_message("send it back").session
-    assert desk.read_bodies(session, Returned)[-1].text == "There is no such file here. No file is kept here."
+    assert desk.read_bodies(session, Returned)[-1].text == "There is no such file here. No file is stored here."

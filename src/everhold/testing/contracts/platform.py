@@ -40,7 +40,7 @@ PNG_BYTES: Final = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
     "0000000c49444154789c63606060000000040001f61738550000000049454e44ae426082"
 )
-"""A black dot, as a PNG."""
+"""A black pixel as a PNG."""
 
 
 class PlatformSuite(Protocol):
@@ -70,7 +70,7 @@ def platform_promise(
             asyncio.run(play())
 
         functools.update_wrapper(run, test)
-        del run.__dict__["__wrapped__"]  # the runner would ask for the inner test's arguments
+        del run.__dict__["__wrapped__"]  # pytest would use the inner test's signature
         return run
 
     return mark
@@ -80,10 +80,10 @@ class PlatformContract:
     patience = PATIENCE_SECONDS
 
     def open_remote(self) -> AbstractAsyncContextManager[RemotePlatform]:
-        """A far side of its own for one promise."""
+        """Open a new remote platform for one test."""
         raise NotImplementedError
 
-    # -- hearing
+    # -- receiving
 
     @platform_promise()
     async def test_messages_are_heard_once_and_in_order(self, harness: PlatformHarness) -> None:
@@ -104,7 +104,7 @@ class PlatformContract:
         harness.start()
         await harness.remote.write("hello", to=harness.remote.chat)
         await harness.wait_until_heard("hello")
-        assert harness.healthy_reports, "status has to know that it is well"
+        assert harness.healthy_reports, "the working connection was not reported"
 
     @platform_promise()
     async def test_messages_written_while_it_was_down_are_heard(self, harness: PlatformHarness) -> None:
@@ -177,12 +177,12 @@ class PlatformContract:
         harness.start()
         await harness.wait_until_heard("before", "behind")
         kept = [body for body in await harness.read_heard() if body.text not in ("before", "behind")]
-        assert len(kept) == 1, "it is kept as it came"
+        assert len(kept) == 1, "the update is stored unparsed"
         assert not kept[0].asks
         await harness.restart()
         await harness.remote.write("later", to=harness.remote.chat)
         await harness.wait_until_heard("later")
-        assert len(await harness.read_heard()) == 4, "and it is behind us"
+        assert len(await harness.read_heard()) == 4, "the update was read again"
 
     @platform_promise()
     async def test_unknown_kinds_of_updates_are_skipped(self, harness: PlatformHarness) -> None:
@@ -234,8 +234,8 @@ class PlatformContract:
             return sum(harness.sleeps) >= HOUR_SECONDS
 
         await harness.wait_until(an_hour_passed, what="an hour of waiting to connect")
-        assert len(harness.sleeps) < 600, "it hammers at the door"
-        assert harness.troubles, "status has to know"
+        assert len(harness.sleeps) < 600, "it tries to connect too often"
+        assert harness.troubles, "the failure was not reported"
         harness.remote.reconnect()
         for number in range(3):
             await harness.remote.write(f"meanwhile {number}", to=harness.remote.chat)
@@ -255,7 +255,7 @@ class PlatformContract:
 
         try:
             if "rivals" in harness.remote.offers:
-                await harness.wait_until(noticed, what="one of them noticing the other")
+                await harness.wait_until(noticed, what="one listener noticing the other")
             await harness.remote.write("between", to=harness.remote.chat)
             await harness.wait_until_heard("between")
         finally:
@@ -289,9 +289,9 @@ class PlatformContract:
         await harness.wait_until_heard("it is me", "no, I am")
         persons = {body.text: body.stamp.person for body in await harness.read_heard()}
         assert persons["it is me"] == harness.remote.sender
-        assert persons["no, I am"] != harness.remote.sender, "a name was believed"
+        assert persons["no, I am"] != harness.remote.sender, "the sender was identified by name"
 
-    # -- saying
+    # -- sending
 
     @platform_promise()
     async def test_a_sent_message_is_shown_once(self, harness: PlatformHarness) -> None:
@@ -314,7 +314,7 @@ class PlatformContract:
         except Refused:
             pass
         else:
-            raise AssertionError("nobody is told that it does not fit")
+            raise AssertionError("a text that does not fit was not refused")
         assert len(harness.remote.list_shown(harness.remote.chat)) == 1, "a part of it was shown"
 
     @platform_promise()
@@ -322,14 +322,14 @@ class PlatformContract:
         harness.remote.fail_next_send("drop after")
         out = harness.make_outgoing("did it arrive?")
         error = await self._send_failure(harness, out)
-        assert len(harness.remote.list_shown(harness.remote.chat)) == 1, "the far side did it"
+        assert len(harness.remote.list_shown(harness.remote.chat)) == 1, "the platform carried it out"
         match harness.platform.delivery:
             case DeliveryGuarantee.KEYED | DeliveryGuarantee.UPSERT:
                 assert isinstance(error, InDoubt | Transient)
                 await harness.run_within_patience(harness.platform.send(out))
                 assert len(harness.remote.list_shown(harness.remote.chat)) == 1, "the key is not recognised"
             case DeliveryGuarantee.PROBE:
-                assert isinstance(error, InDoubt), "it may have arrived, and nobody says so"
+                assert isinstance(error, InDoubt), "it may have arrived, and InDoubt was not raised"
                 await asyncio.sleep(harness.platform.visible_after)
                 assert (
                     await harness.run_within_patience(harness.platform.probe(out))
@@ -338,7 +338,7 @@ class PlatformContract:
                 other = harness.make_outgoing("never sent", key="s:9:0")
                 assert await harness.run_within_patience(harness.platform.probe(other)) is None
             case _:
-                assert isinstance(error, InDoubt), "it may have arrived, and nobody says so"
+                assert isinstance(error, InDoubt), "it may have arrived, and InDoubt was not raised"
 
     @platform_promise()
     async def test_a_lost_request_is_never_reported_as_sent(self, harness: PlatformHarness) -> None:
@@ -367,7 +367,7 @@ class PlatformContract:
         error = await self._send_failure(harness, harness.make_outgoing("hello"))
         assert isinstance(error, Transient), "it is known not to be done"
         assert error.retry_after is not None
-        assert 6 <= error.retry_after <= 8, "their word is neither shortened nor stretched"
+        assert 6 <= error.retry_after <= 8, "the requested wait was changed"
         assert harness.remote.list_shown(harness.remote.chat) == []
 
     @platform_promise()
@@ -386,7 +386,7 @@ class PlatformContract:
         }
         try:
             done, _ = await asyncio.wait(both, timeout=harness.patience, return_when=asyncio.FIRST_COMPLETED)
-            assert done, "one hangs, and the other waits for it"
+            assert done, "one send hangs, and the other waits for it"
             arrived = [both[task] for task in done if task.result()]
             assert arrived == [seen.text for seen in harness.remote.list_shown(harness.remote.chat)][1:]
         finally:
@@ -463,15 +463,15 @@ class PlatformContract:
                 assert isinstance(error, InDoubt | Transient)
                 await harness.run_within_patience(harness.platform.send(out))
             case DeliveryGuarantee.PROBE:
-                assert isinstance(error, InDoubt), "it may have arrived, and nobody says so"
+                assert isinstance(error, InDoubt), "it may have arrived, and InDoubt was not raised"
                 await asyncio.sleep(harness.platform.visible_after)
                 assert await harness.run_within_patience(harness.platform.probe(out)) is not None
                 other = harness.make_outgoing("", file=build_attachment(b"another", name="other.txt"), key="s:9:0")
                 assert await harness.run_within_patience(harness.platform.probe(other)) is None
             case _:
-                assert isinstance(error, InDoubt), "it may have arrived, and nobody says so"
+                assert isinstance(error, InDoubt), "it may have arrived, and InDoubt was not raised"
         shown = [data for it in harness.remote.list_shown(harness.remote.chat) for data in it.files]
-        assert shown == [b"a report"], "it is there, and once"
+        assert shown == [b"a report"], "it is shown exactly once"
 
     @platform_promise("files")
     async def test_a_file_that_is_too_large_to_send_raises_too_long(self, harness: PlatformHarness) -> None:
@@ -479,7 +479,7 @@ class PlatformContract:
         await harness.store_blob(b"a report")
         harness.remote.fail_next_send("file too large")
         error = await self._send_failure(harness, harness.make_outgoing("", file=file))
-        assert isinstance(error, TooLong), "whoever sends it can say so instead"
+        assert isinstance(error, TooLong), "TooLong lets the caller send a notice instead"
         await harness.run_within_patience(harness.platform.send(harness.make_outgoing("it was too large")))
         assert [it.text for it in harness.remote.list_shown(harness.remote.chat)] == ["it was too large"]
 
@@ -495,7 +495,7 @@ class PlatformContract:
             await harness.run_within_patience(harness.platform.send(out))
         except (Transient, Refused, InDoubt) as error:
             return error
-        raise AssertionError("it went wrong, and nobody was told")
+        raise AssertionError("the send failed, and no error was raised")
 
 
 async def _drain_loop(*tasks: asyncio.Task[Any]) -> None:
