@@ -21,7 +21,7 @@ OTHER = "220201543:BBHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw-canary"
 @pytest.fixture
 async def telegram() -> AsyncIterator[TelegramServer]:
     async with TelegramServer() as server:
-        server.bot(TOKEN)
+        server.add_bot(TOKEN)
         yield server
 
 

@@ -202,4 +202,4 @@ def test_a_file_that_was_erased_is_not_known_any_more(gateway: InProcessGateway)
     gateway.run(gateway.store.commit(gone))
     gateway.runtimes.model = asks({"file": "letter.txt"})
     session = gateway.send_message("send it back").session
-    assert gateway.read_bodies(session, Returned)[-1].text == "There is no such file here. No file is kept here."
+    assert gateway.read_bodies(session, Returned)[-1].text == "There is no such file here. No file is stored here."

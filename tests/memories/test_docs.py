@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to" / "write-a-provider.md"
 REFERENCE = ROOT / "docs" / "reference" / "memory-providers.md"
 EXPLANATION = ROOT / "docs" / "explanation" / "how-memory-works.md"
-SKELETON = ROOT / "src" / "everhold" / "cli" / "skeleton" / "provider.py.txt"
+SKELETON = ROOT / "src" / "everhold" / "cli" / "skeleton" / "memory" / "provider.py.txt"
 
 
 def test_the_provider_of_40_lines_keeps_the_whole_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
