@@ -341,9 +341,9 @@ class GatewayApp:
     @functools.cached_property
     def api(self) -> GuardMiddleware:
         """The API, which the servers serve and commands without a gateway call in this process."""
-        from everhold.api.application import application  # it takes a while to import, and not every command needs it
+        from everhold.api.application import build_application  # it takes a while to import, and not every command needs it
 
-        return application(self.office)
+        return build_application(self.office)
 
     @functools.cached_property
     def office(self) -> ApiContext:

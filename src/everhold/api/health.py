@@ -1,4 +1,4 @@
-"""/health, /ready, /metrics: for whoever keeps the machine running."""
+"""Handlers of /health, /ready and /metrics, for monitoring."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 async def get_health(call: ApiCall) -> Response:
-    """The process is there."""
+    """Report that the process runs."""
     return build_json_response({"status": "ok", "version": __version__, "role": call.context.gateway.role()})
 
 
 async def get_readiness(call: ApiCall) -> Response:
-    """Messages can be accepted."""
+    """Report whether messages can be accepted."""
     trouble = call.context.get_trouble()
     if trouble:
         raise ApiError(503, "not_ready", call.context.redact_text(trouble), headers={"retry-after": "5"})

@@ -71,10 +71,10 @@ _SESSION_HEADER: Final = RouteParameter(
     about="The conversation, by a name you choose. Without it nothing is stored or recalled.",
 )
 _PERSON_HEADER: Final = RouteParameter(name="X-Everhold-Person", where="header", about="Who speaks. Operators only.")
-_MEMORY: Final = RouteParameter(
+_MEMORY_NAME_PARAMETER: Final = RouteParameter(
     name="name", where="path", about="A memory, as `memories` in the configuration names it."
 )
-_OF_PERSON: Final = RouteParameter(name="person", about="A name, or an identity such as `telegram:1001`.")
+_PERSON_PARAMETER: Final = RouteParameter(name="person", about="A name, or an identity such as `telegram:1001`.")
 _IDEMPOTENCY_KEY_HEADER: Final = RouteParameter(
     name="Idempotency-Key",
     where="header",
@@ -100,16 +100,16 @@ def build_routes(
     return (
         *_build_message_routes(),
         *_build_session_routes(),
-        *_session_changes(),
-        *_compressions(),
-        *_memory(),
-        *_memory_transfer(),
-        *_dead_letters(),
-        *_gateway(),
-        *_backups(),
-        *_people(),
-        *_pairing(),
-        *_schedules(),
+        *_build_change_routes(),
+        *_build_compression_routes(),
+        *_build_memory_routes(),
+        *_build_person_memory_routes(),
+        *_build_dead_letter_routes(),
+        *_build_gateway_routes(),
+        *_build_backup_routes(),
+        *_build_people_routes(),
+        *_build_pairing_routes(),
+        *_build_schedule_routes(),
         *_build_openai_routes(),
         *_build_health_routes(metrics, document),
         *_build_console_routes(files),
@@ -167,7 +167,7 @@ def _build_message_routes() -> Iterable[ApiRoute]:
             ),
             RouteParameter(name="agent", about="The agent to speak to; the default agent if not given."),
         ),
-        response_bodies={200: _build_json_body("The location.", schemas.FoundLocation)},
+        response_bodies={200: _build_json_body("The location.", schemas.ChatLocationResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
@@ -243,17 +243,17 @@ def _build_session_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/sessions/{id}/addresses",
-        handler=api_handlers.addresses,
+        handler=api_handlers.list_addresses,
         summary="The addresses of a session",
         about="Those that lead to it now.",
         parameters=(_SESSION_ID_PARAMETER,),
-        response_bodies={200: _build_json_body("The addresses.", schemas.Addresses)},
+        response_bodies={200: _build_json_body("The addresses.", schemas.AddressListResponse)},
         refusal_statuses=(400, 404),
     )
     yield ApiRoute(
         method="GET",
         path="/api/entries",
-        handler=api_handlers.search,
+        handler=api_handlers.search_entries,
         summary="Search every log",
         about="Entries that hold all the words, the newest, grouped by session.",
         parameters=(
@@ -261,16 +261,16 @@ def _build_session_routes() -> Iterable[ApiRoute]:
             RouteParameter(
                 name="limit",
                 about="At most so many; 50 if not given.",
-                schema={**_COUNT_SCHEMA, "maximum": api_handlers.MOST_HITS},
+                schema={**_COUNT_SCHEMA, "maximum": api_handlers.MAX_HITS},
             ),
         ),
-        response_bodies={200: _build_json_body("The entries.", schemas.Hits)},
+        response_bodies={200: _build_json_body("The entries.", schemas.SearchResponse)},
         refusal_statuses=(400,),
         operator=True,
     )
 
 
-def _session_changes() -> Iterable[ApiRoute]:
+def _build_change_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="POST",
         path="/api/sessions/{id}/undo",
@@ -294,12 +294,12 @@ def _session_changes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="POST",
         path="/api/sessions/{id}/erase",
-        handler=api_handlers.erase,
+        handler=api_handlers.erase_entries,
         summary="Erase entries for good",
         about="Their bodies are removed, with every record that repeats them, in branches too. This cannot be undone.",
         parameters=(_SESSION_ID_PARAMETER,),
-        request_type=schemas.Erase,
-        response_bodies={200: _build_json_body("The entries that were erased.", schemas.ErasedEntries)},
+        request_type=schemas.EraseRequest,
+        response_bodies={200: _build_json_body("The entries that were erased.", schemas.EraseResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
@@ -316,7 +316,7 @@ def _session_changes() -> Iterable[ApiRoute]:
     )
 
 
-def _compressions() -> Iterable[ApiRoute]:
+def _build_compression_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="POST",
         path="/api/sessions/{id}/compress",
@@ -332,27 +332,27 @@ def _compressions() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/sessions/{id}/compressions",
-        handler=api_handlers.compressions,
+        handler=api_handlers.list_compressions,
         summary="A session's compressions",
         parameters=(_SESSION_ID_PARAMETER,),
-        response_bodies={200: _build_json_body("The compressions, oldest first.", schemas.Compressions)},
+        response_bodies={200: _build_json_body("The compressions, oldest first.", schemas.CompressionListResponse)},
         refusal_statuses=(400, 404),
     )
     yield ApiRoute(
         method="GET",
         path="/api/sessions/{id}/compressions/{op}/diff",
-        handler=api_handlers.compression_diff,
+        handler=api_handlers.show_compression_diff,
         summary="What a compression replaced",
         parameters=(
             _SESSION_ID_PARAMETER,
             RouteParameter(name="op", where="path", about="The compression's `op`.", schema=_COUNT_SCHEMA),
         ),
-        response_bodies={200: _build_json_body("The messages before and after.", schemas.CompressionDiff)},
+        response_bodies={200: _build_json_body("The messages before and after.", schemas.CompressionDiffResponse)},
         refusal_statuses=(400, 404),
     )
 
 
-def _memory() -> Iterable[ApiRoute]:
+def _build_memory_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/memory/search",
@@ -392,7 +392,7 @@ def _memory() -> Iterable[ApiRoute]:
         handler=memory.show_memory_status,
         summary="Each agent's memories",
         about="Backlog, dead letters and last error of each.",
-        response_bodies={200: _build_json_body("One row per agent and memory.", schemas.MemoryStatus)},
+        response_bodies={200: _build_json_body("One row per agent and memory.", schemas.MemoryStatusResponse)},
         operator=True,
     )
     yield ApiRoute(
@@ -401,9 +401,9 @@ def _memory() -> Iterable[ApiRoute]:
         handler=memory.resend_to_memory,
         summary="Send a memory again what it received",
         about="In order, under the same keys. Refused where everything would be there twice.",
-        parameters=(_MEMORY,),
-        request_type=schemas.ResendToMemory,
-        response_bodies={200: _build_json_body("How much goes again.", schemas.ResentItems)},
+        parameters=(_MEMORY_NAME_PARAMETER,),
+        request_type=schemas.MemoryResendRequest,
+        response_bodies={200: _build_json_body("How much goes again.", schemas.MemoryResendResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
@@ -413,15 +413,15 @@ def _memory() -> Iterable[ApiRoute]:
         handler=memory.backfill_memory,
         summary="Send a memory older history",
         about="What was said before the memory was attached, at a limited rate. It resumes after a restart.",
-        parameters=(_MEMORY,),
-        request_type=schemas.BackfillMemory,
-        response_bodies={200: _build_json_body("How much goes.", schemas.BackfilledItems)},
+        parameters=(_MEMORY_NAME_PARAMETER,),
+        request_type=schemas.MemoryBackfillRequest,
+        response_bodies={200: _build_json_body("How much goes.", schemas.MemoryBackfillResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
 
 
-def _memory_transfer() -> Iterable[ApiRoute]:
+def _build_person_memory_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="POST",
         path="/api/memory/forget",
@@ -429,8 +429,8 @@ def _memory_transfer() -> Iterable[ApiRoute]:
         summary="Forget a person everywhere",
         about="Erases what is theirs in every log and asks every memory to delete it. This cannot be undone. The same "
         "request again continues where a memory has not confirmed.",
-        request_type=schemas.ForgetPerson,
-        response_bodies={200: _build_json_body("What is, or would be, erased.", schemas.ForgottenPerson)},
+        request_type=schemas.ForgetRequest,
+        response_bodies={200: _build_json_body("What is, or would be, erased.", schemas.ForgetResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
@@ -441,7 +441,7 @@ def _memory_transfer() -> Iterable[ApiRoute]:
         summary="Export everything of a person",
         about="From the logs, the schedules, and each memory that can tell. A record with `missing` names one that "
         "cannot.",
-        parameters=(_OF_PERSON,),
+        parameters=(_PERSON_PARAMETER,),
         response_bodies={
             200: ResponseBody(about="One JSON record per line.", media=memory.NDJSON, schema={"type": "string"})
         },
@@ -453,8 +453,8 @@ def _memory_transfer() -> Iterable[ApiRoute]:
         path="/api/memory/files",
         handler=memory.show_memory_files,
         summary="Facts about a person as Markdown",
-        parameters=(_OF_PERSON,),
-        response_bodies={200: _build_json_body("The memory files, as an import takes them.", schemas.MemoryFiles)},
+        parameters=(_PERSON_PARAMETER,),
+        response_bodies={200: _build_json_body("The memory files, as an import takes them.", schemas.MemoryFileListResponse)},
         refusal_statuses=(400,),
         operator=True,
     )
@@ -464,14 +464,14 @@ def _memory_transfer() -> Iterable[ApiRoute]:
         handler=memory.import_memory_files,
         summary="Note what Markdown files hold",
         about="Each part once: what was imported before is skipped.",
-        request_type=schemas.ImportMemoryFiles,
-        response_bodies={200: _build_json_body("What the files hold.", schemas.ImportedFiles)},
+        request_type=schemas.MemoryImportRequest,
+        response_bodies={200: _build_json_body("What the files hold.", schemas.MemoryImportResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
 
 
-def _dead_letters() -> Iterable[ApiRoute]:
+def _build_dead_letter_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/dead-letters",
@@ -485,7 +485,7 @@ def _dead_letters() -> Iterable[ApiRoute]:
             ),
             RouteParameter(name="after", about="The next page: `next` of the page before.", schema=_NUMBER_SCHEMA),
         ),
-        response_bodies={200: _build_json_body("Dead letters, oldest first.", schemas.DeadLetters)},
+        response_bodies={200: _build_json_body("Dead letters, oldest first.", schemas.DeadLetterListResponse)},
         refusal_statuses=(400,),
         operator=True,
     )
@@ -494,20 +494,20 @@ def _dead_letters() -> Iterable[ApiRoute]:
         path="/api/dead-letters/replay",
         handler=admin.replay_dead_letters,
         summary="Send dead letters again",
-        request_type=schemas.ReplayDeadLetters,
+        request_type=schemas.DeadLetterReplayRequest,
         response_bodies={200: _build_json_body("How many are sent again.", schemas.ReplayResponse)},
         refusal_statuses=(400,),
         operator=True,
     )
 
 
-def _gateway() -> Iterable[ApiRoute]:
+def _build_gateway_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/status",
         handler=admin.show_status,
         summary="Health at a glance",
-        response_bodies={200: _build_json_body("The status.", schemas.StatusView)},
+        response_bodies={200: _build_json_body("The status.", schemas.StatusResponse)},
         operator=True,
     )
     yield ApiRoute(
@@ -515,7 +515,7 @@ def _gateway() -> Iterable[ApiRoute]:
         path="/api/agents",
         handler=admin.list_agents,
         summary="The agents",
-        response_bodies={200: _build_json_body("The agents in force, and which is the default.", schemas.AgentList)},
+        response_bodies={200: _build_json_body("The agents in force, and which is the default.", schemas.AgentListResponse)},
         operator=True,
     )
     yield ApiRoute(
@@ -525,19 +525,19 @@ def _gateway() -> Iterable[ApiRoute]:
         summary="Check the promises on the store",
         about="Reads every entry, which takes a while in a large home.",
         parameters=(RouteParameter(name="session", about="Only this session."),),
-        response_bodies={200: _build_json_body("The report.", schemas.AuditReport)},
+        response_bodies={200: _build_json_body("The report.", schemas.AuditResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
 
 
-def _backups() -> Iterable[ApiRoute]:
+def _build_backup_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/backups",
         handler=admin.list_backups,
         summary="The copies of the store",
-        response_bodies={200: _build_json_body("Those in `backups/`, oldest first.", schemas.BackupList)},
+        response_bodies={200: _build_json_body("Those in `backups/`, oldest first.", schemas.BackupListResponse)},
         operator=True,
     )
     yield ApiRoute(
@@ -545,20 +545,20 @@ def _backups() -> Iterable[ApiRoute]:
         path="/api/backups",
         handler=admin.create_backup,
         summary="Copy the store, and check the copy",
-        request_type=schemas.CreateBackup,
-        response_bodies={200: _build_json_body("What the copy holds.", schemas.CreatedBackup)},
+        request_type=schemas.BackupRequest,
+        response_bodies={200: _build_json_body("What the copy holds.", schemas.BackupResponse)},
         refusal_statuses=(400, 403, 507),
         operator=True,
     )
 
 
-def _people() -> Iterable[ApiRoute]:
+def _build_people_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/people",
         handler=people.list_people,
         summary="Everybody known by name",
-        response_bodies={200: _build_json_body("People and their identities.", schemas.PersonList)},
+        response_bodies={200: _build_json_body("People and their identities.", schemas.PersonListResponse)},
         operator=True,
     )
     yield ApiRoute(
@@ -566,8 +566,8 @@ def _people() -> Iterable[ApiRoute]:
         path="/api/people/link",
         handler=people.link_identity,
         summary="Link an identity to a person",
-        request_type=schemas.LinkIdentity,
-        response_bodies={200: _build_json_body("The link.", schemas.LinkedIdentity)},
+        request_type=schemas.IdentityLinkRequest,
+        response_bodies={200: _build_json_body("The link.", schemas.IdentityLinkResponse)},
         refusal_statuses=(400,),
         operator=True,
     )
@@ -576,21 +576,21 @@ def _people() -> Iterable[ApiRoute]:
         path="/api/people/unlink",
         handler=people.unlink_identity,
         summary="Unlink an identity from its person",
-        request_type=schemas.UnlinkIdentity,
-        response_bodies={200: _build_json_body("The link that was removed.", schemas.LinkedIdentity)},
+        request_type=schemas.IdentityRequest,
+        response_bodies={200: _build_json_body("The link that was removed.", schemas.IdentityLinkResponse)},
         refusal_statuses=(400,),
         operator=True,
     )
 
 
-def _pairing() -> Iterable[ApiRoute]:
+def _build_pairing_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/pairing",
         handler=people.list_pairing,
         summary="Pairing requests and grants",
         response_bodies={
-            200: _build_json_body("Who waits with a code, and who was let in by one.", schemas.PairingState)
+            200: _build_json_body("Who waits with a code, and who was let in by one.", schemas.PairingResponse)
         },
         operator=True,
     )
@@ -599,8 +599,8 @@ def _pairing() -> Iterable[ApiRoute]:
         path="/api/pairing/approve",
         handler=people.approve_pairing,
         summary="Approve a pairing code",
-        request_type=schemas.ApprovePairing,
-        response_bodies={200: _build_json_body("Who is let in.", schemas.ApprovedPairing)},
+        request_type=schemas.PairingApprovalRequest,
+        response_bodies={200: _build_json_body("Who is let in.", schemas.PairingApprovalResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
@@ -609,20 +609,20 @@ def _pairing() -> Iterable[ApiRoute]:
         path="/api/pairing/revoke",
         handler=people.revoke_pairing,
         summary="Revoke what a code granted",
-        request_type=schemas.UnlinkIdentity,
-        response_bodies={200: _build_json_body("What was revoked.", schemas.RevokedPairing)},
+        request_type=schemas.IdentityRequest,
+        response_bodies={200: _build_json_body("What was revoked.", schemas.PairingRevocationResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
 
 
-def _schedules() -> Iterable[ApiRoute]:
+def _build_schedule_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/schedules",
         handler=people.list_schedules,
         summary="Every schedule",
-        response_bodies={200: _build_json_body("The schedules, and when each fires next.", schemas.ScheduleList)},
+        response_bodies={200: _build_json_body("The schedules, and when each fires next.", schemas.ScheduleListResponse)},
         operator=True,
     )
     yield ApiRoute(
@@ -631,7 +631,7 @@ def _schedules() -> Iterable[ApiRoute]:
         handler=people.delete_schedule,
         summary="Delete a schedule",
         parameters=(RouteParameter(name="id", where="path", about="The schedule's id."),),
-        response_bodies={200: _build_json_body("The id.", schemas.DeletedSchedule)},
+        response_bodies={200: _build_json_body("The id.", schemas.ScheduleDeletionResponse)},
         refusal_statuses=(404,),
         operator=True,
     )

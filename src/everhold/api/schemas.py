@@ -15,7 +15,7 @@ Seq = Annotated[int, Meta(ge=0, le=2**53)]
 # -- what is asked -----------------------------------------------------------------------------------------------------
 
 
-class ChatOrigin(Struct, forbid_unknown_fields=True):
+class LocationOrigin(Struct, forbid_unknown_fields=True):
     """A chat of a platform whose replies are read in the log."""
 
     platform: Literal["terminal", "http"]
@@ -24,10 +24,10 @@ class ChatOrigin(Struct, forbid_unknown_fields=True):
     thread: Annotated[str, Meta(max_length=4096)] = ""
 
 
-class ChatLocation(Struct, forbid_unknown_fields=True):
+class TerminalLocation(Struct, forbid_unknown_fields=True):
     """Where a terminal speaks."""
 
-    origin: ChatOrigin
+    origin: LocationOrigin
     kind: Literal["dm"] = "dm"
 
 
@@ -42,7 +42,7 @@ class MessageRequest(Struct, forbid_unknown_fields=True):
     person: Annotated[Label | None, Meta(description="Who speaks. Only operators may speak for others.")] = None
     id: Annotated[Label | None, Meta(description="Your id for it: sent again, it is recognised.")] = None
     location: Annotated[
-        ChatLocation | None,
+        TerminalLocation | None,
         Meta(description="Instead of `chat`: where a terminal speaks, from `/api/chat-locations`. Operators only."),
     ] = None
     directory: Annotated[str, Meta(max_length=4096, description="With `location`: the terminal's directory.")] = ""
@@ -71,20 +71,20 @@ class NoteRequest(Struct, forbid_unknown_fields=True):
     text: Annotated[NonEmptyText, Meta(description="The fact.")]
 
 
-class Erase(Struct, forbid_unknown_fields=True):
+class EraseRequest(Struct, forbid_unknown_fields=True):
     """Which entries lose their bodies."""
 
     seqs: Annotated[list[Seq], Meta(min_length=1, max_length=10_000, description="Their numbers in the session.")]
     why: Annotated[str, Meta(max_length=2000, description="The reason, which stays in the log.")] = ""
 
 
-class ReplayDeadLetters(Struct, forbid_unknown_fields=True):
+class DeadLetterReplayRequest(Struct, forbid_unknown_fields=True):
     """Which dead letters to send again."""
 
     ids: Annotated[list[Seq] | None, Meta(description="All of them if not given.")] = None
 
 
-class ResendToMemory(Struct, forbid_unknown_fields=True):
+class MemoryResendRequest(Struct, forbid_unknown_fields=True):
     """What a memory is to receive again."""
 
     since: Annotated[float, Meta(description="What it received from then on, in seconds since 1970.")]
@@ -92,7 +92,7 @@ class ResendToMemory(Struct, forbid_unknown_fields=True):
     dry_run: Annotated[bool, Meta(description="Only say how much that is.")] = False
 
 
-class BackfillMemory(Struct, forbid_unknown_fields=True):
+class MemoryBackfillRequest(Struct, forbid_unknown_fields=True):
     """Which older history a memory is to receive."""
 
     agent: Annotated[str, Meta(description="Only this agent's sessions; all if not given.")] = ""
@@ -102,14 +102,14 @@ class BackfillMemory(Struct, forbid_unknown_fields=True):
     dry_run: Annotated[bool, Meta(description="Only say what that takes.")] = False
 
 
-class ForgetPerson(Struct, forbid_unknown_fields=True):
+class ForgetRequest(Struct, forbid_unknown_fields=True):
     """Whom to forget."""
 
     person: Annotated[Label, Meta(description="A name, or an identity such as `telegram:1001`.")]
     dry_run: Annotated[bool, Meta(description="Only say what would be erased.")] = False
 
 
-class ImportMemoryFiles(Struct, forbid_unknown_fields=True):
+class MemoryImportRequest(Struct, forbid_unknown_fields=True):
     """Markdown to note in a session."""
 
     session: Annotated[Label, Meta(description="The session it belongs to.")]
@@ -117,7 +117,7 @@ class ImportMemoryFiles(Struct, forbid_unknown_fields=True):
     dry_run: Annotated[bool, Meta(description="Only say what would be noted.")] = False
 
 
-class CreateBackup(Struct, forbid_unknown_fields=True):
+class BackupRequest(Struct, forbid_unknown_fields=True):
     """Where the copy goes."""
 
     to: Annotated[
@@ -126,20 +126,20 @@ class CreateBackup(Struct, forbid_unknown_fields=True):
     ] = ""
 
 
-class LinkIdentity(Struct, forbid_unknown_fields=True):
+class IdentityLinkRequest(Struct, forbid_unknown_fields=True):
     """Who an identity is."""
 
     identity: Annotated[Label, Meta(description="`platform:id`, for example `telegram:1001`.")]
     person: Annotated[Label, Meta(description="A name from `people`.")]
 
 
-class UnlinkIdentity(Struct, forbid_unknown_fields=True):
+class IdentityRequest(Struct, forbid_unknown_fields=True):
     """An identity."""
 
     identity: Annotated[Label, Meta(description="`platform:id`, for example `telegram:1001`.")]
 
 
-class ApprovePairing(Struct, forbid_unknown_fields=True):
+class PairingApprovalRequest(Struct, forbid_unknown_fields=True):
     """Whom to let in."""
 
     code: Annotated[Label, Meta(description="The code that the sender was told.")]
@@ -246,7 +246,7 @@ class ReplayResponse(Struct):
     replayed: int
 
 
-class ResentItems(Struct):
+class MemoryResendResponse(Struct):
     """What goes, or would go, to a memory again. `repeats` says what that does to what is there already."""
 
     memory: str
@@ -258,7 +258,7 @@ class ResentItems(Struct):
     repeats: str
 
 
-class BackfilledItems(Struct):
+class MemoryBackfillResponse(Struct):
     """What goes, or would go, to a memory that was attached later."""
 
     memory: str
@@ -291,14 +291,14 @@ class MemoryStatusRow(Struct):
     unknown: int = 0
 
 
-class MemoryStatus(Struct):
+class MemoryStatusResponse(Struct):
     """`forgetting` lists the names of people who are not forgotten everywhere yet."""
 
     memories: list[MemoryStatusRow]
     forgetting: list[list[str]]
 
 
-class ForgottenPerson(Struct):
+class ForgetResponse(Struct):
     """What is, or would be, erased. `remains` says what is not, and why."""
 
     person: str
@@ -313,17 +313,17 @@ class ForgottenPerson(Struct):
     remains: list[str]
 
 
-class MemoryFile(Struct):
+class MemoryFileView(Struct):
     agent: str
     name: str
     text: str
 
 
-class MemoryFiles(Struct):
-    files: list[MemoryFile]
+class MemoryFileListResponse(Struct):
+    files: list[MemoryFileView]
 
 
-class ImportedFiles(Struct):
+class MemoryImportResponse(Struct):
     """What the files hold, and how much of it was new."""
 
     session: str
@@ -382,7 +382,7 @@ class SessionListResponse(Struct):
     next: str | None
 
 
-class LocatedSession(Struct):
+class LocatedSessionView(Struct):
     id: str
     address: str
     agent: str
@@ -393,21 +393,21 @@ class LocatedSession(Struct):
     compressed_upto: int
 
 
-class FoundLocation(Struct):
+class ChatLocationResponse(Struct):
     """Where to speak. `session` is null if the chat is new."""
 
     agent: str
-    origin: ChatOrigin
+    origin: LocationOrigin
     kind: str
-    session: LocatedSession | None
+    session: LocatedSessionView | None
 
 
-class HitView(EntryView):
+class SearchHitView(EntryView):
     session: str
 
 
-class Hits(Struct):
-    hits: list[HitView]
+class SearchResponse(Struct):
+    hits: list[SearchHitView]
 
 
 class CompressionView(EntryView):
@@ -417,12 +417,12 @@ class CompressionView(EntryView):
     undone_at: int
 
 
-class Compressions(Struct):
+class CompressionListResponse(Struct):
     session: str
     compressions: list[CompressionView]
 
 
-class CompressionDiff(Struct):
+class CompressionDiffResponse(Struct):
     """The messages that a compression replaced, and what stands for them."""
 
     session: str
@@ -431,12 +431,12 @@ class CompressionDiff(Struct):
     by: list[dict[str, Any]]
 
 
-class Addresses(Struct):
+class AddressListResponse(Struct):
     session: str
     addresses: list[str]
 
 
-class ErasedEntries(Struct):
+class EraseResponse(Struct):
     session: str
     erased: list[int]
 
@@ -468,14 +468,14 @@ class DeadLetterView(Struct):
     at: float
 
 
-class DeadLetters(Struct):
+class DeadLetterListResponse(Struct):
     """`next` is the `after` of the next page, null on the last."""
 
     dead_letters: list[DeadLetterView]
     next: int | None
 
 
-class WaitingConsumer(Struct):
+class WaitingConsumerView(Struct):
     """A consumer with work to do: in how many sessions, since when, and its last error."""
 
     consumer: str
@@ -485,7 +485,7 @@ class WaitingConsumer(Struct):
     error: str
 
 
-class StatusView(Struct):
+class StatusResponse(Struct):
     """The process, and what waits, fails or was given up in its home."""
 
     version: str
@@ -507,7 +507,7 @@ class StatusView(Struct):
     loops: list[dict[str, Any]]
     halted: list[dict[str, Any]]
     pending: int
-    waiting: list[WaitingConsumer]
+    waiting: list[WaitingConsumerView]
     dead_letters: int
     in_doubt: int
     failing: list[str]
@@ -527,29 +527,29 @@ class AgentView(Struct):
     budget: dict[str, float | None]
 
 
-class AgentList(Struct):
+class AgentListResponse(Struct):
     agents: list[AgentView]
     default: str
 
 
-class AuditCounts(Struct):
+class AuditCountsView(Struct):
     entries: int
     heard: int
     turns: int
     compressions: int
 
 
-class AuditReport(Struct):
+class AuditResponse(Struct):
     """Whether the promises hold, and on what evidence."""
 
     holds: bool
     sessions: int
-    checked: AuditCounts
+    checked: AuditCountsView
     promises: list[dict[str, Any]]
     findings: list[dict[str, Any]]
 
 
-class BackupFile(Struct):
+class BackupView(Struct):
     path: str
     at: float
     position: int
@@ -557,11 +557,11 @@ class BackupFile(Struct):
     sound: bool
 
 
-class BackupList(Struct):
-    backups: list[BackupFile]
+class BackupListResponse(Struct):
+    backups: list[BackupView]
 
 
-class CreatedBackup(Struct):
+class BackupResponse(Struct):
     """What the copy holds. `wrong` and `broken` say why it is not sound; `removed` are older copies, now deleted."""
 
     path: str
@@ -584,23 +584,23 @@ class PersonView(Struct):
     linked: list[str]
 
 
-class PersonList(Struct):
+class PersonListResponse(Struct):
     people: list[PersonView]
 
 
-class LinkedIdentity(Struct):
+class IdentityLinkResponse(Struct):
     identity: str
     person: str
 
 
-class PairingState(Struct):
+class PairingResponse(Struct):
     """Who waits with a code, and who was let in by one."""
 
     waiting: list[dict[str, Any]]
     granted: list[dict[str, Any]]
 
 
-class ApprovedPairing(Struct):
+class PairingApprovalResponse(Struct):
     identity: str
     name: str
     platform: str
@@ -608,7 +608,7 @@ class ApprovedPairing(Struct):
     person: str
 
 
-class RevokedPairing(Struct):
+class PairingRevocationResponse(Struct):
     """From how many accounts. `still` is the person the identity is still known as; `configured`: by config.yaml."""
 
     revoked: int
@@ -628,11 +628,11 @@ class ScheduleView(Struct):
     next_local: str
 
 
-class ScheduleList(Struct):
+class ScheduleListResponse(Struct):
     schedules: list[ScheduleView]
 
 
-class DeletedSchedule(Struct):
+class ScheduleDeletionResponse(Struct):
     deleted: str
 
 
