@@ -13,7 +13,7 @@ from starlette.responses import Response
 from everhold.api.request import ApiCall
 from everhold.errors import NotFound
 
-STATIC_DIRECTORY: Final = Path(__file__).parent.parent / "console"
+CONSOLE_DIRECTORY: Final = Path(__file__).parent.parent / "console"
 MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -32,7 +32,7 @@ class ConsoleFile(Struct, frozen=True):
 class ConsoleFiles:
     """The files that the browser loads."""
 
-    def __init__(self, directory: Path = STATIC_DIRECTORY) -> None:
+    def __init__(self, directory: Path = CONSOLE_DIRECTORY) -> None:
         self.files = dict(_read_files(directory))
 
     async def get_index(self, call: ApiCall) -> Response:

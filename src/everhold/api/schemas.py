@@ -1,4 +1,4 @@
-"""What requests and answers of /api look like. The OpenAPI document and the reference page are made from these."""
+"""The bodies of requests and responses of /api. The OpenAPI document and the reference page are made from them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ NonEmptyText = Annotated[str, Meta(min_length=1, pattern=r"\S")]
 Seq = Annotated[int, Meta(ge=0, le=2**53)]
 
 
-# -- what is asked -----------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 class LocationOrigin(Struct, forbid_unknown_fields=True):
-    """A chat of a platform whose replies are read in the log."""
+    """A chat of a platform whose replies are read from the log."""
 
     platform: Literal["terminal", "http"]
     chat: Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -25,7 +25,7 @@ class LocationOrigin(Struct, forbid_unknown_fields=True):
 
 
 class TerminalLocation(Struct, forbid_unknown_fields=True):
-    """Where a terminal speaks."""
+    """The chat location to which a terminal sends."""
 
     origin: LocationOrigin
     kind: Literal["dm"] = "dm"
@@ -34,100 +34,104 @@ class TerminalLocation(Struct, forbid_unknown_fields=True):
 class MessageRequest(Struct, forbid_unknown_fields=True):
     """A message to an agent."""
 
-    text: Annotated[NonEmptyText, Meta(description="What is said. A text such as `/new` is a command.")]
+    text: Annotated[NonEmptyText, Meta(description="The text. A text such as `/new` is a command.")]
     chat: Annotated[
-        Label | None, Meta(description="The conversation; you choose its name. Needed unless `location` is given.")
+        Label | None,
+        Meta(description="The name of the conversation, which you choose. Required unless `location` is given."),
     ] = None
-    agent: Annotated[Name | None, Meta(description="Who is spoken to; the default agent if not given.")] = None
-    person: Annotated[Label | None, Meta(description="Who speaks. Only operators may speak for others.")] = None
-    id: Annotated[Label | None, Meta(description="Your id for it: sent again, it is recognised.")] = None
+    agent: Annotated[Name | None, Meta(description="The agent; the default agent if not given.")] = None
+    person: Annotated[Label | None, Meta(description="The sender. Only operators may name another person.")] = None
+    id: Annotated[Label | None, Meta(description="Your id for the message, by which a repeat is recognised.")] = None
     location: Annotated[
         TerminalLocation | None,
-        Meta(description="Instead of `chat`: where a terminal speaks, from `/api/chat-locations`. Operators only."),
+        Meta(description="Instead of `chat`: a terminal's location, from `/api/chat-locations`. Operators only."),
     ] = None
     directory: Annotated[str, Meta(max_length=4096, description="With `location`: the terminal's directory.")] = ""
     repo: Annotated[str, Meta(max_length=4096, description="With `location`: the repository around it.")] = ""
 
 
 class UndoRequest(Struct, forbid_unknown_fields=True):
-    """What to take back."""
+    """What to undo."""
 
     what: Literal["turn", "compress"] = "turn"
-    count: Annotated[int, Meta(ge=1, le=1000, description="How many turns.")] = 1
+    count: Annotated[int, Meta(ge=1, le=1000, description="The number of turns.")] = 1
 
 
 class CompressRequest(Struct, forbid_unknown_fields=True):
-    """How to compress."""
+    """How to compress a session."""
 
-    keep: Annotated[int, Meta(ge=0, le=1000, description="Exchanges that stay as they are.")] | None = None
-    focus: Annotated[str, Meta(max_length=2000, description="What the summary pays special attention to.")] = ""
+    keep: Annotated[int, Meta(ge=0, le=1000, description="The number of exchanges that stay unchanged.")] | None = None
+    focus: Annotated[str, Meta(max_length=2000, description="The topic that the summary covers in detail.")] = ""
     preview: bool = False
 
 
 class NoteRequest(Struct, forbid_unknown_fields=True):
-    """A fact to remember."""
+    """A note to keep."""
 
     session: Annotated[Label, Meta(description="The session it belongs to.")]
-    text: Annotated[NonEmptyText, Meta(description="The fact.")]
+    text: Annotated[NonEmptyText, Meta(description="The note.")]
 
 
 class EraseRequest(Struct, forbid_unknown_fields=True):
-    """Which entries lose their bodies."""
+    """Which entries to erase."""
 
-    seqs: Annotated[list[Seq], Meta(min_length=1, max_length=10_000, description="Their numbers in the session.")]
+    seqs: Annotated[list[Seq], Meta(min_length=1, max_length=10_000, description="The seqs of the entries.")]
     why: Annotated[str, Meta(max_length=2000, description="The reason, which stays in the log.")] = ""
 
 
 class DeadLetterReplayRequest(Struct, forbid_unknown_fields=True):
-    """Which dead letters to send again."""
+    """Which dead letters to replay."""
 
     ids: Annotated[list[Seq] | None, Meta(description="All of them if not given.")] = None
 
 
 class MemoryResendRequest(Struct, forbid_unknown_fields=True):
-    """What a memory is to receive again."""
+    """What to resend to a memory."""
 
-    since: Annotated[float, Meta(description="What it received from then on, in seconds since 1970.")]
+    since: Annotated[float, Meta(description="Everything it received since then, in seconds since 1970.")]
     agent: Annotated[str, Meta(description="Only this agent's sessions; all if not given.")] = ""
-    dry_run: Annotated[bool, Meta(description="Only say how much that is.")] = False
+    dry_run: Annotated[bool, Meta(description="Only report how much that is.")] = False
 
 
 class MemoryBackfillRequest(Struct, forbid_unknown_fields=True):
-    """Which older history a memory is to receive."""
+    """Which older history to send to a memory."""
 
     agent: Annotated[str, Meta(description="Only this agent's sessions; all if not given.")] = ""
-    since: Annotated[float, Meta(description="Only what was said from then on, in seconds since 1970.")] = 0.0
-    until: Annotated[float | None, Meta(description="Only what was said before.")] = None
+    since: Annotated[float, Meta(description="Only history since then, in seconds since 1970.")] = 0.0
+    until: Annotated[float | None, Meta(description="Only history before then.")] = None
     per_minute: Annotated[int, Meta(ge=1, le=100_000, description="Exchanges and notes per minute.")] = 60
-    dry_run: Annotated[bool, Meta(description="Only say what that takes.")] = False
+    dry_run: Annotated[bool, Meta(description="Only report how much that is.")] = False
 
 
 class ForgetRequest(Struct, forbid_unknown_fields=True):
-    """Whom to forget."""
+    """Which person to forget."""
 
     person: Annotated[Label, Meta(description="A name, or an identity such as `telegram:1001`.")]
-    dry_run: Annotated[bool, Meta(description="Only say what would be erased.")] = False
+    dry_run: Annotated[bool, Meta(description="Only report what would be erased.")] = False
 
 
 class MemoryImportRequest(Struct, forbid_unknown_fields=True):
-    """Markdown to note in a session."""
+    """Markdown files to import."""
 
-    session: Annotated[Label, Meta(description="The session it belongs to.")]
+    session: Annotated[Label, Meta(description="The session to which the notes belong.")]
     files: Annotated[dict[str, str], Meta(description="Text by file name, for example `MEMORY.md`.")]
-    dry_run: Annotated[bool, Meta(description="Only say what would be noted.")] = False
+    dry_run: Annotated[bool, Meta(description="Only report what would be imported.")] = False
 
 
 class BackupRequest(Struct, forbid_unknown_fields=True):
-    """Where the copy goes."""
+    """Where to put the copy."""
 
     to: Annotated[
         str,
-        Meta(max_length=4096, description="A file by its whole path; only on `api.sock`. Else `backups/` in the home."),
+        Meta(
+            max_length=4096,
+            description="The absolute path of a file; only on `api.sock`. `backups/` in the home if not given.",
+        ),
     ] = ""
 
 
 class IdentityLinkRequest(Struct, forbid_unknown_fields=True):
-    """Who an identity is."""
+    """An identity, and the person to link it to."""
 
     identity: Annotated[Label, Meta(description="`platform:id`, for example `telegram:1001`.")]
     person: Annotated[Label, Meta(description="A name from `people`.")]
@@ -140,13 +144,13 @@ class IdentityRequest(Struct, forbid_unknown_fields=True):
 
 
 class PairingApprovalRequest(Struct, forbid_unknown_fields=True):
-    """Whom to let in."""
+    """The pairing code to approve."""
 
-    code: Annotated[Label, Meta(description="The code that the sender was told.")]
-    person: Annotated[str, Meta(max_length=200, description="Who it is, a name from `people`.")] = ""
+    code: Annotated[Label, Meta(description="The code that the sender received.")]
+    person: Annotated[str, Meta(max_length=200, description="The person to link, a name from `people`.")] = ""
 
 
-# -- what is answered --------------------------------------------------------------------------------------------------
+# -- responses ---------------------------------------------------------------------------------------------------------
 
 
 class ErrorDetail(Struct):
@@ -156,20 +160,20 @@ class ErrorDetail(Struct):
 
 
 class ErrorResponse(Struct):
-    """Every refusal looks like this."""
+    """The body of every error."""
 
     error: ErrorDetail
 
 
 class AcceptedResponse(Struct):
-    """Where something was committed."""
+    """The committed entry."""
 
     session: str
     seq: int
 
 
 class ActionResponse(Struct):
-    """What was done, in words. `done` is false if nothing was changed."""
+    """The result of an action as text. `done` is false if nothing was changed."""
 
     session: str
     message: str
@@ -177,7 +181,7 @@ class ActionResponse(Struct):
 
 
 class MemoryHitView(Struct):
-    """Something that was found, and where it came from."""
+    """A hit of a memory, and where it came from."""
 
     text: str
     provider: str
@@ -190,7 +194,7 @@ class MemoryHitView(Struct):
 
 
 class FactView(Struct):
-    """Something an agent keeps in mind. `until` is when it stopped holding."""
+    """A fact. `until` is the time when it was replaced or removed."""
 
     id: str
     text: str
@@ -203,7 +207,7 @@ class FactView(Struct):
 
 
 class MemorySearchResponse(Struct):
-    """What is remembered of a person. `unavailable` names memories that did not answer."""
+    """Facts and hits about a person. `unavailable` names memories that did not answer."""
 
     agent: str
     person: str
@@ -213,7 +217,7 @@ class MemorySearchResponse(Struct):
 
 
 class TraceView(Struct):
-    """Where something that was recalled, or left out, came from. `why_not` says why it was left out."""
+    """A fact or hit that was recalled or left out, and where it came from. `why_not` says why it was left out."""
 
     provider: str
     text: str
@@ -226,7 +230,7 @@ class TraceView(Struct):
 
 
 class ExplanationView(Struct):
-    """What a turn was shown from memory, and what it was not."""
+    """What a turn's context contained from memory, and what was left out."""
 
     session: str
     op: int
@@ -247,7 +251,7 @@ class ReplayResponse(Struct):
 
 
 class MemoryResendResponse(Struct):
-    """What goes, or would go, to a memory again. `repeats` says what that does to what is there already."""
+    """What is or would be sent to a memory again. `repeats` says how the memory handles items it already has."""
 
     memory: str
     begun: bool
@@ -259,7 +263,7 @@ class MemoryResendResponse(Struct):
 
 
 class MemoryBackfillResponse(Struct):
-    """What goes, or would go, to a memory that was attached later."""
+    """The older history that is or would be sent to a memory."""
 
     memory: str
     begun: bool
@@ -273,7 +277,7 @@ class MemoryBackfillResponse(Struct):
 
 
 class MemoryStatusRow(Struct):
-    """One memory of one agent. `there` is false if its provider could not be made."""
+    """One memory of one agent. `there` is false if its provider could not be created."""
 
     agent: str
     memory: str
@@ -292,14 +296,14 @@ class MemoryStatusRow(Struct):
 
 
 class MemoryStatusResponse(Struct):
-    """`forgetting` lists the names of people who are not forgotten everywhere yet."""
+    """`forgetting` lists the names of people whom a memory has not yet confirmed as forgotten."""
 
     memories: list[MemoryStatusRow]
     forgetting: list[list[str]]
 
 
 class ForgetResponse(Struct):
-    """What is, or would be, erased. `remains` says what is not, and why."""
+    """What is or would be erased. `remains` says what stays, and why."""
 
     person: str
     names: list[str]
@@ -324,7 +328,7 @@ class MemoryFileListResponse(Struct):
 
 
 class MemoryImportResponse(Struct):
-    """What the files hold, and how much of it was new."""
+    """What the files contain, and how much of it was new."""
 
     session: str
     agent: str
@@ -336,7 +340,7 @@ class MemoryImportResponse(Struct):
 
 
 class SessionView(Struct):
-    """A session. `pending` is how many messages no turn has taken up yet; `at` is when it was last written to."""
+    """A session. `pending` is the number of messages that no turn has taken yet; `at` is the time of the last entry."""
 
     id: str
     address: str
@@ -350,7 +354,7 @@ class SessionView(Struct):
 
 
 class EntryView(Struct):
-    """One line of a session's log. `body` is null once erased."""
+    """An entry of a session's log. `body` is null if it was erased."""
 
     pos: int
     seq: int
@@ -394,7 +398,7 @@ class LocatedSessionView(Struct):
 
 
 class ChatLocationResponse(Struct):
-    """Where to speak. `session` is null if the chat is new."""
+    """The location of a chat. `session` is null if the chat is new."""
 
     agent: str
     origin: LocationOrigin
@@ -423,7 +427,7 @@ class CompressionListResponse(Struct):
 
 
 class CompressionDiffResponse(Struct):
-    """The messages that a compression replaced, and what stands for them."""
+    """The messages that a compression replaced, and their replacement."""
 
     session: str
     compression: int
@@ -446,7 +450,7 @@ class EntryListResponse(Struct):
 
 
 class ContextView(Struct):
-    """What a model was, or would be, shown. `exact`: whether it is what was recorded; null if nothing was."""
+    """The context that a model received or would receive. `exact`: it matches the recorded digest; null if none was."""
 
     session: str
     at: int
@@ -456,7 +460,7 @@ class ContextView(Struct):
 
 
 class DeadLetterView(Struct):
-    """Something that could not be delivered, and why. `in_doubt`: it may have arrived."""
+    """An item that was given up, and why. `in_doubt`: it may have arrived."""
 
     id: int
     consumer: str
@@ -486,7 +490,7 @@ class WaitingConsumerView(Struct):
 
 
 class StatusResponse(Struct):
-    """The process, and what waits, fails or was given up in its home."""
+    """The state of the process, and what waits, fails or was given up in its home."""
 
     version: str
     pid: int
@@ -516,7 +520,7 @@ class StatusResponse(Struct):
 
 
 class AgentView(Struct):
-    """An agent. `missing` names the variables its models need."""
+    """An agent. `missing` names the variables that its models need and that are not set."""
 
     name: str
     model: str
@@ -540,7 +544,7 @@ class AuditCountsView(Struct):
 
 
 class AuditResponse(Struct):
-    """Whether the promises hold, and on what evidence."""
+    """Whether the promises hold, with the evidence."""
 
     holds: bool
     sessions: int
@@ -562,7 +566,7 @@ class BackupListResponse(Struct):
 
 
 class BackupResponse(Struct):
-    """What the copy holds. `wrong` and `broken` say why it is not sound; `removed` are older copies, now deleted."""
+    """What the copy contains. `wrong` and `broken` say why it is not sound; `removed` lists deleted older copies."""
 
     path: str
     bytes: int
@@ -576,7 +580,7 @@ class BackupResponse(Struct):
 
 
 class PersonView(Struct):
-    """A person, and the identities that config.yaml and links give them."""
+    """A person with the identities from config.yaml and from links."""
 
     name: str
     owner: bool
@@ -594,7 +598,7 @@ class IdentityLinkResponse(Struct):
 
 
 class PairingResponse(Struct):
-    """Who waits with a code, and who was let in by one."""
+    """The open pairing requests, and the granted identities."""
 
     waiting: list[dict[str, Any]]
     granted: list[dict[str, Any]]
@@ -609,7 +613,7 @@ class PairingApprovalResponse(Struct):
 
 
 class PairingRevocationResponse(Struct):
-    """From how many accounts. `still` is the person the identity is still known as; `configured`: by config.yaml."""
+    """The number of accounts. `still` is the person that the identity still belongs to; `configured`: by config.yaml."""
 
     revoked: int
     still: str
@@ -637,7 +641,7 @@ class ScheduleDeletionResponse(Struct):
 
 
 class CallerView(Struct):
-    """Who the caller is. `local`: whoever sits at this machine."""
+    """The caller. `local`: the request comes from this machine."""
 
     name: str
     operator: bool
@@ -645,7 +649,7 @@ class CallerView(Struct):
 
 
 class HealthResponse(Struct):
-    """`role` is what the process is for: `gateway`, or the command that works without one."""
+    """`role` is `gateway`, or the name of the command that works without one."""
 
     status: str
     version: str
