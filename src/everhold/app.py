@@ -343,9 +343,9 @@ class GatewayApp:
     @functools.cached_property
     def api(self) -> GuardMiddleware:
         """The API. The servers serve it, and commands without a gateway call it in this process."""
-        from everhold.api.application import application  # the import is slow, and not every command needs it
+        from everhold.api.application import build_application  # the import is slow, and not every command needs it
 
-        return application(self.api_context)
+        return build_application(self.api_context)
 
     @functools.cached_property
     def api_context(self) -> ApiContext:

@@ -317,7 +317,7 @@ def test_stop_with_nothing_running_exits_1(busy: CommandHome) -> None:
     assert (done.code, done.out) == (1, "Nothing is running.\n")
 
 
-def test_a_fact_is_noted_and_nothing_is_parked(busy: CommandHome) -> None:
+def test_a_fact_is_noted_without_dead_letters(busy: CommandHome) -> None:
     noted = (
         busy.run_in_process("memory", "note", "Ada likes tea", "--session", "agent:main:terminal:dm:me", "--json")
         .ok()

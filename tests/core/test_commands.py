@@ -126,7 +126,7 @@ def test_these_commands_need_an_owner_in_a_group_and_no_other_rule_exists() -> N
 
 
 def test_the_reference_page_is_what_the_table_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == chat_reference.render(), (
+    assert PAGE.read_text(encoding="utf-8") == chat_reference.render_reference(), (
         "python -m everhold.cli.chat_reference > docs/reference/chat-commands.md"
     )
 

@@ -22,7 +22,7 @@ async def read_status(t: RunningGateway) -> tuple[dict[str, Any], str]:
     found: dict[str, Any] = await client_of(t.app).show_status()
     out = io.StringIO()
     status._print_status(
-        CommandScreen.from_streams(out, io.StringIO(), environ={}, json=False), found, status.list_complaints(found)
+        CommandScreen.from_streams(out, io.StringIO(), environ={}, json=False), found, status.list_problems(found)
     )
     return found, out.getvalue()
 

@@ -1,4 +1,4 @@
-"""/health, /ready and /metrics, for monitoring."""
+"""Handlers of /health, /ready and /metrics, for monitoring."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PROMETHEUS_MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def get_health(call: ApiCall) -> Response:
-    """Answer while the process runs."""
+    """Report that the process runs."""
     return build_json_response({"status": "ok", "version": __version__, "role": call.context.gateway.role()})
 
 
 async def get_readiness(call: ApiCall) -> Response:
-    """Answer 200 while messages can be accepted, else 503."""
+    """Report whether messages can be accepted, else 503."""
     trouble = call.context.get_trouble()
     if trouble:
         raise ApiError(503, "not_ready", call.context.redact_text(trouble), headers={"retry-after": "5"})
