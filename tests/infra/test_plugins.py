@@ -91,9 +91,7 @@ def test_a_name_that_is_an_extra_of_ours_says_what_to_install() -> None:
         ("", "AttributeError: module 'plug_broken' has no attribute 'Diary'"),
     ],
 )
-def test_a_broken_package_is_named_with_its_error_and_a_remedy(
-    install: Install, source: str, complaint: str
-) -> None:
+def test_a_broken_package_is_named_with_its_error_and_a_remedy(install: Install, source: str, complaint: str) -> None:
     sys.modules.pop("plug_broken", None)
     install("everhold-broken", {"broken": "plug_broken:Diary"}, plug_broken=source)
     with pytest.raises(InvalidRequest, match=r"'broken' of everhold-broken 1\.2 \(plug_broken:Diary\)") as caught:
@@ -131,6 +129,8 @@ def test_a_factory_can_be_named_by_its_place(install: Install) -> None:
 
 
 def test_knowing_where_plug_ins_are_costs_no_heavy_import() -> None:
-    script = "import sys, everhold.infra.plugins as p; p.MEMORY_PLUGINS.list_plugins(); print('pydantic' in sys.modules)"
+    script = (
+        "import sys, everhold.infra.plugins as p; p.MEMORY_PLUGINS.list_plugins(); print('pydantic' in sys.modules)"
+    )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"

@@ -38,13 +38,12 @@ if TYPE_CHECKING:
 _NAMES_BY_MODULE: Final = {
     "display": ("show_settings", "to_yaml"),
     "edit": ("get_key", "set_key", "set_secret"),
-    "plugin_sections": ("build_plugin_settings", "find_plugin_problems", "make_plugin_validator"),
+    "errors": ("ConfigError", "ConfigProblem"),
     "loader": ("load_settings", "parse_settings", "store_last_good"),
-    "errors": ("build_plugin_settings", "find_plugin_problems", "ConfigProblem"),
+    "plugin_sections": ("build_plugin_settings", "find_plugin_problems", "make_plugin_validator"),
     "settings": (
         "AccountSettings", "AgentSettings", "McpSettings", "MemorySettings", "ModelSettings", "Settings",
     ),
-    "display": ("show_settings", "to_yaml"),
     "watch": ("ConfigWatcher",),
 }  # fmt: skip
 _MODULE_BY_NAME: Final = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}

@@ -30,7 +30,12 @@ MEMORY_USAGE: Final = (
 
 
 async def run_memory_command(
-    gates: Gates, runtimes: AgentRuntimes, session: Session, runtime: AgentRuntime, heard: Heard, arguments: ParsedSubcommand
+    gates: Gates,
+    runtimes: AgentRuntimes,
+    session: Session,
+    runtime: AgentRuntime,
+    heard: Heard,
+    arguments: ParsedSubcommand,
 ) -> tuple[tuple[EntryBody, ...], str]:
     """Return the entries that `/memory ...` writes, and its reply."""
     store = gates.store
