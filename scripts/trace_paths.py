@@ -156,7 +156,9 @@ async def record_calls(source: Path) -> list[tuple[str, str, str, str]]:
                 result = Path(directory) / "calls.json"
                 child.stdin.write(f"stop {result}\n".encode())
                 await wait_for(result.exists)
-                return [(consumer, root, module, name) for consumer, root, module, name in json.loads(result.read_text())]
+                return [
+                    (consumer, root, module, name) for consumer, root, module, name in json.loads(result.read_text())
+                ]
             finally:
                 if child.returncode is None:
                     child.kill()
