@@ -6,8 +6,9 @@
 
 The script starts a real gateway as a child process, with a Telegram server, a model server and a Honcho service on
 loopback. The child records which functions of everhold it enters (`sys.setprofile`). The third message is measured, so
-that nothing is built for the first time. A call counts for the path whose worker or listener is at the bottom of its
-stack; periodic work of the gateway is left out. The results are in docs/ARCHITECTURE.md.
+that nothing is built for the first time. A call belongs to the path of the consumer whose claim is worked on, or of the
+task at the bottom of its stack. Commits count for both paths; servers, file watching and the dispatch loop count for
+none. The results are in docs/ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ BOT_TOKEN = "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw-canary"
 MODEL_KEY = "a-key-for-tracing-0123"
 MEASURED_MEMORY = "memory:honcho"
 OTHER_ROOTS = ("api", "web", "remote", "cli", "config", "app", "engine/supervisor", "flow/supervise")
-"""Modules whose own tasks belong to no path: servers, file watching, the dispatch loop. Workers are told apart by claim."""
+"""Modules whose own tasks belong to no path: servers, file watching, the dispatch loop."""
 
 
 class CallRecorder:
@@ -91,7 +92,7 @@ def run_child(source: Path, home: str) -> None:
 
 async def wait_for(condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  # the fake servers offer no event for it
             await asyncio.sleep(0.05)
 
 
@@ -140,7 +141,7 @@ async def record_calls(source: Path) -> list[tuple[str, str, str, str]]:
                 *(sys.executable, __file__, "--child", str(home), "--source", str(source)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
-                stderr=None,
+                stderr=asyncio.subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": str(source), "EVERHOLD_LOCKS": directory},
             )
             assert child.stdin is not None
@@ -180,21 +181,25 @@ def is_message(consumer: str, root: str) -> bool:
     return not root.startswith((*OTHER_ROOTS, "memories/"))
 
 
-def print_path(name: str, calls: set[tuple[str, str]], *, all_names: bool) -> None:
+def write_line(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def write_path(name: str, calls: set[tuple[str, str]], *, all_names: bool) -> None:
     modules = sorted({module for module, _ in calls})
-    print(f"{name}: {len(modules)} modules, {len(calls)} functions")
+    write_line(f"{name}: {len(modules)} modules, {len(calls)} functions")
     if all_names:
         for module in modules:
-            print(f"  {module}.py: {', '.join(sorted(function for where, function in calls if where == module))}")
+            write_line(f"  {module}.py: {', '.join(sorted(function for where, function in calls if where == module))}")
 
 
 async def measure(source: Path, *, all_names: bool) -> None:
     calls = await record_calls(source)
     if all_names:
-        print("tasks:", ", ".join(sorted({consumer or root for consumer, root, _, _ in calls})))
+        write_line("tasks: " + ", ".join(sorted({consumer or root for consumer, root, _, _ in calls})))
     for path, belongs in (("message", is_message), ("memory write", is_memory_write)):
         found = {(module, name) for consumer, root, module, name in calls if belongs(consumer, root)}
-        print_path(path, found, all_names=all_names)
+        write_path(path, found, all_names=all_names)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Check docs/ARCHITECTURE.md against the code: every file it names exists, and every function is defined in such a file."""
+"""Check docs/ARCHITECTURE.md against the code: its files exist, and each of its functions is defined in such a file."""
 
 from __future__ import annotations
 
