@@ -38,7 +38,8 @@ def find_functions(source: str) -> Iterator[str]:
 
 def find_missing_names(block: str) -> list[str]:
     """List the files of a block that do not exist, and the functions that no file of the block defines."""
-    missing, defined = [], set()
+    missing: list[str] = []
+    defined: set[str] = set()
     for name in FILE.findall(block):
         if (path := find_file(name)) is None:
             missing.append(name)
