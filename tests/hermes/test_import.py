@@ -45,7 +45,7 @@ ME = "me"
 
 
 class ImportTarget:
-    """A home here, opened and closed around every import."""
+    """A home, opened and closed around every import."""
 
     def __init__(self, path: Path) -> None:
         self.home = Home(path).create()
@@ -83,7 +83,7 @@ class ImportTarget:
         return asyncio.run(play())
 
     def read_all_entries(self) -> list[tuple[Any, ...]]:
-        """Every entry, but for what is drawn by lot."""
+        """Return every entry without its random parts."""
 
         async def ask(store: SqliteStore) -> list[tuple[Any, ...]]:
             found = []
@@ -139,7 +139,7 @@ def rows(path: Path) -> dict[int, tuple[str, str, str]]:
 
 
 def imported(place: ImportTarget) -> dict[int, tuple[str, str, str]]:
-    """Row -> (session there, role, text), as the log here has it, in the log's order for each session."""
+    """Return row -> (source session, role, text) as the log has it, in the log's order for each session."""
     found: dict[int, tuple[str, str, str]] = {}
     for *_, body, dedup in place.read_all_entries():
         if dedup is None or not dedup.startswith("hermes:"):
@@ -176,7 +176,7 @@ def test_every_message_arrives_once_in_order_and_word_for_word(tmp_path: Path, p
             assert there[id][1:] == (role, text)
         else:
             assert there[id][2] in text
-    # what did not come is a copy of something that did
+    # a message that was not imported is a copy of one that was
     come = {(role, text) for _, role, text in here.values()} | {("assistant", SUMMARY)}
     for id in there.keys() - here.keys():
         assert there[id][1] == "session_meta" or there[id][1:] in come
@@ -267,7 +267,7 @@ def test_a_tail_that_begins_inside_a_turn_splits_it(tmp_path: Path, place: Impor
     assert [text for _, text in place.read_context(address("long"))[1:]] == ["", "did 4", "", "did 5", "all done"]
 
 
-def test_undone_is_undone_and_can_be_seen(tmp_path: Path, place: ImportTarget) -> None:
+def test_undone_rows_are_imported_as_undone(tmp_path: Path, place: ImportTarget) -> None:
     healthy(tmp_path / "there").close()
     assert place.run_import(tmp_path / "there").agents["main"].undone == 2
     assert "question oops" not in [text for _, text in place.read_context(address("cli-1"))]
@@ -299,7 +299,7 @@ def test_a_fork_becomes_a_branch_and_loses_nothing(tmp_path: Path, place: Import
     assert {"question left", "question right"} <= said
 
 
-def test_a_chat_that_began_anew_goes_on_in_one_session(tmp_path: Path, place: ImportTarget) -> None:
+def test_a_chat_that_was_reset_continues_in_one_session(tmp_path: Path, place: ImportTarget) -> None:
     key = "agent:main:telegram:dm:5005"
     built = BuiltHermesHome(tmp_path / "there")
     built.add_exchanges(built.add_chat("n-1", key), "old")
@@ -312,7 +312,7 @@ def test_a_chat_that_began_anew_goes_on_in_one_session(tmp_path: Path, place: Im
     assert sum(isinstance(body, Heard) for *_, body, _ in place.read_all_entries()) == 2
 
 
-def test_the_session_in_use_comes_last_whatever_its_age(tmp_path: Path, place: ImportTarget) -> None:
+def test_the_session_in_use_comes_last(tmp_path: Path, place: ImportTarget) -> None:
     key = "agent:main:telegram:dm:5005"
     built = BuiltHermesHome(tmp_path / "there")
     built.add_exchanges(built.add_chat("n-1", key), "old")
@@ -403,14 +403,14 @@ def test_what_it_cost_and_what_it_was_called_comes_too(tmp_path: Path, place: Im
     assert sum(isinstance(body, Ended) and body.usage.usd > 0 for *_, body, _ in place.read_all_entries()) == 1
 
 
-def test_an_old_schema_comes_too(tmp_path: Path, place: ImportTarget) -> None:
+def test_an_old_schema_is_imported(tmp_path: Path, place: ImportTarget) -> None:
     healthy(tmp_path / "there", version=5).close()
     report = place.run_import(tmp_path / "there")
     assert report.is_complete
     assert len(place.read_context(address("cli-1"))) == 8
 
 
-# -- again -------------------------------------------------------------------------------------------------------------
+# -- repeated imports --------------------------------------------------------------------------------------------------
 
 
 def everything(home: Path) -> BuiltHermesHome:
@@ -420,7 +420,7 @@ def everything(home: Path) -> BuiltHermesHome:
     return built
 
 
-def test_twice_is_once(tmp_path: Path, place: ImportTarget) -> None:
+def test_a_second_import_adds_nothing(tmp_path: Path, place: ImportTarget) -> None:
     everything(tmp_path / "there").close()
     place.run_import(tmp_path / "there")
     before = place.read_all_entries()
@@ -450,12 +450,12 @@ def test_what_a_damaged_page_leaves_comes_and_the_rest_is_named(tmp_path: Path, 
     assert report.agents["main"].messages == 180
     if not dry:
         assert len(place.read_context(address("after"))) == 90
-        path.write_bytes(whole)  # once it is mended, or brought back from a copy
+        path.write_bytes(whole)  # once it is repaired, or restored from a copy
         assert place.run_import(tmp_path / "there").is_complete
         assert len(place.read_context(address("harmed"))) == 90
 
 
-def test_a_disk_that_is_full_stops_an_import_and_the_next_goes_on(tmp_path: Path, place: ImportTarget) -> None:
+def test_a_full_disk_stops_an_import_and_the_next_run_continues(tmp_path: Path, place: ImportTarget) -> None:
     everything(tmp_path / "there").close()
     other = BuiltHermesHome(tmp_path / "there" / "profiles" / "coder")
     other.add_exchanges(other.add_session("c-1"), "a")
@@ -484,7 +484,7 @@ def test_a_disk_that_is_full_stops_an_import_and_the_next_goes_on(tmp_path: Path
 
 
 def test_a_name_given_here_stays_and_what_was_erased_stays_erased(tmp_path: Path, place: ImportTarget) -> None:
-    """Two conversations of one chat with names of their own do not take turns, either."""
+    """Two conversations of one chat with their own titles do not alternate, either."""
     built = healthy(tmp_path / "there")
     key = "agent:main:telegram:dm:5005"
     built.add_exchanges(built.add_chat("n-1", key, title="old name"), "old")
@@ -536,7 +536,7 @@ def test_a_later_import_brings_what_is_new(tmp_path: Path, place: ImportTarget) 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_interrupted_anywhere_it_ends_up_the_same(tmp_path: Path, place: ImportTarget, seed: int) -> None:
+def test_an_import_interrupted_anywhere_has_the_same_result(tmp_path: Path, place: ImportTarget, seed: int) -> None:
     everything(tmp_path / "there").close()
     whole = ImportTarget(tmp_path / "whole")
     whole.run_import(tmp_path / "there")
@@ -556,7 +556,7 @@ def test_interrupted_anywhere_it_ends_up_the_same(tmp_path: Path, place: ImportT
                 raise Cut
             done = await real(change)
             if left == 0 and chance.random() < 0.5:
-                raise Cut  # committed, and nobody was told
+                raise Cut  # committed, but the caller was not informed
             return done
 
         store.commit = commit  # type: ignore[method-assign]
@@ -588,7 +588,7 @@ def test_what_was_taken_back_comes_with_the_next_import(tmp_path: Path, place: I
     assert len(imported(place)) < len(whole)
     report = place.run_import(tmp_path / "there")
     assert report.is_complete
-    # a result whose call was cut off from it is kept beside the conversation
+    # a result that was cut off from its call is kept outside the conversation
     assert {row: (s, text) for row, (s, _, text) in imported(place).items()} == {
         row: (s, text) for row, (s, _, text) in whole.items()
     }
@@ -626,12 +626,12 @@ def test_a_dry_run_writes_nothing_and_counts_the_same(tmp_path: Path, place: Imp
     assert sorted(path.name for path in place.home.path.rglob("*")) == before
     real = place.run_import(tmp_path / "there")
     for name in ("messages", "copies", "summaries", "marks", "undone", "conversations", "sessions"):
-        # a branch's copies are only known once its parent is here
+        # a branch's copies are only known once its parent is imported
         got, announced = getattr(real.agents["main"], name), getattr(dry.agents["main"], name)
         assert abs(got - announced) <= (2 if name in ("messages", "copies") else 0), name
 
 
-def test_nothing_wakes_and_nothing_is_sent(tmp_path: Path, place: ImportTarget) -> None:
+def test_an_import_wakes_no_consumer_and_sends_nothing(tmp_path: Path, place: ImportTarget) -> None:
     everything(tmp_path / "there").close()
     place.run_import(tmp_path / "there")
 
@@ -642,7 +642,7 @@ def test_nothing_wakes_and_nothing_is_sent(tmp_path: Path, place: ImportTarget) 
 
 
 def test_every_change_of_a_session_is_one_the_log_knows(tmp_path: Path, place: ImportTarget) -> None:
-    """An import adds bindings, titles, branches, fresh contexts and undone turns, and nothing else."""
+    """An import adds bindings, titles, branches, context resets and undone turns, and nothing else."""
     everything(tmp_path / "there").close()
     place.run_import(tmp_path / "there")
     changes = {type(body.change).__name__ for *_, body, _ in place.read_all_entries() if isinstance(body, Changed)}

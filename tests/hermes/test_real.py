@@ -1,4 +1,4 @@
-"""The same on homes that hermes-agent 0.19.0's own classes filled; it is installed from a package index for this."""
+"""The same on homes that hermes-agent 0.19.0's own classes filled. It is installed from a package index for this."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def made(python: Path, home: Path, scenario: str) -> Path:
 
 
 def loaded(python: Path, path: Path) -> dict[str, object]:
-    """Every session as its own reader gives it."""
+    """Return every session as hermes-agent reads it."""
     done = subprocess.run(
         [str(python), "-c", LOADS, str(path)], capture_output=True, text=True, timeout=120, check=True
     )
@@ -74,7 +74,7 @@ def test_what_it_writes_in_order_is_in_order(tmp_path: Path, python: Path, scena
 @pytest.mark.parametrize(
     "scenario, found", [("unread", {"archived-unread"}), ("rotated", {"id-changed", "written-twice"})]
 )
-def test_what_it_does_to_a_store_is_found_and_mended_and_it_still_reads_it(
+def test_damage_by_hermes_agent_is_repaired_and_it_still_reads_the_store(
     tmp_path: Path, python: Path, scenario: str, found: set[str]
 ) -> None:
     path = made(python, tmp_path / "home", scenario)
@@ -94,7 +94,7 @@ def test_what_it_does_to_a_store_is_found_and_mended_and_it_still_reads_it(
 def test_retries_and_races_are_reported_and_all_remaining_messages_are_imported(
     tmp_path: Path, python: Path, scenario: str, found: set[str]
 ) -> None:
-    """Writers that interleave leave calls without results as well; what a race leaves is not the same every time."""
+    """Interleaving writers also leave calls without results. The result of a race is not the same every time."""
     path = made(python, tmp_path / "home", scenario)
     assert found <= {finding.check for finding in checks.examine_store(path, now=NOW).findings}
     place = ImportTarget(tmp_path / "here")
@@ -111,9 +111,9 @@ def test_its_log_tells_which_ids_changed(tmp_path: Path, python: Path) -> None:
 
 
 def test_its_contexts_are_the_same_here(tmp_path: Path, python: Path) -> None:
-    """What its reader gives for every session that can be gone on with, beside what a model would be shown here.
+    """Compare what hermes-agent reads for every session that can be continued with what a model would be shown here.
 
-    Documented differences: the summary's frame, the beginning that goes with the summary, marks, white space at ends.
+    Documented differences: the summary's frame, the beginning that goes with the summary, markers, white space at ends.
     """
     path = made(python, tmp_path / "home", "plain,compressed,rotated,gateway")
     conversations = loaded(python, path)["conversations"]
@@ -155,7 +155,7 @@ def _plain(text: object) -> str:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[object, ...]]]:
-    """A home with everything in it, and what an import makes of it that nobody disturbs."""
+    """A home with everything in it, and the result of an undisturbed import."""
     there, here = tmp_path_factory.mktemp("there"), tmp_path_factory.mktemp("whole")
     built = everything(there)
     for n in range(30):
@@ -170,7 +170,7 @@ def _importing(here: Path, there: Path) -> list[str]:
 
 
 def _log(here: Path) -> list[tuple[object, ...]]:
-    """Everything but the times of notes: those are of this moment."""
+    """Everything but the times of notes, which are the present time."""
     return [
         (e[0], e[1], e[2], e[3], e[4], None if isinstance(e[6], Noted) else e[5], e[7])
         for e in ImportTarget(here).read_all_entries()
@@ -178,7 +178,7 @@ def _log(here: Path) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(max(1, int(os.environ.get("EVERHOLD_KILLS", "10")) // 10)))
-def test_killed_again_and_again_an_import_ends_up_the_same(
+def test_an_import_that_is_killed_repeatedly_has_the_same_result(
     tmp_path: Path, whole: tuple[Path, list[tuple[object, ...]]], seed: int
 ) -> None:
     there, expected = whole
@@ -195,7 +195,7 @@ def test_killed_again_and_again_an_import_ends_up_the_same(
 
 
 def _entries(path: Path) -> int:
-    """How far an import has come: what is committed."""
+    """The progress of an import: what is committed."""
     if not path.exists():
         return -1
     try:
@@ -204,5 +204,5 @@ def _entries(path: Path) -> int:
             return int(db.execute("select max(pos) from entries").get or 0)
         finally:
             db.close()
-    except apsw.Error:  # it is just being made
+    except apsw.Error:  # it is just being created
         return -1

@@ -1,4 +1,4 @@
-"""The built-in memory is there for every agent: `memories` says only which memories a turn asks."""
+"""Every agent has the built-in memory. `memories` only says which memories a turn asks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def config(listed: list[str] | None) -> str:
 
 
 async def shown(t: RunningGateway, chat: str) -> list[tuple[str, str]]:
-    """Ask about the garden somewhere else; what the answer rested on, and who found it."""
+    """Ask about the garden in another chat; return the recalled texts and their memories."""
     verdict = await t.send_message("where does the tea garden lie?", chat=chat)
     await t.wait_for_replies(verdict.session)
     try:
@@ -56,5 +56,5 @@ async def test_a_list_without_it_keeps_it_out_of_turns_and_of_nothing_else(
         assert "builtin" in [row["memory"] for row in (await t.app.memory_admin.collect_status())["memories"]]
         t.configure(config(["builtin", *listed]))
         await t.wait_until(lambda: "builtin" in t.app.agents.get_runtime("main", {}).recall_memories)
-        assert ("builtin", GARDEN) in await shown(t, "later")  # it has taken in all there is, without being told to
+        assert ("builtin", GARDEN) in await shown(t, "later")  # it has indexed everything without being asked
         await t.assert_sound()

@@ -1,4 +1,4 @@
-"""The model concludes ten things at once, curates its facts and looks things up: all kept, each there once."""
+"""A model writes ten conclusions at once, curates its facts and searches: everything is stored once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_what_a_model_concludes_curates_and_reads_in_one_turn(
     if down:
         await honcho.stop()
     else:
-        honcho.plan_fault("slow", "/sessions$", seconds=0.5)  # it is still being created while all this goes on
+        honcho.plan_fault("slow", "/sessions$", seconds=0.5)  # the session is still being created during all this
         honcho.plan_fault("after", "/conclusions$")
     async with ModelServer() as server:
         given = json.loads(services.config("honcho", write=write, agent={"model": "m", "tools": ["memory"]}))
@@ -64,7 +64,7 @@ async def test_what_a_model_concludes_curates_and_reads_in_one_turn(
             await t.send_and_wait("and more")
             if down:
                 await honcho.start()
-            await t.send_message("/new")  # where the talk takes a turn, nothing is held back
+            await t.send_message("/new")  # a session switch sends pending items
             wanted = sorted([*FACTS, "fact 10", "likes coffee", *(f"thing {number}" for number in range(10))])
             await t.wait_until(lambda: sorted(honcho.list_conclusion_texts()) == wanted)
             await t.wait_until(lambda: services.said_texts("honcho") == [ASKED, "and more"])

@@ -1,4 +1,6 @@
-"""What came of a task reaches those memories that want to hear of it: once, in order, whatever falls; nobody else."""
+"""The result of a task reaches the memories with that capability once and in order, also after
+crashes, and no others.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tests.engine.test_operations import crash_at_step
 
 
 class Overseer(FakeMemoryProvider):
-    """Wants to hear of jobs, and keeps them in line with the rest."""
+    """Has the capability for jobs, and records them in order with the exchanges."""
 
     capabilities = frozenset({MemoryCapability.JOBS, MemoryCapability.PROBE})
 
@@ -31,7 +33,7 @@ class Overseer(FakeMemoryProvider):
         super().__init__(delivery, deadline=5.0)
         self.received_jobs: list[JobResult] = []
         self.line: list[str] = []
-        """What came, by what it was about."""
+        """The items in order of arrival."""
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         assert not (batch.items and batch.jobs), "never together"
@@ -85,7 +87,9 @@ def test_nobody_else_hears_of_it_or_is_woken_for_it(gateway: InProcessGateway) -
     gateway.send_message("/background what is the answer?")
     after = gateway.run(gateway.store.get_cursor(memory_consumer("a"), session))
     assert (len(provider.writes), after) == (1, before)
-    gateway.runtimes.settings["job_memories"] = ("a",)  # nobody knew better: its lane is woken, and finds nothing
+    gateway.runtimes.settings["job_memories"] = (
+        "a",
+    )  # its capabilities were unknown: its cursor is woken and finds nothing
     gateway.send_message("/background and once more?")
     assert len(provider.writes) == 1
     assert len(gateway.run(gateway.store.list_receipts(session, consumer=memory_consumer("a")))) == 1
@@ -108,7 +112,7 @@ def test_a_crash_anywhere_around_it_loses_nothing_and_doubles_nothing(
     gateway.assert_sound()
 
 
-def test_while_it_is_away_it_waits_in_order(gateway: InProcessGateway) -> None:
+def test_while_the_service_is_down_items_wait_in_order(gateway: InProcessGateway) -> None:
     provider = oversee(gateway)
     gateway.send_message("hello")
     provider.faults.fail_next(Transient("away"), times=3)
@@ -120,7 +124,7 @@ def test_while_it_is_away_it_waits_in_order(gateway: InProcessGateway) -> None:
     assert provider.line == ["hello", "what is the answer?", "thanks"]
 
 
-def test_one_that_collects_turns_hears_of_a_job_at_once_like_of_a_note(gateway: InProcessGateway) -> None:
+def test_a_paced_memory_receives_a_job_at_once_like_a_note(gateway: InProcessGateway) -> None:
     provider = oversee(gateway)
     gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(3)}
     gateway.send_message("hello")
@@ -148,7 +152,7 @@ def test_a_lost_answer_and_a_replay_tell_the_same_again(gateway: InProcessGatewa
     gateway.assert_sound()
 
 
-def test_what_was_erased_on_its_way_is_not_told_again_and_the_rest_is(gateway: InProcessGateway) -> None:
+def test_an_erased_job_in_doubt_is_not_resent_and_the_others_are(gateway: InProcessGateway) -> None:
     provider = oversee(gateway, DeliveryGuarantee.UNACKNOWLEDGED)
     session = gateway.send_message("hello").session
     gateway.runtimes.memories = {}
@@ -168,7 +172,7 @@ def test_what_was_erased_on_its_way_is_not_told_again_and_the_rest_is(gateway: I
     gateway.assert_sound()
 
 
-def test_reviews_are_nobody_s_jobs(gateway: InProcessGateway) -> None:
+def test_reviews_are_not_delivered_as_jobs(gateway: InProcessGateway) -> None:
     provider = oversee(gateway)
     reviewing(gateway, every=1)
     gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(3)}
@@ -178,7 +182,7 @@ def test_reviews_are_nobody_s_jobs(gateway: InProcessGateway) -> None:
     assert provider.line == [], "nor do they hurry anything"
 
 
-def test_a_task_that_could_not_be_done_says_why(gateway: InProcessGateway) -> None:
+def test_a_task_without_a_result_is_reported(gateway: InProcessGateway) -> None:
     provider = oversee(gateway)
     gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text=""))
     gateway.send_message("/background what “is”] the answer?\nReally?")

@@ -1,4 +1,4 @@
-"""Where the talk goes elsewhere, rests or is cut off: what waited arrives once, under whom and where it was said."""
+"""After switches, pauses and kills, pending items arrive once, under the person and session they belong to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.memories.services import NAMES, MemoryServices, one_write
 
 
 class Ahead(SystemClock):
-    """The machine's own time, put forward."""
+    """The system clock with an offset."""
 
     seconds = 0.0
 
@@ -28,7 +28,7 @@ class Ahead(SystemClock):
 
 
 def rows(services: MemoryServices, name: str) -> list[tuple[str, str]]:
-    """(session, what was said) as a service has it, in its order; the session is the one in the key it came under."""
+    """Return (session, message) as a service stored it, in order. The session is the one in the key."""
     match name:
         case "honcho":
             found = [(row["metadata"], row["content"]) for row in services.honcho.state.messages]
@@ -45,7 +45,7 @@ def rows(services: MemoryServices, name: str) -> list[tuple[str, str]]:
 
 
 async def only(t: RunningGateway, services: MemoryServices, wanted: list[tuple[str, str]]) -> None:
-    """Until every service has exactly this; and then a while longer, so that whatever would come twice has come."""
+    """Wait until every service has exactly this, and then some time longer for anything that would arrive twice."""
     await t.wait_until(lambda: all(len(rows(services, name)) >= len(wanted) for name in NAMES))
     await t.wait_until(lambda: not t.app.supervisor.tasks)
     assert {name: rows(services, name) for name in NAMES} == dict.fromkeys(NAMES, wanted)
@@ -55,7 +55,7 @@ async def only(t: RunningGateway, services: MemoryServices, wanted: list[tuple[s
         assert {row["session_id"] for row in ours} == {name}
 
 
-# -- a batch that is not full ------------------------------------------------------------------------------------------
+# -- an incomplete batch -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("switch", ["/resume", "/branch", "/new", "/compress here 0", "rest"])
@@ -75,7 +75,7 @@ async def test_what_waits_for_more_goes_out_once_where_it_was_said(
         match switch:
             case "rest":
                 clock.seconds = SILENCE_SECONDS + 1
-                t.app.wakeups.work_available.set()  # as a clock that goes by itself would have
+                t.app.wakeups.work_available.set()  # as a running clock would do
                 wanted = [(other, "elsewhere"), (session, "one"), (session, "two")]
             case "/resume":
                 await t.send_and_wait(f"/resume {other}")
@@ -83,13 +83,13 @@ async def test_what_waits_for_more_goes_out_once_where_it_was_said(
             case _:
                 await t.send_and_wait(switch)
                 wanted = [(session, "one"), (session, "two")]
-        if switch == "rest":  # two sessions, each in its own order
+        if switch == "rest":  # two sessions, each in order
             await t.wait_until(lambda: all(len(rows(services, name)) >= len(wanted) for name in NAMES))
             await t.wait_until(lambda: not t.app.supervisor.tasks)
             assert {name: sorted(rows(services, name)) for name in NAMES} == dict.fromkeys(NAMES, sorted(wanted))
         else:
             await only(t, services, wanted)
-            # what is said from here on belongs to where it is said, and waits for its own batch
+            # later messages belong to their own session and wait for their own batch
             there = (await t.send_message("three")).session
             if switch == "/branch":
                 assert (await t.app.store.get_session(there)).parent == session
@@ -124,7 +124,7 @@ async def test_what_waits_for_more_outlives_a_kill(tmp_path: Path, services: Mem
         async with asyncio.timeout(60):
             while any(len(rows(services, name)) < 3 for name in NAMES):  # noqa: ASYNC110  # a service rings no bell
                 await asyncio.sleep(0.05)
-        await gateway.send_message("here", "four", id="m4")  # behind what is delivered, and a batch of its own
+        await gateway.send_message("here", "four", id="m4")  # after the delivered items, in a new batch
         await gateway.wait_for_replies(4)
     finally:
         await gateway.close()
@@ -135,11 +135,11 @@ async def test_what_waits_for_more_outlives_a_kill(tmp_path: Path, services: Mem
         assert sorted(by.values()) == [["one", "two"], ["three"]], name
 
 
-# -- two people in one place -------------------------------------------------------------------------------------------
+# -- two people in one chat --------------------------------------------------------------------------------------------
 
 
 @one_write
-async def test_two_people_in_one_thread_are_two_peers_whatever_is_rebuilt(
+async def test_two_people_in_one_thread_stay_two_peers_after_rebuilds(
     tmp_path: Path, services: MemoryServices, write: str | int
 ) -> None:
     config = services.config(write=write)
@@ -163,7 +163,7 @@ async def test_two_people_in_one_thread_are_two_peers_whatever_is_rebuilt(
     async with t:
         for who in ("ada", "bob", "ada"):
             await speak(who)
-        # another persona builds the agent anew, another deadline its memories
+        # a new persona rebuilds the agent, and a new deadline rebuilds its memories
         t.configure(config.replace('"tools": []', '"tools": [], "persona": {"text": "Be brief."}'))
         for who in ("bob", "ada"):
             await speak(who)
@@ -173,7 +173,7 @@ async def test_two_people_in_one_thread_are_two_peers_whatever_is_rebuilt(
     async with t:
         for who in ("bob", "ada"):
             await speak(who)
-    async with t:  # who starts waits for nobody
+    async with t:  # a start does not wait for it
         await t.wait_until(lambda: len(heard()) >= len(said))
         await t.wait_until(lambda: all(len(rows(services, name)) >= len(said) for name in NAMES))
         await t.wait_until(lambda: not t.app.supervisor.tasks)
@@ -190,7 +190,7 @@ async def test_two_people_in_one_thread_are_two_peers_whatever_is_rebuilt(
     assert len(services.honcho.state.created) == 1
 
 
-# -- recall that comes late --------------------------------------------------------------------------------------------
+# -- late recall -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("deadline_seconds", [0.3, 60], ids=["given-up", "waited-for"])
@@ -216,7 +216,7 @@ async def test_what_was_recalled_for_one_session_never_reaches_another(
             await t.send_and_wait("the garden lies in Assam", chat="past")
             if write != "turn":
                 for chat in ("other", "past"):
-                    await t.send_message("/new", chat=chat)  # where the talk takes a turn, nothing is held back
+                    await t.send_message("/new", chat=chat)  # a session switch sends pending items
             await t.wait_until(lambda: all(len(services.said_texts(name)) == 2 for name in NAMES))
             asked = len(server.requests)
             t.configure(config(deadline_seconds))
@@ -224,14 +224,14 @@ async def test_what_was_recalled_for_one_session_never_reaches_another(
             await t.send_message("where does the garden lie?")
             await t.wait_until(lambda: all(fault.waiting for fault in slow))
             for name in NAMES:
-                services[name].clear_faults()  # those under way stay as slow as they are
+                services[name].clear_faults()  # running calls stay slow
             chat = "other" if switch == "elsewhere" else "me"
             if switch != "elsewhere":
                 await t.send_message(f"/resume {other}" if switch == "/resume" else "/new")
             await t.send_message("coffee?", chat=chat)
-            if switch == "elsewhere":  # in one session, one turn comes after the other
+            if switch == "elsewhere":  # turns of one session run one after another
                 await t.wait_until(lambda: shown("coffee?"))
-            for fault in slow:  # the slow answers come, to whoever is still there to hear them
+            for fault in slow:  # the slow answers arrive after their callers have given up
                 fault.released.set()
             await t.wait_until(lambda: not any(fault.waiting for fault in slow))
             await t.wait_until(lambda: shown("coffee?"))

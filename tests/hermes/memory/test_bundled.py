@@ -1,4 +1,4 @@
-"""hermes-agent's own plug-ins, as they come from PyPI, in an environment of their own."""
+"""hermes-agent's own plug-ins from PyPI, in their own environment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with hermes-agent 0.19.0; EVERHOLD_HERMES_PYTHON may name one that has it already."""
+    """Return an interpreter with hermes-agent 0.19.0; EVERHOLD_HERMES_PYTHON may name one."""
     if given := os.environ.get("EVERHOLD_HERMES_PYTHON"):
         return Path(given)
     directory = tmp_path_factory.mktemp("hermes-agent")
@@ -52,7 +52,7 @@ def at(python: Path, name: str) -> str:
 
 @pytest.mark.parametrize("name", BUNDLED)
 async def test_each_of_them_loads_unmodified(tmp_path: Path, python: Path, name: str) -> None:
-    """Without its key or its service one says that it is not available, and gets nothing; but it is there."""
+    """Without its key or service, a plug-in loads, reports that it is not available and receives nothing."""
     async with HermesPluginHarness(tmp_path).open(path=at(python, name), python=str(python)) as plugin:
         with contextlib.suppress(Transient):
             await plugin._host.start()
@@ -60,8 +60,8 @@ async def test_each_of_them_loads_unmodified(tmp_path: Path, python: Path, name:
         assert plugin._host.description["tools"]
 
 
-async def test_honcho_loses_nothing_that_is_said_while_it_gets_ready(tmp_path: Path, python: Path) -> None:
-    """Alone it drops every turn until its session is made in the background."""
+async def test_honcho_loses_nothing_while_it_initialises(tmp_path: Path, python: Path) -> None:
+    """In hermes-agent it drops every turn until its session exists, which it creates in the background."""
     async with HonchoService() as service:
         harness = HermesPluginHarness(tmp_path)
         harness.home.mkdir()
@@ -74,7 +74,7 @@ async def test_honcho_loses_nothing_that_is_said_while_it_gets_ready(tmp_path: P
     assert said == [f"turn {number}" for number in range(6)]
 
 
-async def test_hindsight_keeps_what_it_is_told(tmp_path: Path, python: Path) -> None:
+async def test_hindsight_stores_what_it_receives(tmp_path: Path, python: Path) -> None:
     async with HindsightService() as service:
         harness = HermesPluginHarness(tmp_path)
         (harness.home / "hindsight").mkdir(parents=True)
@@ -88,12 +88,12 @@ async def test_hindsight_keeps_what_it_is_told(tmp_path: Path, python: Path) -> 
                 whole = "".join(row["text"] for row in service.state.documents.values())
                 return all(f"turn {number}" in whole for number in range(4))
 
-            # its writer loads its client first, and gives up what it has not sent ten seconds after it is shut down
+            # its writer loads its client first, and drops unsent items ten seconds after the shutdown
             await wait_until(kept)
 
 
 def configured(home: Path, name: str, service: LoopbackService) -> None:
-    """The plug-in's own configuration, as it would stand in a home of hermes-agent."""
+    """The plug-in's own configuration, as in a home of hermes-agent."""
     (home / "hindsight").mkdir(parents=True)
     known = {
         "honcho": ("honcho.json", {"apiKey": "k", "baseUrl": service.url, "enabled": True, "workspace": "w"}),
@@ -131,9 +131,9 @@ TALK = (
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
-async def test_it_lives_a_whole_life(tmp_path: Path, python: Path, name: str) -> None:
-    """Turns, a search by the model, recall, a switch, a note, and its end: against the service it was written for."""
-    # on loopback honcho's plug-in shows no key
+async def test_a_plugin_runs_through_its_whole_life_cycle(tmp_path: Path, python: Path, name: str) -> None:
+    """Turns, a search by the model, recall, a switch, a note and the shutdown, against the plug-in's own service."""
+    # on loopback honcho's plug-in sends no key
     async with SERVICES[name](key=None if name == "honcho" else "k") as service:
         harness = HermesPluginHarness(tmp_path)
         configured(harness.home, name, service)
@@ -150,13 +150,13 @@ async def test_it_lives_a_whole_life(tmp_path: Path, python: Path, name: str) ->
                 await plugin.store(make_batch(make_exchange(text, key=str(number))))
             await wait_until(lambda: kept(2))
             recalled = ""
-            for _ in range(60):  # most work it out beforehand, after the turn before
+            for _ in range(60):  # most prepare it after the previous turn
                 recalled += "".join(it.text for it in await plugin.find(make_query("When does the train leave?")))
                 if "Vienna" in recalled:
                     break
                 await asyncio.sleep(0.5)
             assert "Vienna" in recalled or name == "honcho", "which recalls what it derived, and derives nothing here"
-        async with harness.open(**settings) as plugin:  # by now it is known what it offers
+        async with harness.open(**settings) as plugin:  # its capabilities are known by now
             tools = {tool.spec.name: tool for tool in plugin.tools()}
             tool, arguments = ASKS[name]
             answer = await tools[tool].run(arguments, context)

@@ -1,4 +1,4 @@
-"""`on_delegation`: the plug-in of whoever asked for a task hears what came of it, whoever is killed meanwhile."""
+"""`on_delegation`: the requester's plug-in receives the result of a task, also after kills."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def jobs(*found: JobResult) -> MemoryBatch:
     return MemoryBatch(name=NAME, items=(), jobs=found)
 
 
-async def test_it_hears_what_was_asked_and_what_came_of_it_as_the_one_who_asked(tmp_path: Path) -> None:
+async def test_it_receives_task_and_result_under_the_requester_s_identity(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, OVERSEER)
     async with harness.open() as plugin:
         assert MemoryCapability.JOBS in plugin.capabilities, "nobody knows yet"
@@ -52,7 +52,7 @@ async def test_it_hears_what_was_asked_and_what_came_of_it_as_the_one_who_asked(
 
 
 @pytest.mark.parametrize("takes", ["task, result", "what, outcome, child_session_id=''", "*args, child_session_id"])
-async def test_however_it_takes_it(tmp_path: Path, takes: str) -> None:
+async def test_the_hook_is_called_with_the_arguments_it_accepts(tmp_path: Path, takes: str) -> None:
     source = f"{RECORDER}\n    def on_delegation(self, {takes}): write('on_delegation', *list(locals().values())[1:])\n"
     harness = HermesPluginHarness(tmp_path, source)
     async with harness.open() as plugin:
@@ -62,12 +62,12 @@ async def test_however_it_takes_it(tmp_path: Path, takes: str) -> None:
     assert ("s:9:job" in received) == ("child_session_id" in takes)
 
 
-async def test_one_without_it_is_not_even_made_ready(tmp_path: Path) -> None:
-    harness = HermesPluginHarness(tmp_path, RECORDER)  # its base has the hook, and nothing happens there
+async def test_a_plugin_without_the_hook_is_not_initialised(tmp_path: Path) -> None:
+    harness = HermesPluginHarness(tmp_path, RECORDER)  # its base class has the hook, which does nothing
     async with harness.open() as plugin:
         await plugin.store(jobs(job()))
         assert harness.read_calls() == []
-        await plugin.store(make_batch(make_exchange("hello")))  # with its first turn it is known
+        await plugin.store(make_batch(make_exchange("hello")))  # known after its first turn
     async with harness.open() as plugin:
         assert MemoryCapability.JOBS not in plugin.capabilities
 
@@ -80,7 +80,7 @@ async def test_what_it_shows_of_a_job_is_confirmed(tmp_path: Path) -> None:
         assert await plugin.probe(jobs(job())) == ["s:9:job"], "so a replay does not tell it again"
 
 
-async def test_one_that_raises_there_has_it_parked_like_a_turn(tmp_path: Path) -> None:
+async def test_a_plugin_that_raises_makes_the_job_a_dead_letter(tmp_path: Path) -> None:
     raises = "\n    def on_delegation(self, *args, **kwargs): raise ValueError('no helpers here')\n"
     harness = HermesPluginHarness(tmp_path, RECORDER + raises)
     memories = {"it": {"provider": "hermes-plugin", "path": str(harness.plugin), "hermes_home": str(harness.home)}}
@@ -98,7 +98,7 @@ async def test_one_that_raises_there_has_it_parked_like_a_turn(tmp_path: Path) -
 
 
 @pytest.mark.prove
-async def test_its_host_or_the_gateway_killed_in_the_middle_of_it_and_it_is_told_again(tmp_path: Path) -> None:
+async def test_after_a_kill_of_host_or_gateway_the_result_is_sent_again(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, OVERSEER)
     hang = harness.home / "hang"
     harness.home.mkdir()
@@ -119,14 +119,14 @@ async def test_its_host_or_the_gateway_killed_in_the_middle_of_it_and_it_is_told
         await gateway.wait_until_ready()
         await say("hello")
         await wait_until(lambda: len(harness.read_calls("sync_turn")) == 1)
-        # the host dies with the call in it
+        # the host dies during the call
         hang.touch()
         await say("/background count the cats")
         await wait_until(lambda: len(harness.read_calls("begun")) == 1)
         os.kill(harness.read_calls("begun")[0][1], signal.SIGKILL)
         hang.unlink()
         await wait_until(lambda: received() == ["count the cats"])
-        # the gateway dies, and its host with it
+        # the gateway dies with the host
         hang.touch()
         await say("/background count the dogs")
         await wait_until(lambda: len(harness.read_calls("begun")) == 3)
@@ -137,7 +137,7 @@ async def test_its_host_or_the_gateway_killed_in_the_middle_of_it_and_it_is_told
         await gateway.start()
         await gateway.wait_until_ready()
         await wait_until(lambda: received() == ["count the cats", "count the dogs"])
-        # both are dead while it is worked on, or before anybody was told: nobody is told twice either
+        # both die during the work or before the delivery; the result is still not delivered more than twice
         await say("/background count the birds")
         await gateway.kill()
         await gateway.start()

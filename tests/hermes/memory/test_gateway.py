@@ -1,4 +1,4 @@
-"""Six plug-ins that each misbehave in their own way, attached to one real gateway: it notices in `status` alone."""
+"""Six plug-ins with different faults, attached to one real gateway: only `status` shows the faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .test_misbehaving import BLOCKS, FLOODS, LEAKS, LEAVES, RAISES, SHOUTS
 
 ALL = {"raises": RAISES, "blocks": BLOCKS, "shouts": SHOUTS, "leaves": LEAVES, "leaks": LEAKS, "floods": FLOODS}
 PATIENT = {"leaks", "floods"}
-"""Who takes long and does no harm."""
+"""Slow and harmless plug-ins."""
 
 
 def read_received(path: Path, name: str) -> list[str]:
@@ -25,7 +25,7 @@ def read_received(path: Path, name: str) -> list[str]:
 
 
 @pytest.mark.prove
-async def test_whatever_plug_ins_do_the_chat_goes_on_and_the_status_tells(tmp_path: Path) -> None:
+async def test_misbehaving_plugins_do_not_disturb_the_chat_and_show_in_the_status(tmp_path: Path) -> None:
     memories = {}
     for name, source in {**ALL, "well": RECORDER}.items():
         plugin = tmp_path / name
@@ -44,7 +44,7 @@ async def test_whatever_plug_ins_do_the_chat_goes_on_and_the_status_tells(tmp_pa
 
         async def settled() -> bool:
             rows = {row["memory"]: row for row in (await t.app.memory_admin.collect_status())["memories"]}
-            # once it is started again it says for a moment that its process was ended
+            # after the restart it reports for a moment that its process was killed
             blocked = "no answer" in rows["blocks"]["error"]
             return not rows["raises"]["waiting"] and blocked and bool(rows["leaves"]["error"])
 
@@ -55,7 +55,7 @@ async def test_whatever_plug_ins_do_the_chat_goes_on_and_the_status_tells(tmp_pa
         conditions = {row["memory"]: row for row in (await t.app.session_admin.collect_status())["memories"]}
         rows = {row["memory"]: row for row in (await t.app.memory_admin.collect_status())["memories"]}
         assert (rows["raises"]["dead_letters"], rows["well"]["dead_letters"]) == (1, 0)
-        await t.wait_until(lambda: "did not come back within 2 s" in t.log.getvalue())  # its process is ended with it
+        await t.wait_until(lambda: "did not come back within 2 s" in t.log.getvalue())  # its process is killed with it
         assert "ended with 7" in conditions["leaves"]["error"]
         assert (conditions["blocks"]["state"], conditions["leaves"]["state"]) == ("failing", "failing")
         assert (conditions["well"]["state"], rows["well"]["handed_over"]) == ("well", 3)
@@ -67,7 +67,7 @@ async def test_whatever_plug_ins_do_the_chat_goes_on_and_the_status_tells(tmp_pa
 
 
 @pytest.mark.prove
-async def test_in_a_gateway_it_hears_of_every_turn_the_talk_takes(tmp_path: Path) -> None:
+async def test_in_a_gateway_it_receives_every_session_switch(tmp_path: Path) -> None:
     plugin, home = tmp_path / "recorder", tmp_path / "hermes"
     plugin.mkdir()
     (plugin / "__init__.py").write_text(RECORDER)

@@ -1,4 +1,4 @@
-"""A plug-in that raises, blocks, shouts, leaves or floods costs nobody a turn."""
+"""A plug-in that raises, blocks, prints, exits or floods delays no turn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LEAKS = behaving("        [threading.Thread(target=time.sleep, args=(3600,)).sta
 FLOODS = RECORDER.replace('return "recalled: " + query', 'return "x" * 10_000_000')
 
 
-async def test_one_that_raises_is_quoted_and_goes_on(tmp_path: Path) -> None:
+async def test_the_error_of_a_plugin_is_quoted_and_it_keeps_running(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, RAISES)
     async with harness.open() as plugin:
         with pytest.raises(Refused, match="I would rather not"):
@@ -43,7 +43,7 @@ async def test_one_that_raises_is_quoted_and_goes_on(tmp_path: Path) -> None:
     assert [line[1] for line in harness.read_calls("sync_turn")] == ["good"]
 
 
-async def test_one_that_blocks_is_cut_off_and_started_again(tmp_path: Path) -> None:
+async def test_a_plugin_that_blocks_is_killed_and_restarted(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, BLOCKS)
     async with harness.open(deadline_seconds=3.0) as plugin:
         await plugin.find(make_query("warm up"))
@@ -68,7 +68,7 @@ async def test_what_it_prints_is_no_answer(tmp_path: Path) -> None:
     assert 0 < len(printed) <= 202, "it is heard, up to a point"
 
 
-async def test_one_that_leaves_is_in_doubt(tmp_path: Path) -> None:
+async def test_a_call_to_a_plugin_that_exits_is_in_doubt(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, LEAVES)
     async with harness.open() as plugin:
         with pytest.raises(InDoubt, match="ended with 7"):
@@ -77,7 +77,7 @@ async def test_one_that_leaves_is_in_doubt(tmp_path: Path) -> None:
         await plugin.store(make_batch(make_exchange("good")))
 
 
-async def test_threads_it_leaves_behind_stay_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_threads_of_a_plugin_stay_in_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     harness = HermesPluginHarness(tmp_path, LEAKS)
     async with harness.open(deadline_seconds=6 * LIMIT_SECONDS) as plugin:
         await plugin.store(make_batch(make_exchange("hello")))

@@ -1,4 +1,4 @@
-"""A plug-in gives no receipt. Where it can be searched, what it shows is known to be there; the rest is unknown."""
+"""A plug-in gives no receipt. What it shows in a search is confirmed; the rest is unknown."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_an_answer_that_repeats_the_question_confirms_nothing(tmp_path: Pa
         assert await plugin.store(make_batch(make_exchange(LONG))) == {"k": ""}
 
 
-async def test_prefetch_is_not_taken_away_from_the_next_turn_for_a_look(tmp_path: Path) -> None:
+async def test_a_readback_does_not_consume_the_prefetch_of_the_next_turn(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, TOOLLESS)
     async with harness.open() as plugin:
         assert await plugin.store(make_batch(make_exchange(LONG))) == {"k": ""}
@@ -103,13 +103,13 @@ async def test_a_search_that_fails_holds_nothing_up(
 async def test_a_search_that_never_ends_does_not_end_the_plug_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody asked it to search: what it has in its hands meanwhile must not be lost for that."""
+    """A readback is optional, so it must not cause the loss of what the plug-in is processing."""
     monkeypatch.setattr("everhold.hermes.memory.provider.CHECK_SECONDS", 0.1)
     harness = HermesPluginHarness(tmp_path, HANGING)
     async with harness.open(deadline_seconds=3.0) as plugin:
         await plugin.store(make_batch(make_exchange(LONG, key="1")))
         pid = plugin.pid
-        await asyncio.sleep(3.2)  # longer than it may take to do what it is asked to
+        await asyncio.sleep(3.2)  # longer than a call may take
         await plugin.store(make_batch(make_exchange(OTHER, key="2")))
         with pytest.raises(Transient, match="earlier search"):
             await plugin.probe(make_batch(make_exchange(LONG, key="1")))
@@ -117,8 +117,10 @@ async def test_a_search_that_never_ends_does_not_end_the_plug_in(
         assert len(harness.read_calls("tool")) == 1
 
 
-async def test_several_sessions_are_looked_for_one_after_another(tmp_path: Path) -> None:
-    """A replay of many sessions asks for all of them at once: none is told that it cannot be searched."""
+async def test_readbacks_of_several_sessions_run_one_after_another(tmp_path: Path) -> None:
+    """A resend of many sessions probes all of them at once. None may get the error that the plug-in
+    cannot be searched.
+    """
     slow = KEEPER.replace('write("tool", tool_name, args)\n', "import time; time.sleep(0.15)\n")
     harness = HermesPluginHarness(tmp_path, slow)
     sent = [
@@ -130,10 +132,10 @@ async def test_several_sessions_are_looked_for_one_after_another(tmp_path: Path)
         assert await asyncio.gather(*(plugin.probe(it) for it in sent)) == [[str(number)] for number in range(4)]
 
 
-async def test_one_that_cannot_be_searched_is_waited_for_before_it_is_told_again(
+async def test_delivery_waits_for_a_plugin_that_cannot_be_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says so in an answer like any other, and swallows what it is told meanwhile."""
+    """The plug-in reports the failure in a normal answer, and drops what it receives in that time."""
     harness = HermesPluginHarness(tmp_path, AWAY)
     harness.home.mkdir()
     sent = make_batch(make_exchange(LONG, key="1"), make_exchange("another one that is dropped again", key="2"))
@@ -157,14 +159,14 @@ async def test_one_that_cannot_be_searched_is_waited_for_before_it_is_told_again
         assert await plugin.probe(sent) == [], "not for ever"
 
 
-async def test_nobody_looks_if_somebody_says_so(tmp_path: Path) -> None:
+async def test_readback_can_be_switched_off(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, KEEPER)
     async with harness.open(read_back=False) as plugin:
         assert await plugin.store(make_batch(make_exchange(LONG))) == {"k": ""}
         assert harness.read_calls("tool") == []
 
 
-def test_what_would_tell() -> None:
+def test_the_readback_query_identifies_an_item() -> None:
     asked = build_readback_query(make_exchange(LONG))
     assert asked is not None
     assert (asked.words, asked.evidence) == ("my grey cat is called", LONG.lower())

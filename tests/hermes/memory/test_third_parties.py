@@ -1,4 +1,4 @@
-"""Plug-ins that others wrote for hermes-agent, from PyPI, as they are."""
+"""Plug-ins by other authors for hermes-agent, from PyPI, unmodified."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .harness import HermesPluginHarness, make_batch, make_exchange, make_query
 
 PACKAGES = ("luminary-memory", "harness-memory-hermes", "yantrikdb-hermes-plugin", "mnemosyne-hermes")
 FOLDERS = ("harnessmemory", "yantrikdb_hermes_plugin")
-"""Those that come as a directory to be put among hermes-agent's plug-ins; the others have an entry point."""
+"""Plug-ins that are a directory to be copied into hermes-agent's plug-ins; the others have an entry point."""
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
 
