@@ -238,7 +238,7 @@ DAMAGES: dict[Callable[[BuiltHermesHome], None], tuple[str, bool]] = {
     call_without_result: ("call-without-result", True),
     unanswered: ("unanswered", False),
     unindexed: ("index", True),
-    unowned: ("nobody-s", True),
+    unowned: ("without-owner", True),
     same_title: ("same-title", False),
 }
 
@@ -263,7 +263,7 @@ def test_every_damage_is_found_repaired_once_and_undone(
     found = [finding for finding in report.findings if finding.check == check]
     assert found, report.findings
     assert all(finding.text and finding.count and finding.where for finding in found)
-    assert all(finding.remedy for finding in found) or check == "deleted", "what a fix would do"
+    assert all(finding.remedy for finding in found) or check == "deleted", "what a repair would do"
     assert all(finding.lost for finding in found) or check not in LOSSES
     if damage is renamed:
         assert "no-calls" in {finding.check for finding in report.findings}
@@ -432,7 +432,7 @@ def test_an_index_that_misses_rows_is_found_first_and_rebuilt(tmp_path: Path) ->
     before = _texts(path)
     done = repair.repair_store(path, now=NOW)
     assert done.edits[0] == "write idx_messages_session anew"
-    assert len(done.edits) > 1, "what only shows through a sound index is mended in the same go"
+    assert len(done.edits) > 1, "what only a sound index shows is repaired in the same run"
     assert not any(finding.level == "wrong" for finding in done.remaining_findings), done.remaining_findings
     assert before <= _texts(path)
     assert repair.repair_store(path, now=NOW + 9).edits == []

@@ -221,7 +221,7 @@ def test_a_context_is_what_the_source_would_have_sent(tmp_path: Path, place: Imp
     ]
     direct = place.read_context(DM)
     assert SUMMARY in direct[0][1]
-    assert "user: question a\nassistant: answer a" in direct[0][1], "the beginning that is kept there goes with it"
+    assert "user: question a\nassistant: answer a" in direct[0][1], "the beginning that hermes-agent keeps goes with it"
     assert [text for _, text in direct[1:]] == ["question l", "", "saw l", "answer l", "question m", "answer m"]
 
 

@@ -85,9 +85,9 @@ def test_damage_by_hermes_agent_is_repaired_and_it_still_reads_the_store(
     after = loaded(python, path)
     tip = next(iter(before["tips"].values()))  # type: ignore[attr-defined]
     live, was = after["conversations"][tip], before["conversations"][tip]  # type: ignore[index]
-    assert live[: len(was)] == was, "what the next turn is shown begins as it did"
+    assert live[: len(was)] == was, "the context of the next turn begins as before"
     assert len(live) == len(was) + (1 if scenario == "unread" else 0)
-    assert checks.examine_store(path, now=NOW).findings == [], "its own opening it changed nothing"
+    assert checks.examine_store(path, now=NOW).findings == [], "opening it with hermes-agent changed nothing"
 
 
 @pytest.mark.parametrize("scenario, found", [("retried", {"deleted"}), ("raced", {"id-changed", "written-twice"})])

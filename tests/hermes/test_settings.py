@@ -95,7 +95,7 @@ def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: ImportT
     assert settings.memories["honcho-coder"].extra["workspace"] == "work"
     assert [memory.name for memory in settings.agents["coder"].memories] == ["builtin", "honcho-coder"]
     names = place.find_session("agent:coder:telegram:dm:1001").names
-    assert names == {"honcho-coder": "agent-main-telegram-dm-1001"}, "as it was filed there, whoever it is here"
+    assert names == {"honcho-coder": "agent-main-telegram-dm-1001"}, "the name it had in hermes-agent"
     unknown = " ".join(report.settings.unknown)
     for word in ("goals", "ODD_ONE", "dialecticDepth"):
         assert word in unknown

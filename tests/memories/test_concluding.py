@@ -15,7 +15,7 @@ from tests.memories.services import MemoryServices, every_write
 
 FACTS = [f"fact {number}" for number in range(10)]
 ASKED = "please note: likes tea, lives in Oslo; no, likes coffee"  # only what a person said becomes a fact
-KEPT = "Kept; it will be delivered to Honcho."
+KEPT = "Stored; it will be delivered to Honcho."
 
 
 def calls(*wanted: tuple[str, dict[str, str]]) -> ModelServerReply:

@@ -187,7 +187,9 @@ def test_nonsense_from_store_is_in_doubt_and_named(gateway: InProcessGateway, no
     "nonsense",
     [
         None, 7, "text", {"a": 1}, [None], ["text"], [MemoryHit(text=7)],  # type: ignore[arg-type]
-        [MemoryHit(text="x", score=float("nan"))], [MemoryHit(text="x", at="soon")], [MemoryHit(text="x", author=None)],  # type: ignore[arg-type]
+        [MemoryHit(text="x", score=float("nan"))],
+        [MemoryHit(text="x", at="soon")],  # type: ignore[arg-type]
+        [MemoryHit(text="x", author=None)],  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_nonsense_from_find_leaves_the_turn_alone(gateway: InProcessGateway, nonsense: Any) -> None:

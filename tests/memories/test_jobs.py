@@ -163,7 +163,7 @@ def test_an_erased_job_in_doubt_is_not_resent_and_the_others_are(gateway: InProc
     provider.faults.fail_next(Transient("it cannot be searched"), times=3)
     gateway.send_message("thanks", rest=False)
     gateway.pass_time(8)
-    assert len(provider.received_jobs) == 2, "both are on their way: nobody knows whether they arrived"
+    assert len(provider.received_jobs) == 2, "both are in doubt"
     first = provider.received_jobs[0].seq
     gateway.run(gateway.control.erase_entries(session, [first], by="person:ada", why="a slip"))
     gateway.run_until_idle(600)
@@ -179,7 +179,7 @@ def test_reviews_are_not_delivered_as_jobs(gateway: InProcessGateway) -> None:
     gateway.send_message("I like tea")
     gateway.send_message("and cake")
     gateway.run_until_idle(60)
-    assert provider.line == [], "nor do they hurry anything"
+    assert provider.line == [], "nor do they cause an early delivery"
 
 
 def test_a_task_without_a_result_is_reported(gateway: InProcessGateway) -> None:

@@ -52,7 +52,7 @@ class FaultyServicesGateway(GatewayProcess):
         self.turns_away = 0.0 if write == "turn" else 0.4
         """Messages after which a chat is reset, which sends pending items."""
         self.services = services
-        self.dice = random.Random(f"street/{seed}")
+        self.dice = random.Random(f"services/{seed}")
         self.kept: dict[str, list[str]] = {chat: [] for chat in CHATS}
         """Acknowledged messages by chat, in order."""
         self.went_wrong = 0

@@ -185,13 +185,13 @@ async def test_an_outage_loses_no_memory_and_the_chat_continues(
             await services[name].stop()
         session = (await t.send_message("during")).session
         await t.wait_for_replies(session, 2)
-        noted = await t.app.session_admin.add_note(session, "kept while nobody listened")
+        noted = await t.app.session_admin.add_note(session, "written during the outage")
         assert noted
         for name in NAMES:
             await services[name].start()
         await t.send_and_wait("after")
         await everywhere(t, services, ["before", "during", "after"], write=write)
-        await t.wait_until(lambda: all(services.noted_texts(name) == ["kept while nobody listened"] for name in NAMES))
+        await t.wait_until(lambda: all(services.noted_texts(name) == ["written during the outage"] for name in NAMES))
         await t.assert_sound()
 
 
@@ -285,7 +285,9 @@ async def test_no_other_work_makes_a_session_over_there(
         await t.send_and_wait("after a restart")
         await t.send_message("/new")
         await t.wait_until(lambda: "after a restart" in services.said_texts("honcho"))
-    assert "drink water" in [row["content"] for row in services.honcho.state.messages], "it speaks where it was made"
+    assert "drink water" in [row["content"] for row in services.honcho.state.messages], (
+        "it writes to the chat it was created in"
+    )
     assert len(services.honcho.state.created) == 1
     assert {peer for _, peer in services.honcho.state.peers} == {"ada", "main"}
 

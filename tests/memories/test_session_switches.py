@@ -242,4 +242,4 @@ async def test_what_was_recalled_for_one_session_never_reaches_another(
         (asking,) = [text for text in sent if text.count(drink) and not ("cocoa?" in text and drink == "coffee?")]
         assert "Assam" not in asking, asking
     if deadline_seconds > 1 and switch == "elsewhere":
-        assert any("Assam" in text for text in sent), "the one who asked is shown it"
+        assert any("Assam" in text for text in sent), "it is shown to the person who asked"

@@ -77,7 +77,7 @@ async def test_what_it_shows_of_a_job_is_confirmed(tmp_path: Path) -> None:
     async with HermesPluginHarness(tmp_path, KEEPER + keeps).open() as plugin:
         assert await plugin.probe(jobs(job())) == []
         assert await plugin.store(jobs(job())) == {"s:9:job": SEEN_REMOTE_ID}
-        assert await plugin.probe(jobs(job())) == ["s:9:job"], "so a replay does not tell it again"
+        assert await plugin.probe(jobs(job())) == ["s:9:job"], "so a resend does not repeat it"
 
 
 async def test_a_plugin_that_raises_makes_the_job_a_dead_letter(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ async def test_after_a_kill_of_host_or_gateway_the_result_is_sent_again(tmp_path
         await asyncio.sleep(1)
         assert received()[:2] == ["count the cats", "count the dogs"]
         assert set(received()[2:]) == {"count the birds"}
-        assert len(received()) <= 4, "at most the one that was on its way comes twice"
+        assert len(received()) <= 4, "at most the one in flight comes twice"
         children = [line[3] for line in harness.read_calls("on_delegation")]
-        assert len(set(children)) == 3, "under a name that is always the same"
+        assert len(set(children)) == 3, "under a stable name"
         assert {line[1] for line in harness.read_calls("initialize")} == {harness.read_calls("initialize")[0][1]}
     finally:
         await gateway.kill()

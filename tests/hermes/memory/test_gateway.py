@@ -39,7 +39,7 @@ async def test_misbehaving_plugins_do_not_disturb_the_chat_and_show_in_the_statu
         for text in ("hello", "a bad thing", "a good thing"):
             began = time.monotonic()
             await t.send_and_wait(text)
-            assert time.monotonic() - began < 8, "a turn waits for nobody longer than recall may take"
+            assert time.monotonic() - began < 8, "a turn waits no longer than recall may take"
         await t.wait_until(lambda: read_received(tmp_path, "well") == ["hello", "a bad thing", "a good thing"])
 
         async def settled() -> bool:
@@ -50,12 +50,12 @@ async def test_misbehaving_plugins_do_not_disturb_the_chat_and_show_in_the_statu
 
         await t.wait_until(settled)
         assert read_received(tmp_path, "raises") == ["hello", "a good thing"], (
-            "what it refused is parked, the rest goes on"
+            "a refused item becomes a dead letter, the others are delivered"
         )
         conditions = {row["memory"]: row for row in (await t.app.session_admin.collect_status())["memories"]}
         rows = {row["memory"]: row for row in (await t.app.memory_admin.collect_status())["memories"]}
         assert (rows["raises"]["dead_letters"], rows["well"]["dead_letters"]) == (1, 0)
-        await t.wait_until(lambda: "did not come back within 2 s" in t.log.getvalue())  # its process is killed with it
+        await t.wait_until(lambda: "did not return within 2 s" in t.log.getvalue())  # its process is killed with it
         assert "ended with 7" in conditions["leaves"]["error"]
         assert (conditions["blocks"]["state"], conditions["leaves"]["state"]) == ("failing", "failing")
         assert (conditions["well"]["state"], rows["well"]["handed_over"]) == ("well", 3)
@@ -83,7 +83,7 @@ async def test_in_a_gateway_it_receives_every_session_switch(tmp_path: Path) -> 
     async with RunningGateway(tmp_path, json.dumps(config)) as t:
         await t.send_and_wait("/background sleep well")
         await t.wait_until_idle()
-        assert diary("initialize", "prefetch", "sync_turn") == [], "jobs make nobody ready"
+        assert diary("initialize", "prefetch", "sync_turn") == [], "jobs initialise no provider"
         first = (await t.send_message("my boat is called Berta")).session
         await t.wait_for_replies(first)
         await t.wait_until_idle()
@@ -99,9 +99,8 @@ async def test_in_a_gateway_it_receives_every_session_switch(tmp_path: Path) -> 
         for command, expected in turns:
             before = len(diary(*heard))
             await t.send_and_wait(command)
-            await t.wait_until(
-                lambda before=before, expected=expected: len(diary(*heard)) >= before + len(expected)  # type: ignore[misc]
-            )
+            enough = before + len(expected)
+            await t.wait_until(lambda enough=enough: len(diary(*heard)) >= enough)  # type: ignore[misc]
             found = diary(*heard)[before:]
             assert [line[0] for line in found] == [line[0] for line in expected], command
             for line, seen in zip(expected, found, strict=True):

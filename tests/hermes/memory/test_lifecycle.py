@@ -200,7 +200,7 @@ async def test_its_tools_are_offered_once_they_are_known(tmp_path: Path) -> None
         assert MemoryCapability.TOOLS not in plugin.capabilities
         before = plugin.cache_busting_signature()
         await plugin.store(make_batch(make_exchange("hello")))
-        assert plugin.cache_busting_signature() != before, "whoever uses it must build it anew"
+        assert plugin.cache_busting_signature() != before, "the gateway must rebuild it"
     async with harness.open() as plugin:
         flat, wrapped = plugin.tools()
         assert [tool.spec.name for tool in (flat, wrapped)] == ["flat", "wrapped"]
@@ -349,7 +349,7 @@ async def test_a_cancelled_recall_does_not_stop_the_start_of_a_plugin(tmp_path: 
                 async with asyncio.timeout(0.2):
                     await plugin.find(make_query("where is the cat?"))
         loads.touch()
-        assert await plugin.probe(sent) == [], "not in this life of it"
+        assert await plugin.probe(sent) == [], "not in this process"
         assert await plugin.store(sent) == {"k": SEEN_REMOTE_ID}
 
 
@@ -394,7 +394,7 @@ async def test_the_least_recently_used_provider_is_shut_down_first(tmp_path: Pat
         assert len(harness.read_calls("initialize")) == 65
         assert len(harness.read_calls("shutdown")) == len(harness.read_calls("on_session_end")) == 1
         await plugin.store(make_batch(make_exchange("hello again"), name="chat-0"))
-        assert len(harness.read_calls("initialize")) == 65, "it spoke lately"
+        assert len(harness.read_calls("initialize")) == 65, "it was used recently"
         await plugin.store(make_batch(make_exchange("hello again"), name="chat-1"))
         assert [line[1] for line in harness.read_calls("initialize")][-1] == "chat-1"
     assert len(harness.read_calls("shutdown")) == len(harness.read_calls("initialize")) == 66

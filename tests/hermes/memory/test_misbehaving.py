@@ -47,12 +47,12 @@ async def test_a_plugin_that_blocks_is_killed_and_restarted(tmp_path: Path) -> N
     harness = HermesPluginHarness(tmp_path, BLOCKS)
     async with harness.open(deadline_seconds=3.0) as plugin:
         await plugin.find(make_query("warm up"))
-        with pytest.raises(InDoubt, match="did not come back within 3 s"):
+        with pytest.raises(InDoubt, match="did not return within 3 s"):
             async with asyncio.timeout(LIMIT_SECONDS):
                 await plugin.store(make_batch(make_exchange("bad")))
         with pytest.raises(Transient, match="started again in"):
             await plugin.store(make_batch(make_exchange("too soon")))
-        assert "did not come back" in (await plugin.health()).text
+        assert "did not return" in (await plugin.health()).text
         await wait_until(lambda: plugin._host._restart_after < time.monotonic())
         await plugin.store(make_batch(make_exchange("good")))
         assert (await plugin.health()).well
@@ -65,7 +65,7 @@ async def test_what_it_prints_is_no_answer(tmp_path: Path) -> None:
         assert await plugin.store(make_batch(make_exchange("hello"))) == {"k": ""}
         assert [it.text for it in await plugin.find(make_query("and?"))] == ["recalled: and?"]
     printed = [fields for _, event, fields in harness.log.lines if event == "memory.printed"]
-    assert 0 < len(printed) <= 202, "it is heard, up to a point"
+    assert 0 < len(printed) <= 202, "its output is logged, up to a limit"
 
 
 async def test_a_call_to_a_plugin_that_exits_is_in_doubt(tmp_path: Path) -> None:

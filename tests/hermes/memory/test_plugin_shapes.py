@@ -160,7 +160,7 @@ async def test_what_is_not_available_says_what_it_wants(tmp_path: Path) -> None:
     async with HermesPluginHarness(tmp_path, source).open() as plugin:
         with pytest.raises(Transient) as raised:
             await plugin.store(make_batch(make_exchange("hello")))
-    assert "it asks for THEIR_TOKEN: " in raised.value.remedy
+    assert "it needs THEIR_TOKEN: " in raised.value.remedy
 
 
 async def test_what_is_not_available_gets_nothing(tmp_path: Path) -> None:

@@ -58,9 +58,9 @@ async def test_what_it_shows_is_confirmed_and_nothing_else(tmp_path: Path) -> No
         )
         assert await plugin.store(sent) == {"1": SEEN_REMOTE_ID, "2": "", "3": ""}
         health = await plugin.health()
-        assert "3 handed over by this process, 1 seen there, 2 nobody knows of" in health.text
+        assert "3 sent by this process, 1 confirmed, 2 unknown" in health.text
         assert [line[1] for line in harness.read_calls("tool")] == ["keeper_search"] * 2, (
-            "of a mere `hi` nothing would tell"
+            "a short text like `hi` identifies no item"
         )
         assert harness.read_calls("prefetch") == []
     async with harness.open() as plugin:
@@ -80,7 +80,7 @@ async def test_a_readback_does_not_consume_the_prefetch_of_the_next_turn(tmp_pat
     async with harness.open() as plugin:
         assert await plugin.store(make_batch(make_exchange(LONG))) == {"k": ""}
         assert harness.read_calls("prefetch") == []
-        assert await plugin.probe(make_batch(make_exchange(LONG))) == ["k"], "somebody asked for it"
+        assert await plugin.probe(make_batch(make_exchange(LONG))) == ["k"], "a caller requested it"
 
 
 @pytest.mark.parametrize("source", [HANGING, RAISING], ids=["hangs", "raises"])
@@ -96,7 +96,7 @@ async def test_a_search_that_fails_holds_nothing_up(
             }
         assert [it.text for it in await plugin.find(make_query("cat"))]
         assert len(harness.read_calls("sync_turn")) == 5
-        assert len(harness.read_calls("tool")) <= 3, "after that it is left alone"
+        assert len(harness.read_calls("tool")) <= 3, "then the readback is paused"
         assert (await plugin.health()).well
 
 
@@ -146,12 +146,12 @@ async def test_delivery_waits_for_a_plugin_that_cannot_be_searched(
             assert await plugin.store(make_batch(make_exchange(f"{LONG} {number}", key=str(number)))) == {
                 str(number): ""
             }
-        assert len(harness.read_calls("tool")) == 5, "after three in vain it is left alone"
+        assert len(harness.read_calls("tool")) == 5, "paused after three failures"
         with pytest.raises(Transient, match="unavailable for the moment"):
             await plugin.probe(sent)
         (harness.home / "away").unlink()
         assert await plugin.probe(sent) == ["1"]
-        assert await plugin.store(make_batch(make_exchange(f"{LONG} later"))) == {"k": ""}, "left alone still"
+        assert await plugin.store(make_batch(make_exchange(f"{LONG} later"))) == {"k": ""}, "still paused"
         monkeypatch.setattr("everhold.hermes.memory.provider.CHECK_PAUSE_SECONDS", 0.0)
         assert await plugin.store(make_batch(make_exchange(f"{LONG} much later"))) == {"k": SEEN_REMOTE_ID}
         (harness.home / "away").touch()
@@ -179,7 +179,7 @@ def test_the_readback_query_identifies_an_item() -> None:
         ["This is turn two of a long talk"],
     )
     assert first is not None
-    assert not is_evidence_shown(first, second), "what is alike is not the same"
+    assert not is_evidence_shown(first, second), "similar texts are not equal"
     reply = build_readback_query(make_exchange("hi", "Your train to Vienna leaves at seven from platform nine."))
     assert reply is not None
     assert "platform nine" in reply.evidence

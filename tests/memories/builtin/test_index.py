@@ -253,11 +253,11 @@ async def test_what_is_kept_in_memory_is_what_stands_in_the_file_after_an_erasur
     if by == "another process":
         await other.catch_up(scenario.log)
     after = await found(scenario.index)
-    anew = MemoryIndex(scenario.path, inline=True, embeddings="table")
-    assert after == await found(anew)
+    rebuilt = MemoryIndex(scenario.path, inline=True, embeddings="table")
+    assert after == await found(rebuilt)
     assert dict(after)["from the old one"] < dict(before)["from the old one"]
     await other.close()
-    await anew.close()
+    await rebuilt.close()
 
 
 async def test_an_undone_turn_is_not_found_unless_it_is_to_be_answered_again(scenario: IndexScenario) -> None:

@@ -32,10 +32,10 @@ async def test_the_audience_is_settled_before_anything_is_ranked(
         await scenario.say("boiler leak", session=f"b{number}", audience=BOB, who="bob")
     mine = "there was a leak in the boiler room, a small one, nothing that could not be mended"
     assert await scenario.find("boiler leak", limit=5) == [mine]
-    everybody = candidates.find_scopes
+    find_scopes = candidates.find_scopes
 
     def planted(db: Any, *, agent: str | None, audience: Any) -> list[IndexScope]:
-        return everybody(db, agent=agent, audience=None)
+        return find_scopes(db, agent=agent, audience=None)
 
     monkeypatch.setattr(candidates, "find_scopes", planted)
     leaked = await scenario.find("boiler leak", limit=5)

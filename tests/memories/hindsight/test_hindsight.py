@@ -147,7 +147,7 @@ async def test_what_the_service_says_tells_what_to_do(
 
 
 async def test_the_sdk_itself_repeats_nothing(memory: HindsightMemory, service: HindsightService) -> None:
-    """Return at once instead of retrying the search: the caller has a deadline and asks again if there is time."""
+    """The SDK would retry a search by default. The caller has a deadline, and retries if there is time."""
     await memory.store(make_batch(make_exchange(1, "I grow tea")))
     service.plan_fault("refuse", "/memories/recall$", status=503)
     before = len(service.find_requests("/memories/recall$"))

@@ -70,7 +70,7 @@ async def test_a_kill_of_the_real_server_loses_and_doubles_nothing(server: Serve
                 except (Transient, InDoubt):
                     await asyncio.to_thread(server.start)
             else:
-                raise AssertionError(f"{item.key} was never taken")
+                raise AssertionError(f"{item.key} was never accepted")
         async with asyncio.timeout(120):
             while set(await mine.probe(MemoryBatch(name="room", items=tuple(items)))) != {item.key for item in items}:  # noqa: ASYNC110
                 await asyncio.sleep(0.5)

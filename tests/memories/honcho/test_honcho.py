@@ -448,7 +448,7 @@ async def test_forgetting_reports_notes_from_groups(memory: HonchoMemory, servic
     await memory.store(make_batch(make_note(2, "ours", group="club", session="s2"), name="club"))
     forgotten = await memory.forget("ada")
     assert (forgotten.deleted, service.list_conclusion_texts()) == (0, ["ours"])
-    assert forgotten.kept == ("1 conclusions of what was noted in company: whose notes they were is not told",)
+    assert forgotten.kept == ("1 conclusions from notes in groups: it is unknown whose notes they were",)
 
 
 async def test_any_changed_setting_changes_the_signature_and_shows_no_key(make: Make) -> None:

@@ -466,7 +466,7 @@ class _ConversationWriter:
         await self._flush_batch(session)
 
     async def _find_covered_upto(self, compression: HermesCompression, row: HermesMessage) -> int:
-        """Return the last turn that a summary covers completely."""
+        """Return the last turn that a summary covers: none of its rows is after the summary."""
         last = await self._find_operation(compression.covers[-1], compression) if compression.covers else 0
         if last and compression.tail and await self._find_operation(compression.tail[0], compression) == last:
             before = await self.store.list_operations(
