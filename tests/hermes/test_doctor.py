@@ -269,7 +269,7 @@ def test_every_damage_is_found_repaired_once_and_undone(
         assert "no-calls" in {finding.check for finding in report.findings}
     assert any(finding.is_fixable for finding in found) is fixable
 
-    before, messages = dump_tables(path), _texts(path)
+    before, messages = dump_tables(path), _read_texts(path)
     done = repair.repair_store(path, now=NOW)
     assert not any(finding.is_fixable for finding in done.remaining_findings), done.remaining_findings
     if not fixable:
@@ -279,7 +279,7 @@ def test_every_damage_is_found_repaired_once_and_undone(
     assert done.journal
     assert dump_tables(done.backup) == before
     assert check not in checks(path)
-    assert messages <= _texts(path), "a message went away"
+    assert messages <= _read_texts(path), "a message went away"
     after = dump_tables(path)
     assert repair.repair_store(path, now=NOW + 9).edits == []
     assert dump_tables(path) == after
@@ -323,7 +323,7 @@ def _go_over(db: apsw.Connection, change: dict[str, Any]) -> bool:
     return db.changes() == 1
 
 
-def _texts(path: Path) -> set[tuple[int, str]]:
+def _read_texts(path: Path) -> set[tuple[int, str]]:
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     found = {(int(id), str(text)) for id, text in db.execute("select id, content from messages")}
     db.close()
@@ -429,12 +429,12 @@ def test_an_index_that_misses_rows_is_found_first_and_rebuilt(tmp_path: Path) ->
     )
     (finding,) = doctor_checks.examine_store(path, now=NOW).findings
     assert (finding.check, finding.is_fixable, finding.where[0]) == ("index", True, "idx_messages_session")
-    before = _texts(path)
+    before = _read_texts(path)
     done = repair.repair_store(path, now=NOW)
     assert done.edits[0] == "write idx_messages_session anew"
     assert len(done.edits) > 1, "what only a sound index shows is repaired in the same run"
     assert not any(finding.level == "wrong" for finding in done.remaining_findings), done.remaining_findings
-    assert before <= _texts(path)
+    assert before <= _read_texts(path)
     assert repair.repair_store(path, now=NOW + 9).edits == []
 
 
@@ -489,14 +489,14 @@ def test_a_version_without_a_column_is_repaired_as_far_as_possible(tmp_path: Pat
     schema = list(db.execute("select sql from sqlite_master order by name"))
     db.close()
     assert doctor_checks.examine_store(path, now=NOW).has_problems
-    before = _texts(path)
+    before = _read_texts(path)
     done = repair.repair_store(path, now=NOW)
     assert done.edits
     assert not any(finding.is_fixable for finding in done.remaining_findings), done.remaining_findings
-    assert before <= _texts(path)
+    assert before <= _read_texts(path)
     assert done.journal
     repair.undo_repair(path, done.journal)
-    assert _texts(path) == before
+    assert _read_texts(path) == before
     db = apsw.Connection(str(path))
     assert list(db.execute("select sql from sqlite_master order by name")) == schema
     db.close()

@@ -24,7 +24,7 @@ from everhold.hermes.doctor import checks, repair
 from everhold.hermes.importer.run import ImportJob, run_import
 from everhold.infra.home import Home
 from everhold.stores.sqlite import SqliteStore
-from tests.hermes.test_import import ImportTarget, everything
+from tests.hermes.test_import import ImportTarget, build_full_home
 
 pytestmark = pytest.mark.prove
 ROOT = Path(__file__).parent.parent.parent
@@ -46,14 +46,14 @@ def python() -> Path:
     return hermes_python()
 
 
-def made(python: Path, home: Path, scenario: str) -> Path:
+def build_home(python: Path, home: Path, scenario: str) -> Path:
     run = [str(python), str(ROOT / "bench" / "peer_homes.py"), str(home), scenario]
     done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.endswith("done\n"), done.stderr[-2000:]
     return home / "state.db"
 
 
-def loaded(python: Path, path: Path) -> dict[str, object]:
+def load_conversations(python: Path, path: Path) -> dict[str, object]:
     """Return every session as hermes-agent reads it."""
     done = subprocess.run(
         [str(python), "-c", LOADS, str(path)], capture_output=True, text=True, timeout=120, check=True
@@ -64,7 +64,7 @@ def loaded(python: Path, path: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("scenario", ["plain", "compressed", "gateway", "plain,compressed,gateway"])
 def test_what_it_writes_in_order_is_in_order(tmp_path: Path, python: Path, scenario: str) -> None:
-    path = made(python, tmp_path / "home", scenario)
+    path = build_home(python, tmp_path / "home", scenario)
     report = checks.examine_store(path, now=NOW)
     assert report.findings == []
     assert report.messages
@@ -77,12 +77,12 @@ def test_what_it_writes_in_order_is_in_order(tmp_path: Path, python: Path, scena
 def test_damage_by_hermes_agent_is_repaired_and_it_still_reads_the_store(
     tmp_path: Path, python: Path, scenario: str, found: set[str]
 ) -> None:
-    path = made(python, tmp_path / "home", scenario)
-    before = loaded(python, path)
+    path = build_home(python, tmp_path / "home", scenario)
+    before = load_conversations(python, path)
     assert {finding.check for finding in checks.examine_store(path, now=NOW).findings} == found
     done = repair.repair_store(path, now=NOW)
     assert done.remaining_findings == []
-    after = loaded(python, path)
+    after = load_conversations(python, path)
     tip = next(iter(before["tips"].values()))  # type: ignore[attr-defined]
     live, was = after["conversations"][tip], before["conversations"][tip]  # type: ignore[index]
     assert live[: len(was)] == was, "the context of the next turn begins as before"
@@ -95,17 +95,17 @@ def test_retries_and_races_are_reported_and_all_remaining_messages_are_imported(
     tmp_path: Path, python: Path, scenario: str, found: set[str]
 ) -> None:
     """Interleaving writers also leave calls without results. The result of a race is not the same every time."""
-    path = made(python, tmp_path / "home", scenario)
+    path = build_home(python, tmp_path / "home", scenario)
     assert found <= {finding.check for finding in checks.examine_store(path, now=NOW).findings}
     place = ImportTarget(tmp_path / "here")
     assert place.run_import(path).is_complete
     place.read_all_entries()  # audited
     assert not any(finding.is_fixable for finding in repair.repair_store(path, now=NOW).remaining_findings)
-    loaded(python, path)
+    load_conversations(python, path)
 
 
 def test_its_log_tells_which_ids_changed(tmp_path: Path, python: Path) -> None:
-    path = made(python, tmp_path / "home", "logged")
+    path = build_home(python, tmp_path / "home", "logged")
     report = checks.examine_log(path.parent / "logs" / "agent.log")
     assert [finding.check for finding in report.findings] == ["log-renamed", "log-renamed"]
 
@@ -115,8 +115,8 @@ def test_its_contexts_are_the_same_here(tmp_path: Path, python: Path) -> None:
 
     Documented differences: the summary's frame, the beginning that goes with the summary, markers, white space at ends.
     """
-    path = made(python, tmp_path / "home", "plain,compressed,rotated,gateway")
-    conversations = loaded(python, path)["conversations"]
+    path = build_home(python, tmp_path / "home", "plain,compressed,rotated,gateway")
+    conversations = load_conversations(python, path)["conversations"]
     assert isinstance(conversations, dict)
     home = Home(tmp_path / "here").create()
 
@@ -140,14 +140,14 @@ def test_its_contexts_are_the_same_here(tmp_path: Path, python: Path) -> None:
         summaries = [n for n, m in enumerate(theirs) if str(m[1]).startswith("[CONTEXT COMPACTION")]
         if summaries:
             for _, text in theirs[: summaries[-1] + 1]:
-                assert _plain(text) in shown[0][1]
+                assert _normalize(text) in shown[0][1]
             theirs, shown = theirs[summaries[-1] + 1 :], shown[1:]
-        assert [(role, _plain(text)) for role, text in theirs] == [(role, text.strip()) for role, text in shown], id
+        assert [(role, _normalize(text)) for role, text in theirs] == [(role, text.strip()) for role, text in shown], id
         compared += len(shown)
     assert compared > 40
 
 
-def _plain(text: object) -> str:
+def _normalize(text: object) -> str:
     if isinstance(text, list):
         return "\n".join(str(part.get("text", part)) for part in text)
     return str(text).strip()
@@ -157,19 +157,19 @@ def _plain(text: object) -> str:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[object, ...]]]:
     """A home with everything in it, and the result of an undisturbed import."""
     there, here = tmp_path_factory.mktemp("there"), tmp_path_factory.mktemp("whole")
-    built = everything(there)
+    built = build_full_home(there)
     for n in range(30):
         built.add_exchanges(built.add_session(f"many-{n}"), *(f"word {k} " + "x" * 300 for k in range(40)))
     built.close()
-    subprocess.run(_importing(here, there), stdout=subprocess.DEVNULL, check=True)
-    return there, _log(here)
+    subprocess.run(_make_import_command(here, there), stdout=subprocess.DEVNULL, check=True)
+    return there, _read_log(here)
 
 
-def _importing(here: Path, there: Path) -> list[str]:
+def _make_import_command(here: Path, there: Path) -> list[str]:
     return [sys.executable, "-m", "everhold", "--home", str(here), "import", str(there)]
 
 
-def _log(here: Path) -> list[tuple[object, ...]]:
+def _read_log(here: Path) -> list[tuple[object, ...]]:
     """Everything but the times of notes, which are the present time."""
     return [
         (e[0], e[1], e[2], e[3], e[4], None if isinstance(e[6], Noted) else e[5], e[7])
@@ -184,17 +184,19 @@ def test_an_import_that_is_killed_repeatedly_has_the_same_result(
     there, expected = whole
     chance = random.Random(seed)
     for count in (0, *sorted(chance.sample(range(1, len(expected)), 5))):
-        process = subprocess.Popen(_importing(tmp_path, there), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and _entries(tmp_path / "everhold.db") < count:
+        process = subprocess.Popen(
+            _make_import_command(tmp_path, there), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        while process.poll() is None and _count_entries(tmp_path / "everhold.db") < count:
             time.sleep(chance.uniform(0, 0.02))
         process.kill()
         process.wait()
-    done = subprocess.run(_importing(tmp_path, there), capture_output=True, text=True, check=False)
+    done = subprocess.run(_make_import_command(tmp_path, there), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert _log(tmp_path) == expected
+    assert _read_log(tmp_path) == expected
 
 
-def _entries(path: Path) -> int:
+def _count_entries(path: Path) -> int:
     """The progress of an import: what is committed."""
     if not path.exists():
         return -1

@@ -18,7 +18,7 @@ ASKED = "please note: likes tea, lives in Oslo; no, likes coffee"  # only what a
 KEPT = "Stored; it will be delivered to Honcho."
 
 
-def calls(*wanted: tuple[str, dict[str, str]]) -> ModelServerReply:
+def make_tool_calls(*wanted: tuple[str, dict[str, str]]) -> ModelServerReply:
     return ModelServerReply(
         calls=tuple(ToolCall(id=f"c{at}", tool=tool, arguments=given) for at, (tool, given) in enumerate(wanted))
     )
@@ -40,7 +40,7 @@ async def test_what_a_model_concludes_curates_and_reads_in_one_turn(
         given["models"] = {"m": make_model_section(server.openai)}
         async with RunningGateway(tmp_path, json.dumps(given)) as t:
             server.add_steps(
-                calls(
+                make_tool_calls(
                     *(("honcho_conclude", {"conclusion": fact}) for fact in FACTS),
                     ("memory", {"action": "add", "content": "likes tea"}),
                     ("memory", {"action": "add", "content": "lives in Oslo"}),
@@ -48,7 +48,7 @@ async def test_what_a_model_concludes_curates_and_reads_in_one_turn(
                     ("honcho_context", {}),
                     ("honcho_profile", {}),
                 ),
-                calls(
+                make_tool_calls(
                     ("memory", {"action": "replace", "old_text": "likes tea", "content": "likes coffee"}),
                     ("memory", {"action": "remove", "old_text": "lives in Oslo"}),
                     ("honcho_conclude", {"conclusion": "fact 10"}),

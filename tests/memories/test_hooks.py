@@ -43,21 +43,21 @@ class Attentive(FakeMemoryProvider):
         self.switches: list[SessionSwitch] = []
         self.views: list[tuple[MemoryScope, Sequence[MemoryUtterance]]] = []
         self.hangs = False
-        self.falls = False
+        self.raises = False
 
     async def session_switched(self, switch: SessionSwitch) -> None:
-        await self._trouble()
+        await self._apply_fault()
         self.switches.append(switch)
 
     async def before_compress(self, scope: MemoryScope, view: Sequence[MemoryUtterance]) -> str:
         self.views.append((scope, view))
-        await self._trouble()
+        await self._apply_fault()
         return "the goat is called Berta"
 
-    async def _trouble(self) -> None:
+    async def _apply_fault(self) -> None:
         if self.hangs:
             await asyncio.sleep(3_600)
-        if self.falls:
+        if self.raises:
             raise ZeroDivisionError("a bug of its author")
 
     def prompt(self) -> str:
@@ -70,7 +70,7 @@ class Attentive(FakeMemoryProvider):
         raise AssertionError("not here")
 
     async def health(self) -> ProviderHealth:
-        return ProviderHealth(well=not self.falls, text="so-so")
+        return ProviderHealth(well=not self.raises, text="so-so")
 
     async def close(self) -> None: ...
 
@@ -97,7 +97,7 @@ class Minimal:
     cache_busting_signature = probe = _never
 
 
-def short(gateway: InProcessGateway) -> FakeModel:
+def use_short_summaries(gateway: InProcessGateway) -> FakeModel:
     """Use a summariser whose summaries are always shorter."""
     gateway.runtimes.summariser = model = FakeModel(lambda _: ModelResponse(text="They talked."))
     return model
@@ -117,7 +117,7 @@ def test_storing_and_finding_are_enough_and_nothing_else_is_asked(gateway: InPro
     provider = Minimal()
     gateway.runtimes.memories["a"] = provider
     gateway.runtimes.settings |= {"switch_memories": ("a",), "recall_memories": ("a",), "recall_seconds": 1.0}
-    short(gateway)
+    use_short_summaries(gateway)
     gateway.send_message("one " + "and so on " * 100)
     gateway.send_message("/compress here 0")
     gateway.send_message("two")
@@ -258,7 +258,7 @@ def test_a_turn_of_the_talk_is_told_once_all_before_it_is_delivered(
 ) -> None:
     provider = attach_attentive(gateway)
     gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(10)}
-    short(gateway)
+    use_short_summaries(gateway)
     session = gateway.send_message("one " + "and so on " * 100).session
     assert not provider.kept
     gateway.send_message(command)
@@ -298,7 +298,7 @@ def test_a_memory_without_the_capability_gets_no_switches(gateway: InProcessGate
 
 def test_what_a_memory_does_not_want_lost_reaches_the_summary_and_what_is_noted(gateway: InProcessGateway) -> None:
     provider = attach_attentive(gateway)
-    summariser = short(gateway)
+    summariser = use_short_summaries(gateway)
     gateway.runtimes.settings["review_every_turns"] = 10
     session = gateway.send_message("my goat is called Berta " + "and so on " * 100).session
     gateway.send_message("/compress here 0")
@@ -318,7 +318,7 @@ def test_what_a_memory_is_shown_before_a_summary_is_as_the_log_has_it(
 ) -> None:
     """The log is not read for it, because the context cache still holds the turns."""
     provider = attach_attentive(gateway)
-    short(gateway)
+    use_short_summaries(gateway)
     # without reported usage, the estimate of tokens stays the same
     gateway.runtimes.model = FakeModel(lambda _: ModelResponse(text="indeed " * 40), context_tokens=1_000)
     gateway.runtimes.settings |= {
@@ -339,10 +339,10 @@ def test_what_a_memory_is_shown_before_a_summary_is_as_the_log_has_it(
     assert {(one.seq, one.at, one.author) for one in shown} <= {(it.seq, it.at, it.author) for it in log.values()}
 
 
-@pytest.mark.parametrize("how", ["hangs", "falls"])
+@pytest.mark.parametrize("how", ["hangs", "raises"])
 def test_a_hook_that_hangs_or_raises_delays_no_turn_and_is_reported(gateway: InProcessGateway, how: str) -> None:
     provider = attach_attentive(gateway)
-    short(gateway)
+    use_short_summaries(gateway)
     gateway.send_message("one " + "and so on " * 100)
     setattr(provider, how, True)
     before = gateway.loop.time()

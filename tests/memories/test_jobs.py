@@ -24,7 +24,7 @@ from tests.engine.test_jobs import reviewing
 from tests.engine.test_operations import crash_at_step
 
 
-class Overseer(FakeMemoryProvider):
+class JobMemory(FakeMemoryProvider):
     """Has the capability for jobs, and records them in order with the exchanges."""
 
     capabilities = frozenset({MemoryCapability.JOBS, MemoryCapability.PROBE})
@@ -40,12 +40,12 @@ class Overseer(FakeMemoryProvider):
         try:
             found = await super().store(batch)
         except InDoubt:
-            self._hear(batch)
+            self._record(batch)
             raise
-        self._hear(batch)
+        self._record(batch)
         return {**found, **{job.key: f"job-{job.key}" for job in batch.jobs}}
 
-    def _hear(self, batch: MemoryBatch) -> None:
+    def _record(self, batch: MemoryBatch) -> None:
         self.line += [item.heard[-1].text for item in batch.items if isinstance(item, Exchange)]
         for job in batch.jobs:
             if self.delivery is not DeliveryGuarantee.KEYED or job.key not in {one.key for one in self.received_jobs}:
@@ -53,20 +53,20 @@ class Overseer(FakeMemoryProvider):
                 self.line.append(job.task)
 
 
-def answer(request: ModelRequest) -> ModelResponse:
+def answer_task(request: ModelRequest) -> ModelResponse:
     return ModelResponse(text="forty-two") if "The task:" in request.messages[-1].text else echo_last_message(request)
 
 
-def oversee(gateway: InProcessGateway, delivery: DeliveryGuarantee = DeliveryGuarantee.KEYED) -> Overseer:
-    provider = Overseer(delivery)
+def attach_job_memory(gateway: InProcessGateway, delivery: DeliveryGuarantee = DeliveryGuarantee.KEYED) -> JobMemory:
+    provider = JobMemory(delivery)
     gateway.runtimes.memories["a"] = provider
     gateway.runtimes.settings["job_memories"] = ("a",)
-    gateway.runtimes.model = FakeModel(answer)
+    gateway.runtimes.model = FakeModel(answer_task)
     return provider
 
 
 def test_it_is_told_what_was_asked_and_what_came_of_it_under_the_name_of_the_session(gateway: InProcessGateway) -> None:
-    provider = oversee(gateway)
+    provider = attach_job_memory(gateway)
     session = gateway.send_message("hello").session
     gateway.send_message("/background what is the answer?")
     (job,) = provider.received_jobs
@@ -81,7 +81,7 @@ def test_it_is_told_what_was_asked_and_what_came_of_it_under_the_name_of_the_ses
 def test_nobody_else_hears_of_it_or_is_woken_for_it(gateway: InProcessGateway) -> None:
     provider = FakeMemoryProvider()
     gateway.runtimes.memories["a"] = provider
-    gateway.runtimes.model = FakeModel(answer)
+    gateway.runtimes.model = FakeModel(answer_task)
     session = gateway.send_message("hello").session
     before = gateway.run(gateway.store.get_cursor(memory_consumer("a"), session))
     gateway.send_message("/background what is the answer?")
@@ -101,7 +101,7 @@ def test_nobody_else_hears_of_it_or_is_woken_for_it(gateway: InProcessGateway) -
 def test_a_crash_anywhere_around_it_loses_nothing_and_doubles_nothing(
     gateway: InProcessGateway, step: Step, after: bool
 ) -> None:
-    provider = oversee(gateway)
+    provider = attach_job_memory(gateway)
     gateway.send_message("hello")
     crash_at_step(gateway, step, after=after)
     gateway.send_message("/background what is the answer?", rest=False)
@@ -113,7 +113,7 @@ def test_a_crash_anywhere_around_it_loses_nothing_and_doubles_nothing(
 
 
 def test_while_the_service_is_down_items_wait_in_order(gateway: InProcessGateway) -> None:
-    provider = oversee(gateway)
+    provider = attach_job_memory(gateway)
     gateway.send_message("hello")
     provider.faults.fail_next(Transient("away"), times=3)
     gateway.send_message("/background what is the answer?")
@@ -125,7 +125,7 @@ def test_while_the_service_is_down_items_wait_in_order(gateway: InProcessGateway
 
 
 def test_a_paced_memory_receives_a_job_at_once_like_a_note(gateway: InProcessGateway) -> None:
-    provider = oversee(gateway)
+    provider = attach_job_memory(gateway)
     gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(3)}
     gateway.send_message("hello")
     gateway.send_message("/background what is the answer?")
@@ -138,7 +138,7 @@ def test_a_paced_memory_receives_a_job_at_once_like_a_note(gateway: InProcessGat
 
 
 def test_a_lost_answer_and_a_replay_tell_the_same_again(gateway: InProcessGateway) -> None:
-    provider = oversee(gateway, DeliveryGuarantee.UNACKNOWLEDGED)
+    provider = attach_job_memory(gateway, DeliveryGuarantee.UNACKNOWLEDGED)
     gateway.send_message("/background what is the answer?", rest=False)
     provider.faults.lose_next_answer()
     gateway.run_until_idle(60)
@@ -153,7 +153,7 @@ def test_a_lost_answer_and_a_replay_tell_the_same_again(gateway: InProcessGatewa
 
 
 def test_an_erased_job_in_doubt_is_not_resent_and_the_others_are(gateway: InProcessGateway) -> None:
-    provider = oversee(gateway, DeliveryGuarantee.UNACKNOWLEDGED)
+    provider = attach_job_memory(gateway, DeliveryGuarantee.UNACKNOWLEDGED)
     session = gateway.send_message("hello").session
     gateway.runtimes.memories = {}
     gateway.send_message("/background what is the answer?")
@@ -173,7 +173,7 @@ def test_an_erased_job_in_doubt_is_not_resent_and_the_others_are(gateway: InProc
 
 
 def test_reviews_are_not_delivered_as_jobs(gateway: InProcessGateway) -> None:
-    provider = oversee(gateway)
+    provider = attach_job_memory(gateway)
     reviewing(gateway, every=1)
     gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(3)}
     gateway.send_message("I like tea")
@@ -183,7 +183,7 @@ def test_reviews_are_not_delivered_as_jobs(gateway: InProcessGateway) -> None:
 
 
 def test_a_task_without_a_result_is_reported(gateway: InProcessGateway) -> None:
-    provider = oversee(gateway)
+    provider = attach_job_memory(gateway)
     gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text=""))
     gateway.send_message("/background what “is”] the answer?\nReally?")
     (job,) = provider.received_jobs

@@ -66,10 +66,10 @@ class FaultyServicesGateway(GatewayProcess):
         wait would not interrupt any work.
         """
         every = self.dice.random() < 0.2
-        before = self.writes()
+        before = self.count_writes()
         until = time.monotonic() + (12.0 if every else 30.0)
         while time.monotonic() < until:
-            now = self.writes()
+            now = self.count_writes()
             if sum(now.values()) - sum(before.values()) >= writes and (
                 not every or all(now[n] > before[n] for n in NAMES)
             ):
@@ -77,7 +77,7 @@ class FaultyServicesGateway(GatewayProcess):
             await asyncio.sleep(0.005)
         await asyncio.sleep(self.dice.random() * self.dice.choice((0.01, 0.1, 1.0)))
 
-    def writes(self) -> dict[str, int]:
+    def count_writes(self) -> dict[str, int]:
         for name in NAMES:  # only new requests, because this is called very often
             requests = self.services[name].requests
             new = requests[self.read[name] :]
@@ -85,7 +85,7 @@ class FaultyServicesGateway(GatewayProcess):
             self.written[name] += sum(it.method == "POST" and bool(re.search(WRITES[name], it.path)) for it in new)
         return dict(self.written)
 
-    async def talk(self, chat: str) -> None:
+    async def send_messages(self, chat: str) -> None:
         """Send messages repeatedly."""
         number = 0
         while True:
@@ -97,7 +97,7 @@ class FaultyServicesGateway(GatewayProcess):
                 await self.send_message(chat, "/new", id=f"{chat}-{number}-new")
             await asyncio.sleep(0.2 + self.dice.random())
 
-    async def trouble(self) -> None:
+    async def inject_faults(self) -> None:
         """Inject a fault into every second write."""
         while True:
             for name in NAMES:
@@ -118,7 +118,7 @@ class FaultyServicesGateway(GatewayProcess):
         new.write_text(json.dumps(given))
         new.replace(config)
 
-    def heard(self, name: str) -> dict[str, list[str]]:
+    def list_stored(self, name: str) -> dict[str, list[str]]:
         """Return what a service stored of each chat, in its order."""
         services = self.services
         if name == "honcho":
@@ -134,15 +134,15 @@ class FaultyServicesGateway(GatewayProcess):
             ]
         return {chat: [line for line in lines if line.partition(" ")[0] == chat] for chat in CHATS}
 
-    def missing(self) -> int:
-        return sum(max(0, len(self.kept[chat]) - len(self.heard(name)[chat])) for name in NAMES for chat in CHATS)
+    def count_missing(self) -> int:
+        return sum(max(0, len(self.kept[chat]) - len(self.list_stored(name)[chat])) for name in NAMES for chat in CHATS)
 
 
 async def run_kills(path: Path, *, kills: int, seed: int, write: str | int = "turn") -> FaultyServicesGateway:
     async with MemoryServices().run() as services:
         gateway = FaultyServicesGateway(path, services, seed, write)
-        talking = [asyncio.create_task(gateway.talk(chat)) for chat in CHATS]
-        trouble = asyncio.create_task(gateway.trouble())
+        talking = [asyncio.create_task(gateway.send_messages(chat)) for chat in CHATS]
+        trouble = asyncio.create_task(gateway.inject_faults())
         try:
             for _ in range(kills):
                 await gateway.start()
@@ -157,7 +157,7 @@ async def run_kills(path: Path, *, kills: int, seed: int, write: str | int = "tu
             await gateway.start()
             await gateway.wait_until_ready()
             until, times = time.monotonic() + 300, 0  # by then the longest retry delay is over
-            while gateway.missing() and time.monotonic() < until:
+            while gateway.count_missing() and time.monotonic() < until:
                 await asyncio.sleep(0.2)
                 times += 1
                 if times % 50 == 0:
@@ -174,10 +174,10 @@ async def run_kills(path: Path, *, kills: int, seed: int, write: str | int = "tu
         return gateway
 
 
-def lost_and_doubled(gateway: FaultyServicesGateway) -> dict[str, str]:
+def find_lost_and_doubled(gateway: FaultyServicesGateway) -> dict[str, str]:
     found = {}
     for name in NAMES:
-        heard = gateway.heard(name)
+        heard = gateway.list_stored(name)
         for chat in CHATS:
             # a message that was committed but could not be acknowledged may be there, too
             last = f"{chat} {len(gateway.kept[chat]) + 1}"
@@ -191,7 +191,7 @@ def lost_and_doubled(gateway: FaultyServicesGateway) -> dict[str, str]:
 @pytest.mark.slow
 async def test_a_kill_loses_and_doubles_nothing_in_four_memories(tmp_path: Path) -> None:
     gateway = await run_kills(tmp_path, kills=1, seed=1)
-    assert not lost_and_doubled(gateway)
+    assert not find_lost_and_doubled(gateway)
     assert all(gateway.kept.values())
     assert len(gateway.services.honcho.state.created) == len(CHATS)
 
@@ -204,8 +204,8 @@ async def test_many_kills_with_four_memories_attached(tmp_path: Path, seed: int)
     gateway = await run_kills(tmp_path, kills=A_RUN, seed=seed, write=write)
     killed, kept = gateway.killed - 1, sum(map(len, gateway.kept.values()))  # the last start is not followed by a kill
     took = f"{time.monotonic() - began:.0f} s"
-    done = f"{killed} kills, {kept} acknowledged, {gateway.went_wrong} faults, writes {gateway.writes()}"
+    done = f"{killed} kills, {kept} acknowledged, {gateway.went_wrong} faults, writes {gateway.count_writes()}"
     print(f"seed {seed}, write {write}: {done}, {took}")  # noqa: T201
-    assert not lost_and_doubled(gateway)
+    assert not find_lost_and_doubled(gateway)
     assert killed == A_RUN
     assert len(gateway.services.honcho.state.created) == len(CHATS)

@@ -31,12 +31,12 @@ def config(agents: dict[str, Any] | None = None, **memories: Any) -> str:
     return json.dumps({"defaults": {"tools": [], "memories": []}, "agents": agents, "memories": memories})
 
 
-def said(ledger_service: LedgerService) -> list[str]:
+def list_said(ledger_service: LedgerService) -> list[str]:
     """Return what people said as the service stored it."""
     return [text.partition(" ")[0] for _, text in ledger_service.kept]
 
 
-async def status(t: RunningGateway) -> dict[str, Any]:
+async def read_status(t: RunningGateway) -> dict[str, Any]:
     about = t.app.describe()
     return {**about, **await t.app.session_admin.collect_status()}
 
@@ -50,7 +50,7 @@ async def test_an_installed_provider_is_not_imported_and_an_unused_one_not_built
     ) as t:
         assert not ledger_service.built  # no message was sent yet
         await t.send_and_wait("hello")
-        await t.wait_until(lambda: said(ledger_service) == ["hello"])
+        await t.wait_until(lambda: list_said(ledger_service) == ["hello"])
         assert [(it.context.instance, it.context.agent) for it in ledger_service.built] == [("used", "main")]
     assert "must_not_be_imported" not in sys.modules
 
@@ -84,9 +84,9 @@ async def test_a_missing_secret_disables_one_instance_and_its_items_stay_queued(
     async with RunningGateway(tmp_path, text, env="") as t:
         for word in ("one", "two", "three"):
             await t.send_and_wait(word)
-        await t.wait_until(lambda: said(ledger_service) == ["one", "two", "three"])
+        await t.wait_until(lambda: list_said(ledger_service) == ["one", "two", "three"])
         assert {account for account, _ in ledger_service.kept} == {"good"}
-        (problem,) = (await status(t))["problems"]
+        (problem,) = (await read_status(t))["problems"]
         assert problem["disables"] == "memories.ledger"
         assert "LEDGER_KEY is not set" in problem["message"]
         assert "LEDGER_KEY=" in problem["remedy"]
@@ -100,7 +100,7 @@ async def test_a_missing_secret_disables_one_instance_and_its_items_stay_queued(
             "three",
             "four",
         ]
-        assert (await status(t))["problems"] == []
+        assert (await read_status(t))["problems"] == []
 
 
 async def test_one_that_cannot_be_built_is_named_with_its_remedy_and_the_others_work(
@@ -114,8 +114,8 @@ async def test_one_that_cannot_be_built_is_named_with_its_remedy_and_the_others_
     ledger_service.fails = fail
     async with RunningGateway(tmp_path, config(good={"provider": "ledger"}, bad={"provider": "ledger"})) as t:
         await t.send_and_wait("hello")
-        await t.wait_until(lambda: said(ledger_service) == ["hello"])
-        (problem,) = (await status(t))["problems"]
+        await t.wait_until(lambda: list_said(ledger_service) == ["hello"])
+        (problem,) = (await read_status(t))["problems"]
         assert "bad" in problem["disables"]
         assert "no module named sdk" in problem["message"]
         assert t.log.getvalue().count("memory.unavailable") == 1
@@ -128,8 +128,8 @@ async def test_a_provider_that_is_not_installed_is_named_and_nothing_else_suffer
 ) -> None:
     async with RunningGateway(tmp_path, config(good={"provider": "ledger"}, gone={"provider": "nowhere"})) as t:
         await t.send_and_wait("hello")
-        await t.wait_until(lambda: said(ledger_service) == ["hello"])
-        problems = (await status(t))["problems"]
+        await t.wait_until(lambda: list_said(ledger_service) == ["hello"])
+        problems = (await read_status(t))["problems"]
         assert any("nowhere" in problem["message"] and problem["remedy"] for problem in problems)
 
 
@@ -189,7 +189,7 @@ async def test_a_cursor_with_a_backlog_changes_to_the_new_client(
         await t.wait_until(lambda: len(ledger_service.kept) == 3)
         assert [account for account, _ in ledger_service.kept] == ["old", "old", "new"]
         assert "delivery.retrying" not in t.log.getvalue()  # no closed provider was called
-        assert said(ledger_service) == ["one", "two", "three"]
+        assert list_said(ledger_service) == ["one", "two", "three"]
 
 
 async def test_a_corrected_key_takes_effect_though_the_old_client_could_never_drain(
@@ -203,13 +203,13 @@ async def test_a_corrected_key_takes_effect_though_the_old_client_could_never_dr
             await t.send_and_wait(word)
 
         async def failing() -> bool:
-            return bool((await status(t))["failing"])
+            return bool((await read_status(t))["failing"])
 
         await t.wait_until(failing)
         t.write_secrets(f"LEDGER_KEY={KEY}\n")
         await t.send_and_wait("three")
         await t.wait_until(lambda: len(ledger_service.kept) == 3)
-        assert said(ledger_service) == ["one", "two", "three"]
+        assert list_said(ledger_service) == ["one", "two", "three"]
         assert [it.key for it in ledger_service.built] == ["wrong-key-0123456789", KEY]
         await asyncio.wait_for(ledger_service.built[0].closed.wait(), LIMIT_SECONDS)
 
@@ -247,11 +247,11 @@ async def test_a_signature_that_raises_keeps_what_there_is_and_says_so_once(
             for word in ("two", "three"):
                 await t.send_and_wait(word)
             assert t.log.getvalue().count("memory.complaint") == before + 1
-            (problem,) = (await status(t))["problems"]
+            (problem,) = (await read_status(t))["problems"]
             assert "cache_busting_signature" in problem["message"]
             ledger_service.signature = lambda: None
             await t.send_and_wait("four")
-            assert (await status(t))["problems"] == []
+            assert (await read_status(t))["problems"] == []
         assert len(ledger_service.built) == 1
         assert not ledger_service.built[0].closed.is_set()
         await t.wait_until(lambda: len(ledger_service.kept) == 10)
@@ -267,8 +267,8 @@ async def test_a_memory_that_cannot_be_rebuilt_stays_in_use(tmp_path: Path, ledg
         ledger_service.fails, ledger_service.signature = fall, lambda: {"ledger.x": "y"}
         await t.send_and_wait("two")
         await t.send_and_wait("three")
-        await t.wait_until(lambda: said(ledger_service) == ["one", "two", "three"])
-        assert "no room" in (await status(t))["problems"][0]["message"]
+        await t.wait_until(lambda: list_said(ledger_service) == ["one", "two", "three"])
+        assert "no room" in (await read_status(t))["problems"][0]["message"]
         assert t.log.getvalue().count("memory.complaint") == 1
 
 
@@ -335,7 +335,7 @@ async def test_a_memory_that_does_not_close_delays_no_stop(
     t = RunningGateway(tmp_path, config(ledger={}))
     async with t:
         await t.send_and_wait("one")
-        await t.wait_until(lambda: said(ledger_service) == ["one"])
+        await t.wait_until(lambda: list_said(ledger_service) == ["one"])
         async with asyncio.timeout(LIMIT_SECONDS):
             await t.app.agents.memories.close()
 

@@ -14,7 +14,7 @@ from tests.e2e.running_gateway import RunningGateway
 from tests.memories.services import NAMES, MemoryServices, every_write, one_write
 
 
-async def everywhere(
+async def wait_until_stored_everywhere(
     t: RunningGateway,
     services: MemoryServices,
     words: list[str],
@@ -40,7 +40,7 @@ async def test_four_memories_each_have_every_turn_once_in_order(tmp_path: Path, 
         words = [f"word {number}" for number in range(1, 6)]
         for word in words:
             await t.send_and_wait(word)
-        await everywhere(t, services, words)
+        await wait_until_stored_everywhere(t, services, words)
         await t.assert_sound()
     assert services.honcho.state.created == [services.honcho.state.messages[0]["session_id"]]
 
@@ -50,7 +50,7 @@ async def test_recall_is_merged_each_thing_once_with_where_it_came_from(
 ) -> None:
     async with RunningGateway(tmp_path, services.config()) as t:
         first = await t.send_message("the tea garden is in Assam", chat="one")
-        await everywhere(t, services, ["the tea garden is in Assam"])
+        await wait_until_stored_everywhere(t, services, ["the tea garden is in Assam"])
         found = await t.app.memory_admin.search_memories("where is the tea garden", agent="main", person="ada")
         assert not found["unavailable"]
         memories = found["memories"]
@@ -69,7 +69,7 @@ async def test_one_dead_memory_holds_up_no_other(tmp_path: Path, services: Memor
         await t.wait_until(lambda: all(services.said_texts(name) == ["one", "two"] for name in alive))
         assert services.said_texts("hindsight") == []
         await services.hindsight.start()
-        await everywhere(t, services, ["one", "two"])
+        await wait_until_stored_everywhere(t, services, ["one", "two"])
 
 
 async def test_several_instances_of_one_provider_are_several_memories(tmp_path: Path, services: MemoryServices) -> None:
@@ -93,14 +93,14 @@ async def test_a_memory_that_is_removed_and_added_again_continues_where_it_stopp
 ) -> None:
     async with RunningGateway(tmp_path, services.config("honcho", "mem0")) as t:
         await t.send_and_wait("one")
-        await everywhere(t, services, ["one"], ("honcho", "mem0"))
+        await wait_until_stored_everywhere(t, services, ["one"], ("honcho", "mem0"))
         t.configure(services.config("honcho"))
         await t.send_and_wait("two")
         await t.wait_until(lambda: services.said_texts("honcho") == ["one", "two"])
         assert services.said_texts("mem0") == ["one"]
         t.configure(services.config("honcho", "mem0"))
         await t.send_and_wait("three")
-        await everywhere(t, services, ["one", "two", "three"], ("honcho", "mem0"))
+        await wait_until_stored_everywhere(t, services, ["one", "two", "three"], ("honcho", "mem0"))
 
 
 async def test_a_memory_that_is_added_later_starts_at_now(tmp_path: Path, services: MemoryServices) -> None:
@@ -139,12 +139,12 @@ async def test_with_failing_services_nothing_is_lost_doubled_or_reordered(
     async with RunningGateway(tmp_path, services.config(write=write, **short)) as t:
         words = ["first"]
         await t.send_and_wait("first")
-        await everywhere(t, services, words, write=write)
+        await wait_until_stored_everywhere(t, services, words, write=write)
         for how, more in faults:
             services.fault(how, **more)
             words.append(f"{how} {more}")
             await t.send_and_wait(words[-1])
-            await everywhere(t, services, words, write=write)
+            await wait_until_stored_everywhere(t, services, words, write=write)
         await t.assert_sound()
 
 
@@ -162,7 +162,7 @@ async def test_what_a_service_refuses_costs_nothing_that_came_with_it(
         for name in NAMES:
             await services[name].start()
         words.remove("POISON")
-        await everywhere(t, services, words, write=write)
+        await wait_until_stored_everywhere(t, services, words, write=write)
         dead_letters = await t.app.store.list_dead_letters()
         assert sorted(one.consumer for one in dead_letters) == sorted(f"memory:{name}" for name in NAMES)
         assert len({one.key for one in dead_letters}) == 1
@@ -180,7 +180,7 @@ async def test_an_outage_loses_no_memory_and_the_chat_continues(
 ) -> None:
     async with RunningGateway(tmp_path, services.config(write=write)) as t:
         await t.send_and_wait("before")
-        await everywhere(t, services, ["before"], write=write)
+        await wait_until_stored_everywhere(t, services, ["before"], write=write)
         for name in NAMES:
             await services[name].stop()
         session = (await t.send_message("during")).session
@@ -190,7 +190,7 @@ async def test_an_outage_loses_no_memory_and_the_chat_continues(
         for name in NAMES:
             await services[name].start()
         await t.send_and_wait("after")
-        await everywhere(t, services, ["before", "during", "after"], write=write)
+        await wait_until_stored_everywhere(t, services, ["before", "during", "after"], write=write)
         await t.wait_until(lambda: all(services.noted_texts(name) == ["written during the outage"] for name in NAMES))
         await t.assert_sound()
 
@@ -204,7 +204,7 @@ async def test_a_corrected_key_is_in_force_at_the_next_message(tmp_path: Path, s
         assert all(services.said_texts(name) == [] for name in NAMES)
         t.write_secrets("MODEL_KEY=the-right-key-0123456789\n")
         await t.send_and_wait("two")
-        await everywhere(t, services, ["one", "two"])
+        await wait_until_stored_everywhere(t, services, ["one", "two"])
     assert "the-wrong-key" not in t.log.getvalue()
     assert "the-right-key" not in t.log.getvalue()
 
@@ -267,7 +267,7 @@ async def test_no_other_work_makes_a_session_over_there(
     gateway = RunningGateway(tmp_path, config)
     async with gateway as t:
         await t.send_and_wait("hello")
-        await everywhere(t, services, ["hello"], ("honcho",), write=write)
+        await wait_until_stored_everywhere(t, services, ["hello"], ("honcho",), write=write)
         for command in ("/compress", "/status", "/new", "/title Tea", "/background think about it", "/new"):
             await t.send_message(command)
             await t.wait_until_idle()

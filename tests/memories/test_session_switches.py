@@ -27,7 +27,7 @@ class Ahead(SystemClock):
         return super().now() + self.seconds
 
 
-def rows(services: MemoryServices, name: str) -> list[tuple[str, str]]:
+def list_stored(services: MemoryServices, name: str) -> list[tuple[str, str]]:
     """Return (session, message) as a service stored it, in order. The session is the one in the key."""
     match name:
         case "honcho":
@@ -44,11 +44,11 @@ def rows(services: MemoryServices, name: str) -> list[tuple[str, str]]:
     ]
 
 
-async def only(t: RunningGateway, services: MemoryServices, wanted: list[tuple[str, str]]) -> None:
+async def wait_for_exactly(t: RunningGateway, services: MemoryServices, wanted: list[tuple[str, str]]) -> None:
     """Wait until every service has exactly this, and then some time longer for anything that would arrive twice."""
-    await t.wait_until(lambda: all(len(rows(services, name)) >= len(wanted) for name in NAMES))
+    await t.wait_until(lambda: all(len(list_stored(services, name)) >= len(wanted) for name in NAMES))
     await t.wait_until(lambda: not t.app.supervisor.tasks)
-    assert {name: rows(services, name) for name in NAMES} == dict.fromkeys(NAMES, wanted)
+    assert {name: list_stored(services, name) for name in NAMES} == dict.fromkeys(NAMES, wanted)
     for session in dict.fromkeys(session for session, _ in wanted):
         name = (await t.app.store.get_session(session)).names["honcho"]
         ours = [row for row in services.honcho.state.messages if row["metadata"]["everhold"].startswith(f"{session}:")]
@@ -71,7 +71,7 @@ async def test_what_waits_for_more_goes_out_once_where_it_was_said(
         await t.wait_for_replies(session)
         await t.send_and_wait("two")
         await t.wait_until(lambda: not t.app.supervisor.tasks)
-        assert not any(rows(services, name) for name in NAMES)
+        assert not any(list_stored(services, name) for name in NAMES)
         match switch:
             case "rest":
                 clock.seconds = SILENCE_SECONDS + 1
@@ -84,11 +84,11 @@ async def test_what_waits_for_more_goes_out_once_where_it_was_said(
                 await t.send_and_wait(switch)
                 wanted = [(session, "one"), (session, "two")]
         if switch == "rest":  # two sessions, each in order
-            await t.wait_until(lambda: all(len(rows(services, name)) >= len(wanted) for name in NAMES))
+            await t.wait_until(lambda: all(len(list_stored(services, name)) >= len(wanted) for name in NAMES))
             await t.wait_until(lambda: not t.app.supervisor.tasks)
-            assert {name: sorted(rows(services, name)) for name in NAMES} == dict.fromkeys(NAMES, sorted(wanted))
+            assert {name: sorted(list_stored(services, name)) for name in NAMES} == dict.fromkeys(NAMES, sorted(wanted))
         else:
-            await only(t, services, wanted)
+            await wait_for_exactly(t, services, wanted)
             # later messages belong to their own session and wait for their own batch
             there = (await t.send_message("three")).session
             if switch == "/branch":
@@ -97,10 +97,10 @@ async def test_what_waits_for_more_goes_out_once_where_it_was_said(
                 assert there == (other if switch == "/resume" else session)
             await t.wait_for_replies(there, {"/resume": 2, "/branch": 1}.get(switch, 3))
             await t.wait_until(lambda: not t.app.supervisor.tasks)
-            await only(t, services, wanted)
+            await wait_for_exactly(t, services, wanted)
             await t.send_and_wait("/new")
             left = ["elsewhere", "three"] if switch == "/resume" else ["three"]
-            await only(t, services, [*wanted, *((there, word) for word in left)])
+            await wait_for_exactly(t, services, [*wanted, *((there, word) for word in left)])
             if switch == "/branch":
                 lineage = [f"parent:{session}" in row["tags"] for row in services.hindsight.state.documents.values()]
                 assert lineage == [False, False, True]
@@ -117,12 +117,12 @@ async def test_what_waits_for_more_outlives_a_kill(tmp_path: Path, services: Mem
         await gateway.send_message("here", "two", id="m2")
         await gateway.send_message("there", "three", id="m3")
         await gateway.wait_for_replies(3)
-        assert not any(rows(services, name) for name in NAMES)
+        assert not any(list_stored(services, name) for name in NAMES)
         await gateway.kill()
         await gateway.start()
         await gateway.wait_until_ready()
         async with asyncio.timeout(60):
-            while any(len(rows(services, name)) < 3 for name in NAMES):  # noqa: ASYNC110  # a service rings no bell
+            while any(len(list_stored(services, name)) < 3 for name in NAMES):  # noqa: ASYNC110  # a service sends no notification
                 await asyncio.sleep(0.05)
         await gateway.send_message("here", "four", id="m4")  # after the delivered items, in a new batch
         await gateway.wait_for_replies(4)
@@ -130,7 +130,7 @@ async def test_what_waits_for_more_outlives_a_kill(tmp_path: Path, services: Mem
         await gateway.close()
     for name in NAMES:
         by: dict[str, list[str]] = {}
-        for session, text in rows(services, name):
+        for session, text in list_stored(services, name):
             by.setdefault(session, []).append(text)
         assert sorted(by.values()) == [["one", "two"], ["three"]], name
 
@@ -175,7 +175,7 @@ async def test_two_people_in_one_thread_stay_two_peers_after_rebuilds(
             await speak(who)
     async with t:  # a start does not wait for it
         await t.wait_until(lambda: len(heard()) >= len(said))
-        await t.wait_until(lambda: all(len(rows(services, name)) >= len(said) for name in NAMES))
+        await t.wait_until(lambda: all(len(list_stored(services, name)) >= len(said) for name in NAMES))
         await t.wait_until(lambda: not t.app.supervisor.tasks)
         await t.assert_sound()
     assert len(sessions) == 1

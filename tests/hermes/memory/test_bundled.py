@@ -45,7 +45,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def at(python: Path, name: str) -> str:
+def find_plugin(python: Path, name: str) -> str:
     code = f"import importlib.util as u; print(u.find_spec('plugins.memory').submodule_search_locations[0] + '/{name}')"
     return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
@@ -53,7 +53,7 @@ def at(python: Path, name: str) -> str:
 @pytest.mark.parametrize("name", BUNDLED)
 async def test_each_of_them_loads_unmodified(tmp_path: Path, python: Path, name: str) -> None:
     """Without its key or service, a plug-in loads, reports that it is not available and receives nothing."""
-    async with HermesPluginHarness(tmp_path).open(path=at(python, name), python=str(python)) as plugin:
+    async with HermesPluginHarness(tmp_path).open(path=find_plugin(python, name), python=str(python)) as plugin:
         with contextlib.suppress(Transient):
             await plugin._host.start()
         assert plugin._host.description["name"], plugin._host.problem
@@ -67,7 +67,7 @@ async def test_honcho_loses_nothing_while_it_initialises(tmp_path: Path, python:
         harness.home.mkdir()
         known = {"apiKey": "k", "baseUrl": service.url, "enabled": True, "workspace": "w", "peerName": "ada"}
         (harness.home / "honcho.json").write_text(json.dumps(known))
-        async with harness.open(path=at(python, "honcho"), python=str(python)) as plugin:
+        async with harness.open(path=find_plugin(python, "honcho"), python=str(python)) as plugin:
             for number in range(6):
                 await plugin.store(make_batch(make_exchange(f"turn {number}", key=str(number))))
         said = [row["content"] for row in service.state.messages if row["content"] != "I see."]
@@ -80,7 +80,7 @@ async def test_hindsight_stores_what_it_receives(tmp_path: Path, python: Path) -
         (harness.home / "hindsight").mkdir(parents=True)
         known = {"mode": "cloud", "api_url": service.url, "api_key": "k", "bank_id": "b"}
         (harness.home / "hindsight" / "config.json").write_text(json.dumps(known))
-        async with harness.open(path=at(python, "hindsight"), python=str(python)) as plugin:
+        async with harness.open(path=find_plugin(python, "hindsight"), python=str(python)) as plugin:
             for number in range(4):
                 await plugin.store(make_batch(make_exchange(f"turn {number}", key=str(number))))
 
@@ -92,7 +92,7 @@ async def test_hindsight_stores_what_it_receives(tmp_path: Path, python: Path) -
             await wait_until(kept)
 
 
-def configured(home: Path, name: str, service: LoopbackService) -> None:
+def write_plugin_config(home: Path, name: str, service: LoopbackService) -> None:
     """The plug-in's own configuration, as in a home of hermes-agent."""
     (home / "hindsight").mkdir(parents=True)
     known = {
@@ -107,7 +107,7 @@ def configured(home: Path, name: str, service: LoopbackService) -> None:
     (home / file).write_text(json.dumps(given))
 
 
-def texts(service: LoopbackService) -> list[str]:
+def list_stored_texts(service: LoopbackService) -> list[str]:
     match service:
         case HonchoService():
             return [row["content"] for row in service.state.messages]
@@ -136,15 +136,15 @@ async def test_a_plugin_runs_through_its_whole_life_cycle(tmp_path: Path, python
     # on loopback honcho's plug-in sends no key
     async with SERVICES[name](key=None if name == "honcho" else "k") as service:
         harness = HermesPluginHarness(tmp_path)
-        configured(harness.home, name, service)
+        write_plugin_config(harness.home, name, service)
         here = MemoryScope(agent="main", session="s", name=NAME, person="ada")
         there = MemoryScope(agent="main", session="t", name="agent-main-telegram-dm-43", person="ada")
         context = ToolContext(session="s", agent="main", op=1, key="k", stamp=STAMP)
 
         def kept(count: int) -> bool:
-            return all(any(text in one for one in texts(service)) for text in TALK[:count])
+            return all(any(text in one for one in list_stored_texts(service)) for text in TALK[:count])
 
-        settings = {"path": at(python, name), "python": str(python), "deadline_seconds": 120}
+        settings = {"path": find_plugin(python, name), "python": str(python), "deadline_seconds": 120}
         async with harness.open(**settings) as plugin:
             for number, text in enumerate(TALK[:2]):
                 await plugin.store(make_batch(make_exchange(text, key=str(number))))
@@ -173,7 +173,7 @@ async def test_a_plugin_runs_through_its_whole_life_cycle(tmp_path: Path, python
         assert pid is not None
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-        whole = "\n".join(texts(service))
+        whole = "\n".join(list_stored_texts(service))
         assert [whole.count(text) for text in TALK] == [1, 1, 1]
         if isinstance(service, HonchoService):
             sessions = [next(r["session_id"] for r in service.state.messages if r["content"] == it) for it in TALK]
@@ -183,9 +183,9 @@ async def test_a_plugin_runs_through_its_whole_life_cycle(tmp_path: Path, python
 async def test_holographic_works_on_its_own_store(tmp_path: Path, python: Path) -> None:
     harness = HermesPluginHarness(tmp_path)
     context = ToolContext(session="s", agent="main", op=1, key="k", stamp=STAMP)
-    async with harness.open(path=at(python, "holographic"), python=str(python)) as plugin:
+    async with harness.open(path=find_plugin(python, "holographic"), python=str(python)) as plugin:
         await plugin.store(make_batch(make_exchange("My cat is called Mimi."), make_note("Ada's cat is called Mimi")))
-    async with harness.open(path=at(python, "holographic"), python=str(python)) as plugin:
+    async with harness.open(path=find_plugin(python, "holographic"), python=str(python)) as plugin:
         tools = {tool.spec.name: tool for tool in plugin.tools()}
         fact = {"action": "add", "content": "Mimi is a grey cat", "category": "general"}
         added = await tools["fact_store"].run(fact, context)

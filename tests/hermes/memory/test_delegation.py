@@ -29,11 +29,11 @@ HOOK = """
 OVERSEER = RECORDER + HOOK
 
 
-def job(task: str = "count the cats", result: str = "There are three cats in the house by now.") -> JobResult:
+def make_job(task: str = "count the cats", result: str = "There are three cats in the house by now.") -> JobResult:
     return JobResult(key="s:9:job", session="s", agent="main", seq=9, task=task, result=result, at=1.0, stamp=STAMP)
 
 
-def jobs(*found: JobResult) -> MemoryBatch:
+def make_job_batch(*found: JobResult) -> MemoryBatch:
     return MemoryBatch(name=NAME, items=(), jobs=found)
 
 
@@ -41,7 +41,7 @@ async def test_it_receives_task_and_result_under_the_requester_s_identity(tmp_pa
     harness = HermesPluginHarness(tmp_path, OVERSEER)
     async with harness.open() as plugin:
         assert MemoryCapability.JOBS in plugin.capabilities, "nobody knows yet"
-        assert await plugin.store(jobs(job())) == {"s:9:job": ""}
+        assert await plugin.store(make_job_batch(make_job())) == {"s:9:job": ""}
     async with harness.open() as plugin:
         assert MemoryCapability.JOBS in plugin.capabilities
     received = ["on_delegation", "count the cats", "There are three cats in the house by now.", "s:9:job"]
@@ -56,7 +56,7 @@ async def test_the_hook_is_called_with_the_arguments_it_accepts(tmp_path: Path, 
     source = f"{RECORDER}\n    def on_delegation(self, {takes}): write('on_delegation', *list(locals().values())[1:])\n"
     harness = HermesPluginHarness(tmp_path, source)
     async with harness.open() as plugin:
-        await plugin.store(jobs(job("tea", "drunk")))
+        await plugin.store(make_job_batch(make_job("tea", "drunk")))
     ((_, *received),) = harness.read_calls("on_delegation")
     assert ("tea" in received and "drunk" in received) or ["tea", "drunk"] in received
     assert ("s:9:job" in received) == ("child_session_id" in takes)
@@ -65,7 +65,7 @@ async def test_the_hook_is_called_with_the_arguments_it_accepts(tmp_path: Path, 
 async def test_a_plugin_without_the_hook_is_not_initialised(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, RECORDER)  # its base class has the hook, which does nothing
     async with harness.open() as plugin:
-        await plugin.store(jobs(job()))
+        await plugin.store(make_job_batch(make_job()))
         assert harness.read_calls() == []
         await plugin.store(make_batch(make_exchange("hello")))  # known after its first turn
     async with harness.open() as plugin:
@@ -75,9 +75,9 @@ async def test_a_plugin_without_the_hook_is_not_initialised(tmp_path: Path) -> N
 async def test_what_it_shows_of_a_job_is_confirmed(tmp_path: Path) -> None:
     keeps = "\n    def on_delegation(self, task, result, **kwargs): self.kept.append(f'{task}: {result}')\n"
     async with HermesPluginHarness(tmp_path, KEEPER + keeps).open() as plugin:
-        assert await plugin.probe(jobs(job())) == []
-        assert await plugin.store(jobs(job())) == {"s:9:job": SEEN_REMOTE_ID}
-        assert await plugin.probe(jobs(job())) == ["s:9:job"], "so a resend does not repeat it"
+        assert await plugin.probe(make_job_batch(make_job())) == []
+        assert await plugin.store(make_job_batch(make_job())) == {"s:9:job": SEEN_REMOTE_ID}
+        assert await plugin.probe(make_job_batch(make_job())) == ["s:9:job"], "so a resend does not repeat it"
 
 
 async def test_a_plugin_that_raises_makes_the_job_a_dead_letter(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ async def test_after_a_kill_of_host_or_gateway_the_result_is_sent_again(tmp_path
         answer = await gateway.http.post("/api/messages", json={"chat": "one", "text": text})
         assert answer.status_code == 202, answer.text
 
-    def received() -> list[str]:
+    def list_received() -> list[str]:
         return [line[1] for line in harness.read_calls("on_delegation")]
 
     await gateway.start()
@@ -125,7 +125,7 @@ async def test_after_a_kill_of_host_or_gateway_the_result_is_sent_again(tmp_path
         await wait_until(lambda: len(harness.read_calls("begun")) == 1)
         os.kill(harness.read_calls("begun")[0][1], signal.SIGKILL)
         hang.unlink()
-        await wait_until(lambda: received() == ["count the cats"])
+        await wait_until(lambda: list_received() == ["count the cats"])
         # the gateway dies with the host
         hang.touch()
         await say("/background count the dogs")
@@ -136,19 +136,19 @@ async def test_after_a_kill_of_host_or_gateway_the_result_is_sent_again(tmp_path
         hang.unlink()
         await gateway.start()
         await gateway.wait_until_ready()
-        await wait_until(lambda: received() == ["count the cats", "count the dogs"])
+        await wait_until(lambda: list_received() == ["count the cats", "count the dogs"])
         # both die during the work or before the delivery; the result is still not delivered more than twice
         await say("/background count the birds")
         await gateway.kill()
         await gateway.start()
         await gateway.wait_until_ready()
-        await wait_until(lambda: received()[2:3] == ["count the birds"])
+        await wait_until(lambda: list_received()[2:3] == ["count the birds"])
         await say("thanks")
         await wait_until(lambda: len(harness.read_calls("sync_turn")) >= 2)
         await asyncio.sleep(1)
-        assert received()[:2] == ["count the cats", "count the dogs"]
-        assert set(received()[2:]) == {"count the birds"}
-        assert len(received()) <= 4, "at most the one in flight comes twice"
+        assert list_received()[:2] == ["count the cats", "count the dogs"]
+        assert set(list_received()[2:]) == {"count the birds"}
+        assert len(list_received()) <= 4, "at most the one in flight comes twice"
         children = [line[3] for line in harness.read_calls("on_delegation")]
         assert len(set(children)) == 3, "under a stable name"
         assert {line[1] for line in harness.read_calls("initialize")} == {harness.read_calls("initialize")[0][1]}

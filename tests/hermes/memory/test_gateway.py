@@ -75,7 +75,7 @@ async def test_in_a_gateway_it_receives_every_session_switch(tmp_path: Path) -> 
     main = {"memories": ["it"], "recall": {"deadline_seconds": 5}, "review_every_turns": 0}
     config = {"agents": {"main": main}, "memories": memories}
 
-    def diary(*hooks: str) -> list[list[object]]:
+    def read_calls(*hooks: str) -> list[list[object]]:
         file = home / "diary.jsonl"
         lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         return [line for line in lines if line[0] in hooks]
@@ -83,13 +83,13 @@ async def test_in_a_gateway_it_receives_every_session_switch(tmp_path: Path) -> 
     async with RunningGateway(tmp_path, json.dumps(config)) as t:
         await t.send_and_wait("/background sleep well")
         await t.wait_until_idle()
-        assert diary("initialize", "prefetch", "sync_turn") == [], "jobs initialise no provider"
+        assert read_calls("initialize", "prefetch", "sync_turn") == [], "jobs initialise no provider"
         first = (await t.send_message("my boat is called Berta")).session
         await t.wait_for_replies(first)
         await t.wait_until_idle()
         await t.send_and_wait("it is blue")
         await t.wait_until_idle()
-        (name,) = {line[3] for line in diary("sync_turn")}
+        (name,) = {line[3] for line in read_calls("sync_turn")}
         heard = ("on_session_end", "on_session_switch", "on_pre_compress")
         turns: tuple[tuple[str, list[list[object]]], ...] = (
             ("/new", [["on_session_end", None], ["on_session_switch", name, name, True]]),
@@ -97,11 +97,11 @@ async def test_in_a_gateway_it_receives_every_session_switch(tmp_path: Path) -> 
             (f"/resume {first}", [["on_session_switch", name, None, False]]),
         )
         for command, expected in turns:
-            before = len(diary(*heard))
+            before = len(read_calls(*heard))
             await t.send_and_wait(command)
             enough = before + len(expected)
-            await t.wait_until(lambda enough=enough: len(diary(*heard)) >= enough)  # type: ignore[misc]
-            found = diary(*heard)[before:]
+            await t.wait_until(lambda enough=enough: len(read_calls(*heard)) >= enough)  # type: ignore[misc]
+            found = read_calls(*heard)[before:]
             assert [line[0] for line in found] == [line[0] for line in expected], command
             for line, seen in zip(expected, found, strict=True):
                 given = {place: it for place, it in enumerate(line) if it is not None}

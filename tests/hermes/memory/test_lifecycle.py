@@ -50,7 +50,7 @@ SLOW_START = RECORDER.replace(
 )
 
 
-def context(**more: object) -> ToolContext:
+def make_tool_context(**more: object) -> ToolContext:
     return structs.replace(ToolContext(session="s", agent="main", op=1, key="k", stamp=STAMP), **more)
 
 
@@ -205,8 +205,8 @@ async def test_its_tools_are_offered_once_they_are_known(tmp_path: Path) -> None
         flat, wrapped = plugin.tools()
         assert [tool.spec.name for tool in (flat, wrapped)] == ["flat", "wrapped"]
         assert flat.effect is ToolEffect.ONCE
-        assert (await flat.run({"a": 1}, context())).text == '{"ok": "flat"}'
-        failed = await wrapped.run({"fail": True}, context())
+        assert (await flat.run({"a": 1}, make_tool_context())).text == '{"ok": "flat"}'
+        failed = await wrapped.run({"fail": True}, make_tool_context())
         assert failed.error
         assert plugin.cache_busting_signature() == plugin.cache_busting_signature()
     assert [line[1:] for line in harness.read_calls("tool")] == [["flat", {"a": 1}], ["wrapped", {"fail": True}]]

@@ -14,23 +14,23 @@ from tests.waiting import LIMIT_SECONDS, wait_until
 from .harness import RECORDER, HermesPluginHarness, make_batch, make_exchange, make_query
 
 
-def behaving(how: str) -> str:
+def make_plugin(how: str) -> str:
     return RECORDER.replace(
         "    def on_turn_start",
         f"    def bad(self, text):\n        import os, sys, threading, time\n{how}\n    def on_turn_start",
     ).replace('write("sync_turn", user_content', 'self.bad(user_content); write("sync_turn", user_content')
 
 
-RAISES = behaving("        raise RuntimeError('I would rather not') if 'bad' in text else SystemExit\n").replace(
+RAISES = make_plugin("        raise RuntimeError('I would rather not') if 'bad' in text else SystemExit\n").replace(
     "raise RuntimeError('I would rather not') if 'bad' in text else SystemExit",
     "\n        if 'bad' in text: raise RuntimeError('I would rather not')",
 )
-BLOCKS = behaving("        while 'bad' in text: time.sleep(1)")
-SHOUTS = behaving(
+BLOCKS = make_plugin("        while 'bad' in text: time.sleep(1)")
+SHOUTS = make_plugin(
     '        print(\'{"id": 1, "result": "a lie"}\'); os.write(1, b\'garbage\\n\' * 50000); sys.stdout.flush()'
 )
-LEAVES = behaving("        if 'bad' in text: os._exit(7)")
-LEAKS = behaving("        [threading.Thread(target=time.sleep, args=(3600,)).start() for _ in range(5)]")
+LEAVES = make_plugin("        if 'bad' in text: os._exit(7)")
+LEAKS = make_plugin("        [threading.Thread(target=time.sleep, args=(3600,)).start() for _ in range(5)]")
 FLOODS = RECORDER.replace('return "recalled: " + query', 'return "x" * 10_000_000')
 
 

@@ -238,7 +238,7 @@ class _ConversationWriter:
         self.seq = done.seqs[-1] + 1
 
     async def _choose_address(self) -> str:
-        """Bind the chat to the session. A chat that is already bound to a session with messages keeps its binding."""
+        """Return the chat's address. If the chat already has a session here, report it and return another."""
         address = str(self.conversation.address)
         taken = await self.store.resolve_address(address)
         if taken is None:
