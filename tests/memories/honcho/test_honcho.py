@@ -392,7 +392,7 @@ async def test_the_agent_s_own_card_is_not_shown_in_any_chat(
     for who, group in (("bob", ""), ("bob", "club")):
         result = await run({"peer": "ai", **arguments}, make_tool_context(who, group, session="s2"))
         assert result.error
-        assert "one for everybody" in result.text
+        assert "one record about yourself" in result.text
         assert "secret" not in result.text
     assert service.state.cards == {("home", "main", "main"): ["ada told a secret"]}
 
