@@ -1,6 +1,6 @@
-"""Stores as hermes-agent writes them, made from what is documented of its columns: quick, and of any version.
+"""Builds stores in hermes-agent's format, of any version, from its documented columns.
 
-`bench/peer_homes.py` makes them with the real thing; tests marked `prove` compare.
+`bench/peer_homes.py` builds them with hermes-agent itself; tests marked `prove` compare the two.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ create table schema_version (version integer);
 
 
 class BuiltHermesHome:
-    """A home being built. Times go up by themselves."""
+    """A home being built. Times rise automatically."""
 
     def __init__(self, home: Path, *, version: int = 22) -> None:
         self.home = home
@@ -91,7 +91,7 @@ class BuiltHermesHome:
         return id
 
     def add_chat(self, id: str, key: str, **columns: Any) -> str:
-        """A session of a chat, routed to it."""
+        """Add a session of a chat, with its routing."""
         _, agent, platform, kind, chat, *rest = key.split(":")
         assert agent
         user = rest[-1] if kind != "dm" and rest else chat
@@ -122,7 +122,7 @@ class BuiltHermesHome:
         return self.db.last_insert_rowid()
 
     def add_exchanges(self, session: str, *words: str) -> list[int]:
-        """An exchange for each word; every second one with a tool call."""
+        """Add an exchange for each word; every second one has a tool call."""
         ids = []
         for n, word in enumerate(words):
             ids.append(self.add_message(session, "user", f"question {word}"))
@@ -136,7 +136,7 @@ class BuiltHermesHome:
         return ids
 
     def copy_message(self, id: int, *, to: str = "") -> int:
-        """A row once more, with its time, as a compression writes it."""
+        """Write a row again with its time, as a compression does."""
         columns = [name for _, name, *_ in self.db.execute("pragma table_info(messages)") if name != "id"]
         self.run(
             f"insert into messages({', '.join(columns)}) select {', '.join(columns)} from messages where id = ?", id
@@ -149,7 +149,7 @@ class BuiltHermesHome:
         return new
 
     def compress_in_place(self, session: str, *, head: Sequence[int], tail: Sequence[int]) -> int:
-        """In place: everything live is archived, then head, summary and tail are written again."""
+        """Compress in place: archive all live rows, then write head, summary and tail again."""
         self.run("update messages set active = 0, compacted = 1 where session_id = ? and active = 1", session)
         for id in head:
             self.copy_message(id)
@@ -161,7 +161,7 @@ class BuiltHermesHome:
     def compress_into_new_session(
         self, session: str, new: str, *, head: Sequence[int], tail: Sequence[int], **columns: Any
     ) -> int:
-        """The older way: the session ends, and goes on under another id."""
+        """Compress with the older method: end the session and continue under another id."""
         self.run("update sessions set ended_at = ?, end_reason = 'compression' where id = ?", self._tick(), session)
         self.add_session(new, parent_session_id=session, **columns)
         for id in head:
@@ -183,7 +183,7 @@ class BuiltHermesHome:
 
 
 def dump_tables(path: Path) -> dict[str, list[Any]]:
-    """Every row of every table, but the indexes' inner ones."""
+    """Return every row of every table, without the internal tables of indexes."""
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     tables = [
         name for (name,) in db.execute("select name from sqlite_master where type = 'table'") if "_fts" not in name

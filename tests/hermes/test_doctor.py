@@ -1,4 +1,6 @@
-"""The doctor on hermes-agent's stores: silent on a healthy one; every kind of damage is found, mended, and undone."""
+"""The doctor on hermes-agent's stores: no findings in a healthy store; every kind of damage is found, repaired and
+undone.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def checks(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("version", [22, 5])
-def test_a_healthy_store_gives_the_doctor_nothing_to_say(tmp_path: Path, version: int) -> None:
+def test_a_healthy_store_has_no_findings(tmp_path: Path, version: int) -> None:
     path = healthy(tmp_path, version=version).close()
     report = doctor_checks.examine_store(path, now=NOW)
     assert report.findings == []
@@ -69,7 +71,7 @@ def test_a_healthy_store_gives_the_doctor_nothing_to_say(tmp_path: Path, version
     assert path.read_bytes() == before
 
 
-# -- every damage, planted ---------------------------------------------------------------------------------------------
+# -- damages -----------------------------------------------------------------------------------------------------------
 
 
 def renamed(built: BuiltHermesHome) -> None:
@@ -94,7 +96,7 @@ def orphaned(built: BuiltHermesHome) -> None:
 
 
 def torn(built: BuiltHermesHome) -> None:
-    """A chat whose session was ended by a compression, and which went on in a session that knows nothing of it."""
+    """A chat whose session was ended by a compression, and which continued in a session without a parent."""
     key = "agent:main:telegram:dm:7007"
     built.add_exchanges(built.add_chat("t-1", key), "a")
     built.run("update sessions set ended_at = started_at + 5, end_reason = 'compression' where id = 't-1'")
@@ -236,7 +238,7 @@ DAMAGES: dict[Callable[[BuiltHermesHome], None], tuple[str, bool]] = {
     call_without_result: ("call-without-result", True),
     unanswered: ("unanswered", False),
     unindexed: ("index", True),
-    unowned: ("nobody-s", True),
+    unowned: ("without-owner", True),
     same_title: ("same-title", False),
 }
 
@@ -245,11 +247,11 @@ LOSSES = {
     "fork", "ended-by-compression", "archived-unread", "deleted", "routed-to-ended", "aliased", "colliding-names",
     "colliding-keys", "stuck-deliveries", "call-without-result", "unanswered", "index",
 }  # fmt: skip
-"""Checks that have something to say about what was lost."""
+"""Checks that report a loss."""
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda it: it.__name__)
-def test_every_damage_is_found_mended_once_and_taken_back(
+def test_every_damage_is_found_repaired_once_and_undone(
     tmp_path: Path, damage: Callable[[BuiltHermesHome], None]
 ) -> None:
     check, fixable = DAMAGES[damage]
@@ -261,13 +263,13 @@ def test_every_damage_is_found_mended_once_and_taken_back(
     found = [finding for finding in report.findings if finding.check == check]
     assert found, report.findings
     assert all(finding.text and finding.count and finding.where for finding in found)
-    assert all(finding.remedy for finding in found) or check == "deleted", "what a fix would do"
+    assert all(finding.remedy for finding in found) or check == "deleted", "what a repair would do"
     assert all(finding.lost for finding in found) or check not in LOSSES
     if damage is renamed:
         assert "no-calls" in {finding.check for finding in report.findings}
     assert any(finding.is_fixable for finding in found) is fixable
 
-    before, messages = dump_tables(path), _texts(path)
+    before, messages = dump_tables(path), _read_texts(path)
     done = repair.repair_store(path, now=NOW)
     assert not any(finding.is_fixable for finding in done.remaining_findings), done.remaining_findings
     if not fixable:
@@ -277,7 +279,7 @@ def test_every_damage_is_found_mended_once_and_taken_back(
     assert done.journal
     assert dump_tables(done.backup) == before
     assert check not in checks(path)
-    assert messages <= _texts(path), "a message went away"
+    assert messages <= _read_texts(path), "a message went away"
     after = dump_tables(path)
     assert repair.repair_store(path, now=NOW + 9).edits == []
     assert dump_tables(path) == after
@@ -297,7 +299,7 @@ def test_what_was_changed_since_a_fix_is_not_undone(tmp_path: Path, damage: Call
     assert done.journal
     changes = json.loads(done.journal.read_text())["changes"]
     db = apsw.Connection(str(path))
-    # the first one that no later one has gone over
+    # the first one that no later change overwrites
     assert any(_go_over(db, change) for change in changes if change["table"] != "sessions.json")
     db.close()
     since = dump_tables(path)
@@ -307,7 +309,7 @@ def test_what_was_changed_since_a_fix_is_not_undone(tmp_path: Path, damage: Call
 
 
 def _go_over(db: apsw.Connection, change: dict[str, Any]) -> bool:
-    """Change what a fix has changed."""
+    """Change a row that a repair has changed."""
     table = change["table"]
     if "removed" in change:
         row = change["removed"]
@@ -321,14 +323,14 @@ def _go_over(db: apsw.Connection, change: dict[str, Any]) -> bool:
     return db.changes() == 1
 
 
-def _texts(path: Path) -> set[tuple[int, str]]:
+def _read_texts(path: Path) -> set[tuple[int, str]]:
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     found = {(int(id), str(text)) for id, text in db.execute("select id, content from messages")}
     db.close()
     return found
 
 
-def test_all_at_once_is_mended_in_one_go(tmp_path: Path) -> None:
+def test_all_damage_at_once_is_repaired_in_one_run(tmp_path: Path) -> None:
     built = healthy(tmp_path)
     for damage in DAMAGES:
         damage(built)
@@ -359,7 +361,7 @@ def test_a_chain_becomes_one_session_whose_live_messages_are_the_same(tmp_path: 
     db.close()
 
 
-def test_what_was_archived_unread_is_live_behind_the_rest(tmp_path: Path) -> None:
+def test_messages_archived_unread_become_live_after_the_rest(tmp_path: Path) -> None:
     built = BuiltHermesHome(tmp_path)
     unread(built)
     path = built.close()
@@ -399,7 +401,7 @@ def test_the_mirror_of_the_routing_follows_and_goes_back(tmp_path: Path) -> None
 
 
 def _unhooked(path: Path, index: str, written: str) -> None:
-    """Let something happen to the rows that an index does not notice."""
+    """Change rows so that an index does not match them."""
     row = _schema(path, "select type, name, tbl_name, rootpage, sql from sqlite_master where name = ?", (index,))
     _schema(path, "delete from sqlite_master where name = ?", (index,))
     _schema(path, written, ())
@@ -407,7 +409,7 @@ def _unhooked(path: Path, index: str, written: str) -> None:
 
 
 def _schema(path: Path, sql: str, values: Sequence[Any]) -> list[Any]:
-    """On a connection of its own: SQLite reads the schema once."""
+    """On its own connection, because SQLite reads the schema once."""
     db = apsw.Connection(str(path))
     db.pragma("writable_schema", 1)
     found = list(db.execute(sql, values))
@@ -416,7 +418,7 @@ def _schema(path: Path, sql: str, values: Sequence[Any]) -> list[Any]:
     return found
 
 
-def test_an_index_that_misses_rows_is_found_first_and_written_anew(tmp_path: Path) -> None:
+def test_an_index_that_misses_rows_is_found_first_and_rebuilt(tmp_path: Path) -> None:
     built = healthy(tmp_path)
     forked(built)
     path = built.close()
@@ -427,16 +429,16 @@ def test_an_index_that_misses_rows_is_found_first_and_written_anew(tmp_path: Pat
     )
     (finding,) = doctor_checks.examine_store(path, now=NOW).findings
     assert (finding.check, finding.is_fixable, finding.where[0]) == ("index", True, "idx_messages_session")
-    before = _texts(path)
+    before = _read_texts(path)
     done = repair.repair_store(path, now=NOW)
     assert done.edits[0] == "rebuild idx_messages_session"
-    assert len(done.edits) > 1, "what only shows through a sound index is mended in the same go"
+    assert len(done.edits) > 1, "what only a sound index shows is repaired in the same run"
     assert not any(finding.level == "wrong" for finding in done.remaining_findings), done.remaining_findings
-    assert before <= _texts(path)
+    assert before <= _read_texts(path)
     assert repair.repair_store(path, now=NOW + 9).edits == []
 
 
-def test_a_search_index_with_a_hole_in_it_is_written_anew(tmp_path: Path) -> None:
+def test_an_incomplete_search_index_is_rebuilt(tmp_path: Path) -> None:
     path = healthy(tmp_path).close()
     db = apsw.Connection(str(path))
     db.execute("delete from messages_fts_data where id > 10")
@@ -449,7 +451,7 @@ def test_a_search_index_with_a_hole_in_it_is_written_anew(tmp_path: Path) -> Non
     db.close()
 
 
-def test_a_schema_that_does_not_read_is_said_to_be_that(tmp_path: Path) -> None:
+def test_an_unreadable_schema_is_reported(tmp_path: Path) -> None:
     path = healthy(tmp_path).close()
     db = apsw.Connection(str(path))
     db.pragma("writable_schema", 1)
@@ -471,8 +473,8 @@ OPTIONAL = [
 
 
 @pytest.mark.parametrize("column", OPTIONAL)
-def test_a_version_without_a_column_is_mended_as_far_as_it_goes(tmp_path: Path, column: str) -> None:
-    """What is there decides, not what a version number says: every column that once was not there may be missing."""
+def test_a_version_without_a_column_is_repaired_as_far_as_possible(tmp_path: Path, column: str) -> None:
+    """The existing columns decide, not the version number: every column that was added later may be missing."""
     table, name = column.split(".")
     built = healthy(tmp_path)
     for damage in DAMAGES:
@@ -487,20 +489,20 @@ def test_a_version_without_a_column_is_mended_as_far_as_it_goes(tmp_path: Path, 
     schema = list(db.execute("select sql from sqlite_master order by name"))
     db.close()
     assert doctor_checks.examine_store(path, now=NOW).has_problems
-    before = _texts(path)
+    before = _read_texts(path)
     done = repair.repair_store(path, now=NOW)
     assert done.edits
     assert not any(finding.is_fixable for finding in done.remaining_findings), done.remaining_findings
-    assert before <= _texts(path)
+    assert before <= _read_texts(path)
     assert done.journal
     repair.undo_repair(path, done.journal)
-    assert _texts(path) == before
+    assert _read_texts(path) == before
     db = apsw.Connection(str(path))
     assert list(db.execute("select sql from sqlite_master order by name")) == schema
     db.close()
 
 
-def test_a_damaged_page_is_named_and_nothing_is_mended(tmp_path: Path) -> None:
+def test_a_damaged_page_is_reported_and_nothing_is_repaired(tmp_path: Path) -> None:
     built = healthy(tmp_path)
     built.add_exchanges(built.add_session("big"), *(f"word {n} " + "x" * 500 for n in range(40)))
     built.db.pragma("journal_mode", "delete")
@@ -518,13 +520,13 @@ def test_a_damaged_page_is_named_and_nothing_is_mended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"a letter to my aunt" * 99, b"SQLite format 3\0" + b"\x5a" * 4080])
-def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path: Path, data: bytes) -> None:
+def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "state.db").write_bytes(data)
     report = doctor_checks.examine_store(tmp_path / "state.db", now=NOW)
     assert [finding.check for finding in report.findings] == ["pages"]
 
 
-def test_a_database_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
     db = apsw.Connection(str(tmp_path / "state.db"))
     db.execute("create table aunts(name)")
     db.close()
@@ -532,7 +534,7 @@ def test_a_database_of_somebody_else_is_refused(tmp_path: Path) -> None:
         doctor_checks.examine_store(tmp_path / "state.db", now=NOW)
 
 
-def test_looking_changes_no_byte(tmp_path: Path) -> None:
+def test_examining_changes_no_byte(tmp_path: Path) -> None:
     built = healthy(tmp_path)
     forked(built)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.endswith("-shm")}
@@ -542,10 +544,8 @@ def test_looking_changes_no_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [renamed, forked, orphaned, twice, result_without_call], ids=lambda it: it.__name__)
-def test_an_older_schema_is_looked_at_and_never_changed(
-    tmp_path: Path, damage: Callable[[BuiltHermesHome], None]
-) -> None:
-    """What needs columns that are not there is told and left alone; the rest is mended."""
+def test_an_older_schema_is_read_and_never_changed(tmp_path: Path, damage: Callable[[BuiltHermesHome], None]) -> None:
+    """Findings whose repair needs missing columns are reported and left; the others are repaired."""
     built = healthy(tmp_path, version=5)
     damage(built)
     path = built.close()
@@ -574,7 +574,7 @@ def test_what_is_read_is_of_one_moment(tmp_path: Path) -> None:
     built.close()
 
 
-def test_a_store_in_use_is_not_mended(tmp_path: Path) -> None:
+def test_a_store_in_use_is_not_repaired(tmp_path: Path) -> None:
     built = BuiltHermesHome(tmp_path)
     forked(built)
     built.db.execute("begin immediate")
@@ -586,7 +586,7 @@ def test_a_store_in_use_is_not_mended(tmp_path: Path) -> None:
     built.close()
 
 
-def test_a_running_gateway_is_noticed(tmp_path: Path) -> None:
+def test_a_repair_is_refused_while_the_gateway_runs(tmp_path: Path) -> None:
     built = BuiltHermesHome(tmp_path)
     forked(built)
     built.close()

@@ -45,7 +45,7 @@ ME = "me"
 
 
 class ImportTarget:
-    """A home here, opened and closed around every import."""
+    """A home, opened and closed around every import."""
 
     def __init__(self, path: Path) -> None:
         self.home = Home(path).create()
@@ -83,7 +83,7 @@ class ImportTarget:
         return asyncio.run(play())
 
     def read_all_entries(self) -> list[tuple[Any, ...]]:
-        """Every entry, but for what is drawn by lot."""
+        """Return every entry without its random parts."""
 
         async def ask(store: SqliteStore) -> list[tuple[Any, ...]]:
             found = []
@@ -128,7 +128,7 @@ def settings_of(place: ImportTarget) -> Settings:
     return load_settings(place.home, environ={})
 
 
-def rows(path: Path) -> dict[int, tuple[str, str, str]]:
+def read_rows(path: Path) -> dict[int, tuple[str, str, str]]:
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     found = {
         int(id): (s, role, text or "")
@@ -138,8 +138,8 @@ def rows(path: Path) -> dict[int, tuple[str, str, str]]:
     return found
 
 
-def imported(place: ImportTarget) -> dict[int, tuple[str, str, str]]:
-    """Row -> (session there, role, text), as the log here has it, in the log's order for each session."""
+def read_imported(place: ImportTarget) -> dict[int, tuple[str, str, str]]:
+    """Return row -> (source session, role, text) as the log has it, in the log's order for each session."""
     found: dict[int, tuple[str, str, str]] = {}
     for *_, body, dedup in place.read_all_entries():
         if dedup is None or not dedup.startswith("hermes:"):
@@ -153,7 +153,7 @@ def imported(place: ImportTarget) -> dict[int, tuple[str, str, str]]:
     return found
 
 
-def address(session: str) -> str:
+def make_address(session: str) -> str:
     return f"agent:main:terminal:dm:{session}"
 
 
@@ -168,15 +168,15 @@ def test_every_message_arrives_once_in_order_and_word_for_word(tmp_path: Path, p
     report = place.run_import(tmp_path / "there")
     assert report.is_complete
     tally = report.agents["main"]
-    assert tally.accounted_rows == len(rows(path))
-    there, here = rows(path), imported(place)
+    assert tally.accounted_rows == len(read_rows(path))
+    there, here = read_rows(path), read_imported(place)
     for id, (session, role, text) in here.items():
         assert there[id][0] == session
         if role != "other":
             assert there[id][1:] == (role, text)
         else:
             assert there[id][2] in text
-    # what did not come is a copy of something that did
+    # a message that was not imported is a copy of one that was
     come = {(role, text) for _, role, text in here.values()} | {("assistant", SUMMARY)}
     for id in there.keys() - here.keys():
         assert there[id][1] == "session_meta" or there[id][1:] in come
@@ -208,7 +208,7 @@ def test_times_and_authors_are_those_of_the_source(tmp_path: Path, place: Import
 def test_a_context_is_what_the_source_would_have_sent(tmp_path: Path, place: ImportTarget) -> None:
     healthy(tmp_path / "there").close()
     place.run_import(tmp_path / "there")
-    plain = place.read_context(address("cli-1"))
+    plain = place.read_context(make_address("cli-1"))
     assert [text for _, text in plain] == [
         "question a",
         "answer a",
@@ -221,7 +221,7 @@ def test_a_context_is_what_the_source_would_have_sent(tmp_path: Path, place: Imp
     ]
     direct = place.read_context(DM)
     assert SUMMARY in direct[0][1]
-    assert "user: question a\nassistant: answer a" in direct[0][1], "the beginning that is kept there goes with it"
+    assert "user: question a\nassistant: answer a" in direct[0][1], "the beginning that hermes-agent keeps goes with it"
     assert [text for _, text in direct[1:]] == ["question l", "", "saw l", "answer l", "question m", "answer m"]
 
 
@@ -231,7 +231,7 @@ def test_a_chain_of_compressions_is_one_session_with_summaries(tmp_path: Path, p
     built.close()
     report = place.run_import(tmp_path / "there")
     assert report.agents["main"].conversations == 1
-    assert [text for _, text in place.read_context(address("r-1"))[1:]] == [
+    assert [text for _, text in place.read_context(make_address("r-1"))[1:]] == [
         "question h",
         "",
         "saw h",
@@ -248,7 +248,7 @@ def test_what_was_archived_unread_is_in_the_conversation_again(tmp_path: Path, p
     unread(built)
     built.close()
     assert place.run_import(tmp_path / "there").agents["main"].restored == 2
-    context = [text for _, text in place.read_context(address("u-1"))]
+    context = [text for _, text in place.read_context(make_address("u-1"))]
     assert context[-4:] == ["written meanwhile", "and answered", "question e", "answer e"]
 
 
@@ -264,13 +264,13 @@ def test_a_tail_that_begins_inside_a_turn_splits_it(tmp_path: Path, place: Impor
     built.add_message("long", "assistant", "all done")
     built.close()
     place.run_import(tmp_path / "there")
-    assert [text for _, text in place.read_context(address("long"))[1:]] == ["", "did 4", "", "did 5", "all done"]
+    assert [text for _, text in place.read_context(make_address("long"))[1:]] == ["", "did 4", "", "did 5", "all done"]
 
 
-def test_undone_is_undone_and_can_be_seen(tmp_path: Path, place: ImportTarget) -> None:
+def test_undone_rows_are_imported_as_undone(tmp_path: Path, place: ImportTarget) -> None:
     healthy(tmp_path / "there").close()
     assert place.run_import(tmp_path / "there").agents["main"].undone == 2
-    assert "question oops" not in [text for _, text in place.read_context(address("cli-1"))]
+    assert "question oops" not in [text for _, text in place.read_context(make_address("cli-1"))]
     assert any(isinstance(body, Heard) and body.text == "question oops" for *_, body, _ in place.read_all_entries())
 
 
@@ -299,7 +299,7 @@ def test_a_fork_becomes_a_branch_and_loses_nothing(tmp_path: Path, place: Import
     assert {"question left", "question right"} <= said
 
 
-def test_a_chat_that_began_anew_goes_on_in_one_session(tmp_path: Path, place: ImportTarget) -> None:
+def test_a_chat_that_was_reset_continues_in_one_session(tmp_path: Path, place: ImportTarget) -> None:
     key = "agent:main:telegram:dm:5005"
     built = BuiltHermesHome(tmp_path / "there")
     built.add_exchanges(built.add_chat("n-1", key), "old")
@@ -312,7 +312,7 @@ def test_a_chat_that_began_anew_goes_on_in_one_session(tmp_path: Path, place: Im
     assert sum(isinstance(body, Heard) for *_, body, _ in place.read_all_entries()) == 2
 
 
-def test_the_session_in_use_comes_last_whatever_its_age(tmp_path: Path, place: ImportTarget) -> None:
+def test_the_session_in_use_comes_last(tmp_path: Path, place: ImportTarget) -> None:
     key = "agent:main:telegram:dm:5005"
     built = BuiltHermesHome(tmp_path / "there")
     built.add_exchanges(built.add_chat("n-1", key), "old")
@@ -349,8 +349,8 @@ def test_what_was_overheard_waits_for_the_next_turn(tmp_path: Path, place: Impor
     built.add_message("o-1", "user", "later chatter", observed=1)
     built.close()
     place.run_import(tmp_path / "there")
-    assert [text for _, text in place.read_context(address("o-1"))] == ["chatter", "question a", "answer a"]
-    assert place.find_session(address("o-1")).pending == 1
+    assert [text for _, text in place.read_context(make_address("o-1"))] == ["chatter", "question a", "answer a"]
+    assert place.find_session(make_address("o-1")).pending == 1
 
 
 def test_odd_rows_are_kept_and_break_nothing(tmp_path: Path, place: ImportTarget) -> None:
@@ -373,7 +373,7 @@ def test_odd_rows_are_kept_and_break_nothing(tmp_path: Path, place: ImportTarget
     assert report.is_complete
     asides = [body.text for *_, body, _ in place.read_all_entries() if isinstance(body, Notified)]
     assert asides == ["from nowhere", "be nice", "hocus"]
-    assert place.read_context(address("odd"))[1] == ("user", 'see\n{"type": "image_url", "image_url": "x"}')
+    assert place.read_context(make_address("odd"))[1] == ("user", 'see\n{"type": "image_url", "image_url": "x"}')
 
 
 def test_a_continuation_whose_beginning_is_gone_keeps_its_summary(tmp_path: Path, place: ImportTarget) -> None:
@@ -383,7 +383,7 @@ def test_a_continuation_whose_beginning_is_gone_keeps_its_summary(tmp_path: Path
     built.add_exchanges("tip", "a")
     built.close()
     place.run_import(tmp_path / "there")
-    context = place.read_context(address("tip"))
+    context = place.read_context(make_address("tip"))
     assert SUMMARY in context[0][1]
     assert [text for _, text in context[1:]] == ["question a", "answer a"]
 
@@ -398,30 +398,30 @@ def test_what_it_cost_and_what_it_was_called_comes_too(tmp_path: Path, place: Im
     place.run_import(tmp_path / "there")
     (usage,) = [body.usage for *_, body, _ in place.read_all_entries() if isinstance(body, Ended) and body.usage.usd]
     assert (usage.input, usage.cached, usage.output, usage.usd) == (150, 50, 7, 0.25)
-    assert place.find_session(address("cli-1")).title == "plain"
+    assert place.find_session(make_address("cli-1")).title == "plain"
     place.run_import(tmp_path / "there")
     assert sum(isinstance(body, Ended) and body.usage.usd > 0 for *_, body, _ in place.read_all_entries()) == 1
 
 
-def test_an_old_schema_comes_too(tmp_path: Path, place: ImportTarget) -> None:
+def test_an_old_schema_is_imported(tmp_path: Path, place: ImportTarget) -> None:
     healthy(tmp_path / "there", version=5).close()
     report = place.run_import(tmp_path / "there")
     assert report.is_complete
-    assert len(place.read_context(address("cli-1"))) == 8
+    assert len(place.read_context(make_address("cli-1"))) == 8
 
 
-# -- again -------------------------------------------------------------------------------------------------------------
+# -- repeated imports --------------------------------------------------------------------------------------------------
 
 
-def everything(home: Path) -> BuiltHermesHome:
+def build_full_home(home: Path) -> BuiltHermesHome:
     built = healthy(home)
     for damage in DAMAGES:
         damage(built)
     return built
 
 
-def test_twice_is_once(tmp_path: Path, place: ImportTarget) -> None:
-    everything(tmp_path / "there").close()
+def test_a_second_import_adds_nothing(tmp_path: Path, place: ImportTarget) -> None:
+    build_full_home(tmp_path / "there").close()
     place.run_import(tmp_path / "there")
     before = place.read_all_entries()
     again = place.run_import(tmp_path / "there")
@@ -449,14 +449,14 @@ def test_what_a_damaged_page_leaves_comes_and_the_rest_is_named(tmp_path: Path, 
     assert "everhold doctor" in trouble
     assert report.agents["main"].messages == 180
     if not dry:
-        assert len(place.read_context(address("after"))) == 90
-        path.write_bytes(whole)  # once it is mended, or brought back from a copy
+        assert len(place.read_context(make_address("after"))) == 90
+        path.write_bytes(whole)  # once it is repaired, or restored from a copy
         assert place.run_import(tmp_path / "there").is_complete
-        assert len(place.read_context(address("harmed"))) == 90
+        assert len(place.read_context(make_address("harmed"))) == 90
 
 
-def test_a_disk_that_is_full_stops_an_import_and_the_next_goes_on(tmp_path: Path, place: ImportTarget) -> None:
-    everything(tmp_path / "there").close()
+def test_a_full_disk_stops_an_import_and_the_next_run_continues(tmp_path: Path, place: ImportTarget) -> None:
+    build_full_home(tmp_path / "there").close()
     other = BuiltHermesHome(tmp_path / "there" / "profiles" / "coder")
     other.add_exchanges(other.add_session("c-1"), "a")
     other.close()
@@ -484,7 +484,7 @@ def test_a_disk_that_is_full_stops_an_import_and_the_next_goes_on(tmp_path: Path
 
 
 def test_a_name_given_here_stays_and_what_was_erased_stays_erased(tmp_path: Path, place: ImportTarget) -> None:
-    """Two conversations of one chat with names of their own do not take turns, either."""
+    """Two conversations of one chat with their own titles do not alternate, either."""
     built = healthy(tmp_path / "there")
     key = "agent:main:telegram:dm:5005"
     built.add_exchanges(built.add_chat("n-1", key, title="old name"), "old")
@@ -536,8 +536,8 @@ def test_a_later_import_brings_what_is_new(tmp_path: Path, place: ImportTarget) 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_interrupted_anywhere_it_ends_up_the_same(tmp_path: Path, place: ImportTarget, seed: int) -> None:
-    everything(tmp_path / "there").close()
+def test_an_import_interrupted_anywhere_has_the_same_result(tmp_path: Path, place: ImportTarget, seed: int) -> None:
+    build_full_home(tmp_path / "there").close()
     whole = ImportTarget(tmp_path / "whole")
     whole.run_import(tmp_path / "there")
     chance = random.Random(seed)
@@ -556,7 +556,7 @@ def test_interrupted_anywhere_it_ends_up_the_same(tmp_path: Path, place: ImportT
                 raise Cut
             done = await real(change)
             if left == 0 and chance.random() < 0.5:
-                raise Cut  # committed, and nobody was told
+                raise Cut  # committed, but the caller was not informed
             return done
 
         store.commit = commit  # type: ignore[method-assign]
@@ -576,20 +576,20 @@ def test_interrupted_anywhere_it_ends_up_the_same(tmp_path: Path, place: ImportT
 
 @pytest.mark.parametrize("tenths", [0, 1, 4, 7, 9])
 def test_what_was_taken_back_comes_with_the_next_import(tmp_path: Path, place: ImportTarget, tenths: int) -> None:
-    built = everything(tmp_path / "there")
+    built = build_full_home(tmp_path / "there")
     built.run("update sessions set input_tokens = 100, estimated_cost_usd = 0.25 where id = 'cli-1'")
     first = place.query_store(lambda store: store.last_pos())
     place.run_import(tmp_path / "there")
-    whole = imported(place)
+    whole = read_imported(place)
     last = place.query_store(lambda store: store.last_pos())
 
     pos = max(first, 1) + (last - first) * tenths // 10
     restore_store(place.home, plan_restore(place.home, at=str(pos)), now=NOW, chance=SystemRandomSource())
-    assert len(imported(place)) < len(whole)
+    assert len(read_imported(place)) < len(whole)
     report = place.run_import(tmp_path / "there")
     assert report.is_complete
-    # a result whose call was cut off from it is kept beside the conversation
-    assert {row: (s, text) for row, (s, _, text) in imported(place).items()} == {
+    # a result that was cut off from its call is kept outside the conversation
+    assert {row: (s, text) for row, (s, _, text) in read_imported(place).items()} == {
         row: (s, text) for row, (s, _, text) in whole.items()
     }
     assert sum(body.usage.usd for *_, body, _ in place.read_all_entries() if isinstance(body, Ended)) == pytest.approx(
@@ -618,7 +618,7 @@ def test_a_chat_that_has_a_session_here_keeps_it(tmp_path: Path, place: ImportTa
 
 
 def test_a_dry_run_writes_nothing_and_counts_the_same(tmp_path: Path, place: ImportTarget) -> None:
-    everything(tmp_path / "there").close()
+    build_full_home(tmp_path / "there").close()
     (tmp_path / "there" / "SOUL.md").write_text("You are calm.")
     settings_of(place)
     before = sorted(path.name for path in place.home.path.rglob("*"))
@@ -626,13 +626,13 @@ def test_a_dry_run_writes_nothing_and_counts_the_same(tmp_path: Path, place: Imp
     assert sorted(path.name for path in place.home.path.rglob("*")) == before
     real = place.run_import(tmp_path / "there")
     for name in ("messages", "copies", "summaries", "marks", "undone", "conversations", "sessions"):
-        # a branch's copies are only known once its parent is here
+        # a branch's copies are only known once its parent is imported
         got, announced = getattr(real.agents["main"], name), getattr(dry.agents["main"], name)
         assert abs(got - announced) <= (2 if name in ("messages", "copies") else 0), name
 
 
-def test_nothing_wakes_and_nothing_is_sent(tmp_path: Path, place: ImportTarget) -> None:
-    everything(tmp_path / "there").close()
+def test_an_import_wakes_no_consumer_and_sends_nothing(tmp_path: Path, place: ImportTarget) -> None:
+    build_full_home(tmp_path / "there").close()
     place.run_import(tmp_path / "there")
 
     async def ask(store: SqliteStore) -> tuple[int, int]:
@@ -642,8 +642,8 @@ def test_nothing_wakes_and_nothing_is_sent(tmp_path: Path, place: ImportTarget) 
 
 
 def test_every_change_of_a_session_is_one_the_log_knows(tmp_path: Path, place: ImportTarget) -> None:
-    """An import adds bindings, titles, branches, fresh contexts and undone turns, and nothing else."""
-    everything(tmp_path / "there").close()
+    """An import adds bindings, titles, branches, context resets and undone turns, and nothing else."""
+    build_full_home(tmp_path / "there").close()
     place.run_import(tmp_path / "there")
     changes = {type(body.change).__name__ for *_, body, _ in place.read_all_entries() if isinstance(body, Changed)}
     assert changes <= {

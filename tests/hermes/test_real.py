@@ -1,4 +1,4 @@
-"""The same on homes that hermes-agent 0.19.0's own classes filled; it is installed from a package index for this."""
+"""The same on homes that hermes-agent 0.19.0's own classes filled. It is installed from a package index for this."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from everhold.hermes.doctor import checks, repair
 from everhold.hermes.importer.run import ImportJob, run_import
 from everhold.infra.home import Home
 from everhold.stores.sqlite import SqliteStore
-from tests.hermes.test_import import ImportTarget, everything
+from tests.hermes.test_import import ImportTarget, build_full_home
 
 pytestmark = pytest.mark.prove
 ROOT = Path(__file__).parent.parent.parent
@@ -46,15 +46,15 @@ def python() -> Path:
     return hermes_python()
 
 
-def made(python: Path, home: Path, scenario: str) -> Path:
+def build_home(python: Path, home: Path, scenario: str) -> Path:
     run = [str(python), str(ROOT / "bench" / "peer_homes.py"), str(home), scenario]
     done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.endswith("done\n"), done.stderr[-2000:]
     return home / "state.db"
 
 
-def loaded(python: Path, path: Path) -> dict[str, object]:
-    """Every session as its own reader gives it."""
+def load_conversations(python: Path, path: Path) -> dict[str, object]:
+    """Return every session as hermes-agent reads it."""
     done = subprocess.run(
         [str(python), "-c", LOADS, str(path)], capture_output=True, text=True, timeout=120, check=True
     )
@@ -64,7 +64,7 @@ def loaded(python: Path, path: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("scenario", ["plain", "compressed", "gateway", "plain,compressed,gateway"])
 def test_what_it_writes_in_order_is_in_order(tmp_path: Path, python: Path, scenario: str) -> None:
-    path = made(python, tmp_path / "home", scenario)
+    path = build_home(python, tmp_path / "home", scenario)
     report = checks.examine_store(path, now=NOW)
     assert report.findings == []
     assert report.messages
@@ -74,49 +74,49 @@ def test_what_it_writes_in_order_is_in_order(tmp_path: Path, python: Path, scena
 @pytest.mark.parametrize(
     "scenario, found", [("unread", {"archived-unread"}), ("rotated", {"id-changed", "written-twice"})]
 )
-def test_what_it_does_to_a_store_is_found_and_mended_and_it_still_reads_it(
+def test_damage_by_hermes_agent_is_repaired_and_it_still_reads_the_store(
     tmp_path: Path, python: Path, scenario: str, found: set[str]
 ) -> None:
-    path = made(python, tmp_path / "home", scenario)
-    before = loaded(python, path)
+    path = build_home(python, tmp_path / "home", scenario)
+    before = load_conversations(python, path)
     assert {finding.check for finding in checks.examine_store(path, now=NOW).findings} == found
     done = repair.repair_store(path, now=NOW)
     assert done.remaining_findings == []
-    after = loaded(python, path)
+    after = load_conversations(python, path)
     tip = next(iter(before["tips"].values()))  # type: ignore[attr-defined]
     live, was = after["conversations"][tip], before["conversations"][tip]  # type: ignore[index]
-    assert live[: len(was)] == was, "what the next turn is shown begins as it did"
+    assert live[: len(was)] == was, "the context of the next turn begins as before"
     assert len(live) == len(was) + (1 if scenario == "unread" else 0)
-    assert checks.examine_store(path, now=NOW).findings == [], "its own opening it changed nothing"
+    assert checks.examine_store(path, now=NOW).findings == [], "opening it with hermes-agent changed nothing"
 
 
 @pytest.mark.parametrize("scenario, found", [("retried", {"deleted"}), ("raced", {"id-changed", "written-twice"})])
 def test_retries_and_races_are_reported_and_all_remaining_messages_are_imported(
     tmp_path: Path, python: Path, scenario: str, found: set[str]
 ) -> None:
-    """Writers that interleave leave calls without results as well; what a race leaves is not the same every time."""
-    path = made(python, tmp_path / "home", scenario)
+    """Interleaving writers also leave calls without results. The result of a race is not the same every time."""
+    path = build_home(python, tmp_path / "home", scenario)
     assert found <= {finding.check for finding in checks.examine_store(path, now=NOW).findings}
     place = ImportTarget(tmp_path / "here")
     assert place.run_import(path).is_complete
     place.read_all_entries()  # audited
     assert not any(finding.is_fixable for finding in repair.repair_store(path, now=NOW).remaining_findings)
-    loaded(python, path)
+    load_conversations(python, path)
 
 
 def test_its_log_tells_which_ids_changed(tmp_path: Path, python: Path) -> None:
-    path = made(python, tmp_path / "home", "logged")
+    path = build_home(python, tmp_path / "home", "logged")
     report = checks.examine_log(path.parent / "logs" / "agent.log")
     assert [finding.check for finding in report.findings] == ["log-renamed", "log-renamed"]
 
 
 def test_its_contexts_are_the_same_here(tmp_path: Path, python: Path) -> None:
-    """What its reader gives for every session that can be gone on with, beside what a model would be shown here.
+    """Compare what hermes-agent reads for every session that can be continued with what a model would be shown here.
 
-    Documented differences: the summary's frame, the beginning that goes with the summary, marks, white space at ends.
+    Documented differences: the summary's frame, the beginning that goes with the summary, markers, white space at ends.
     """
-    path = made(python, tmp_path / "home", "plain,compressed,rotated,gateway")
-    conversations = loaded(python, path)["conversations"]
+    path = build_home(python, tmp_path / "home", "plain,compressed,rotated,gateway")
+    conversations = load_conversations(python, path)["conversations"]
     assert isinstance(conversations, dict)
     home = Home(tmp_path / "here").create()
 
@@ -140,14 +140,14 @@ def test_its_contexts_are_the_same_here(tmp_path: Path, python: Path) -> None:
         summaries = [n for n, m in enumerate(theirs) if str(m[1]).startswith("[CONTEXT COMPACTION")]
         if summaries:
             for _, text in theirs[: summaries[-1] + 1]:
-                assert _plain(text) in shown[0][1]
+                assert _normalize(text) in shown[0][1]
             theirs, shown = theirs[summaries[-1] + 1 :], shown[1:]
-        assert [(role, _plain(text)) for role, text in theirs] == [(role, text.strip()) for role, text in shown], id
+        assert [(role, _normalize(text)) for role, text in theirs] == [(role, text.strip()) for role, text in shown], id
         compared += len(shown)
     assert compared > 40
 
 
-def _plain(text: object) -> str:
+def _normalize(text: object) -> str:
     if isinstance(text, list):
         return "\n".join(str(part.get("text", part)) for part in text)
     return str(text).strip()
@@ -155,22 +155,22 @@ def _plain(text: object) -> str:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[object, ...]]]:
-    """A home with everything in it, and what an import makes of it that nobody disturbs."""
+    """A home with everything in it, and the result of an undisturbed import."""
     there, here = tmp_path_factory.mktemp("there"), tmp_path_factory.mktemp("whole")
-    built = everything(there)
+    built = build_full_home(there)
     for n in range(30):
         built.add_exchanges(built.add_session(f"many-{n}"), *(f"word {k} " + "x" * 300 for k in range(40)))
     built.close()
-    subprocess.run(_importing(here, there), stdout=subprocess.DEVNULL, check=True)
-    return there, _log(here)
+    subprocess.run(_make_import_command(here, there), stdout=subprocess.DEVNULL, check=True)
+    return there, _read_log(here)
 
 
-def _importing(here: Path, there: Path) -> list[str]:
+def _make_import_command(here: Path, there: Path) -> list[str]:
     return [sys.executable, "-m", "everhold", "--home", str(here), "import", str(there)]
 
 
-def _log(here: Path) -> list[tuple[object, ...]]:
-    """Everything but the times of notes: those are of this moment."""
+def _read_log(here: Path) -> list[tuple[object, ...]]:
+    """Everything but the times of notes, which are the present time."""
     return [
         (e[0], e[1], e[2], e[3], e[4], None if isinstance(e[6], Noted) else e[5], e[7])
         for e in ImportTarget(here).read_all_entries()
@@ -178,24 +178,26 @@ def _log(here: Path) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(max(1, int(os.environ.get("EVERHOLD_KILLS", "10")) // 10)))
-def test_killed_again_and_again_an_import_ends_up_the_same(
+def test_an_import_that_is_killed_repeatedly_has_the_same_result(
     tmp_path: Path, whole: tuple[Path, list[tuple[object, ...]]], seed: int
 ) -> None:
     there, expected = whole
     chance = random.Random(seed)
     for count in (0, *sorted(chance.sample(range(1, len(expected)), 5))):
-        process = subprocess.Popen(_importing(tmp_path, there), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and _entries(tmp_path / "everhold.db") < count:
+        process = subprocess.Popen(
+            _make_import_command(tmp_path, there), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        while process.poll() is None and _count_entries(tmp_path / "everhold.db") < count:
             time.sleep(chance.uniform(0, 0.02))
         process.kill()
         process.wait()
-    done = subprocess.run(_importing(tmp_path, there), capture_output=True, text=True, check=False)
+    done = subprocess.run(_make_import_command(tmp_path, there), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert _log(tmp_path) == expected
+    assert _read_log(tmp_path) == expected
 
 
-def _entries(path: Path) -> int:
-    """How far an import has come: what is committed."""
+def _count_entries(path: Path) -> int:
+    """The progress of an import: what is committed."""
     if not path.exists():
         return -1
     try:
@@ -204,5 +206,5 @@ def _entries(path: Path) -> int:
             return int(db.execute("select max(pos) from entries").get or 0)
         finally:
             db.close()
-    except apsw.Error:  # it is just being made
+    except apsw.Error:  # it is just being created
         return -1

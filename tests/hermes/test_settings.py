@@ -1,4 +1,4 @@
-"""What else an import brings: memory files, settings, secrets, who may speak. What is not understood is listed."""
+"""What else an import brings: memory files, settings, secrets, access. Settings that are not understood are listed."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: ImportT
     assert settings.memories["honcho-coder"].extra["workspace"] == "work"
     assert [memory.name for memory in settings.agents["coder"].memories] == ["builtin", "honcho-coder"]
     names = place.find_session("agent:coder:telegram:dm:1001").names
-    assert names == {"honcho-coder": "agent-main-telegram-dm-1001"}, "as it was filed there, whoever it is here"
+    assert names == {"honcho-coder": "agent-main-telegram-dm-1001"}, "the name it had in hermes-agent"
     unknown = " ".join(report.settings.unknown)
     for word in ("goals", "ODD_ONE", "dialecticDepth"):
         assert word in unknown
@@ -152,7 +152,7 @@ def test_what_is_configured_here_stays(tmp_path: Path, place: ImportTarget) -> N
     assert "# my own" in place.home.config.read_text()
 
 
-def test_a_folder_of_markdown_becomes_what_an_agent_remembers(tmp_path: Path, place: ImportTarget) -> None:
+def test_a_folder_of_markdown_becomes_facts_of_an_agent(tmp_path: Path, place: ImportTarget) -> None:
     folder = tmp_path / "notes"
     (folder / "deep").mkdir(parents=True)
     (folder / "a.md").write_text("# Tea\n\n- Ada likes it green\n")
@@ -212,7 +212,7 @@ def test_a_memory_service_is_found_where_it_was(
     env: str,
     expected: dict[str, Any],
 ) -> None:
-    """What the service does there when nothing is said is written down here: the default is another one."""
+    """The service's default in hermes-agent is written explicitly, because the default here differs."""
     report = place.run_import(home_with(tmp_path / "there", provider, file, given, env))
     assert report.settings.refused == []
     service = settings_of(place).memories[provider]
@@ -239,8 +239,8 @@ def test_a_memory_service_is_found_where_it_was(
 def test_who_could_speak_there_can_speak_here_in_the_same_places(
     tmp_path: Path, place: ImportTarget, env: str, direct: tuple[str, ...], group: tuple[str, ...] | None, other: Any
 ) -> None:
-    """There one list holds for groups, too; here each group it was in is named."""
-    healthy(tmp_path / "there").close()  # it has been in group -100
+    """In hermes-agent one list also covers groups. Here each group that it was in is named."""
+    healthy(tmp_path / "there").close()  # it was in group -100
     token = "TELEGRAM_BOT_TOKEN=111:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n"
     (tmp_path / "there" / ".env").write_text(token + env)
     report = place.run_import(tmp_path / "there")

@@ -12,7 +12,7 @@ from tests.memories.services import MemoryServices
 
 @pytest.fixture
 def ledger_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ledger.LedgerService:
-    """A package with the provider `ledger` is installed, and one that must not be imported; nothing happened yet."""
+    """Install a package with the provider `ledger`, and one that must not be imported; reset the service."""
     info = tmp_path / "site" / "everhold_ledger-1.2.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: everhold-ledger\nVersion: 1.2\n")
@@ -33,7 +33,7 @@ async def services() -> AsyncIterator[MemoryServices]:
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[InProcessGateway]:
-    """A house that has been awake for a second."""
+    """An in-process gateway that has run for a second."""
     gateway = InProcessGateway(tmp_path)
     with gateway.run_started():
         gateway.pass_time(1)

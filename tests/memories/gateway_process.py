@@ -1,4 +1,4 @@
-"""The whole gateway as its own process, on one home, to be killed and started again."""
+"""The whole gateway as its own process, on one home, to be killed and restarted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import LIMIT_SECONDS
 
 
 class GatewayProcess:
-    """A home, the process that serves it at the moment, and a way to talk to it."""
+    """A home, the process that serves it now, and a client."""
 
     def __init__(self, path: Path, config: str) -> None:
         self.home = path / "home"
@@ -34,7 +34,7 @@ class GatewayProcess:
         self.errors = path / "stderr"
         self.process: asyncio.subprocess.Process | None = None
         self.killed = 0
-        """How often it was alive until it was killed."""
+        """How many processes were killed while alive."""
         self.http = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5.0)
 
     async def start(self) -> None:
@@ -71,7 +71,7 @@ class GatewayProcess:
         raise AssertionError(f"never ready:\n{self.errors.read_text()[-4_000:]}")
 
     async def send_message(self, chat: str, text: str, *, id: str, person: str = "ada") -> None:
-        """Say something until it is acknowledged; it is sent again under its id."""
+        """Send a message until it is acknowledged; repeats use the same id."""
         body = {"chat": chat, "person": person, "text": text, "id": id}
         while True:
             with contextlib.suppress(httpx2.HTTPError):
@@ -82,7 +82,7 @@ class GatewayProcess:
             await asyncio.sleep(0.1)
 
     async def wait_for_replies(self, count: int, *, seconds: float = LIMIT_SECONDS) -> None:
-        """Until so many replies were made."""
+        """Wait for this number of replies."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             with contextlib.closing(sqlite3.connect(f"file:{self.home / 'everhold.db'}?mode=ro", uri=True)) as db:

@@ -1,4 +1,4 @@
-"""A provider as a stranger's package would bring it: its far side outlives it, and does what a test wants."""
+"""A provider from another package. Its service outlives it and behaves as a test wants."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from everhold.testing.fakes import get_memory_text
 
 
 class LedgerService:
-    """The service behind all ledgers of a test."""
+    """The service of all ledger providers of a test."""
 
     def __init__(self) -> None:
         self.built: list[LedgerProvider] = []
         self.kept: list[tuple[str, str]] = []
-        """(account, wording) of all there is."""
+        """(account, text) of everything stored."""
         self.names: list[str] = []
         self.key = ""
-        """The key it takes; empty: any."""
+        """The accepted key; empty for any."""
         self.signature: Callable[[], Any] = lambda: None
         self.fails: Callable[[], None] = lambda: None
-        """Called when one is built."""
+        """Called when a provider is built."""
         self.offers: frozenset[MemoryCapability] = frozenset({MemoryCapability.SIGNATURE, MemoryCapability.CLOSE})
         self.tools: Callable[[], Any] = lambda: [CountTool()]
         self.prompt: Callable[[], Any] = lambda: "The ledger counts."
         self.health: Callable[[], Any] = lambda: ProviderHealth(well=True, text="counting")
         self.during: Callable[[LedgerProvider, MemoryBatch], Awaitable[None]] | None = None
-        """Called in the middle of storing."""
+        """Called while an item is being stored."""
 
 
 ledger_service = LedgerService()
@@ -102,7 +102,7 @@ class LedgerProvider:
 
 
 class CountTool:
-    """A tool of the ledger's."""
+    """A tool of the ledger provider."""
 
     effect = ToolEffect.PURE
     deadline = 5.0

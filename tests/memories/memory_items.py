@@ -1,4 +1,4 @@
-"""What lanes hand to memories, as tests make it."""
+"""Batches for memories, as the delivery worker makes them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_stamp(who: str = "ada", group: str = "") -> Stamp:
 def make_exchange(
     op: int, heard: str = "", said: str = "", *, who: str = "ada", group: str = "", session: str = "s1", **more: Any
 ) -> Exchange:
-    """A turn: somebody said something, the agent answered."""
+    """A turn: a person wrote and the agent answered."""
     theirs = make_stamp(who, group)
     return Exchange(
         key=f"{session}:{op}",
@@ -109,7 +109,7 @@ def make_query(
 
 
 class DeliverableMemory(Protocol):
-    """What a lane needs of a provider."""
+    """What the delivery worker needs of a provider."""
 
     delivery: DeliveryGuarantee
 
@@ -119,8 +119,9 @@ class DeliverableMemory(Protocol):
 
 
 async def deliver(memory: DeliverableMemory, what: MemoryBatch, *, tries: int = 8) -> int:
-    """As a lane would, without its waits: what is in doubt is sent again where that is safe, else asked about, and
-    only what is missing goes again. How often it was sent."""
+    """Deliver as the delivery worker does, without its delays: repeat an attempt in doubt if that is safe, else probe
+    and send what is missing. Return the number of attempts.
+    """
     for sent in range(1, tries + 1):
         try:
             await memory.store(what)

@@ -23,17 +23,17 @@ WRITES = {
     "mem0": "/v3/memories/add/",
     "supermemory": "/document$",
 }
-"""Where an exchange arrives."""
+"""Where the services receive an exchange."""
 every_write = pytest.mark.parametrize("write", ["turn", "async", "session", 3])
 one_write = pytest.mark.parametrize(
     "write", ["turn", *(pytest.param(write, marks=pytest.mark.prove) for write in ("async", "session", 3))]
 )
-"""For what takes long: the others in `make prove`; tests/engine/test_memory_writes.py has them all in virtual time."""
+"""For slow tests: `make prove` runs the others; tests/engine/test_memory_writes.py covers all in virtual time."""
 
 
 @dataclass
 class MemoryServices:
-    """All of them, up and well."""
+    """All services, running."""
 
     honcho: HonchoService = field(default_factory=HonchoService)
     hindsight: HindsightService = field(default_factory=HindsightService)
@@ -52,7 +52,7 @@ class MemoryServices:
             yield self
 
     def said_texts(self, name: str) -> list[str]:
-        """What people said, as a service has it: each exchange's first line, in the order it is kept."""
+        """Return what people said as a service stored it: the first line of each exchange, in order."""
         match name:
             case "honcho":
                 return [row["content"] for row in self.honcho.state.messages if row["metadata"]["everhold_part"] == 0]
@@ -65,7 +65,7 @@ class MemoryServices:
         return [text.partition("\n")[0].removeprefix("ada: ") for text in texts if text.startswith("ada: ")]
 
     def noted_texts(self, name: str) -> list[str]:
-        """Notes as a service has them."""
+        """Return the notes as a service stored them."""
         match name:
             case "honcho":
                 return self.honcho.list_conclusion_texts()
@@ -96,6 +96,6 @@ class MemoryServices:
         memories = {name: self.settings(name, **more.get(name, {})) for name in chosen}
         if write is not None:
             memories = {name: {**given, "write": write} for name, given in memories.items()}
-        # the search over everything is not what is looked at here
+        # the search over all messages is not tested here
         main = {"memories": list(chosen), "recall": {"deadline_seconds": 60}, **(agent or {})}
         return json.dumps({"defaults": {"tools": []}, "agents": {"main": main}, "memories": memories})

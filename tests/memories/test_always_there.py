@@ -1,4 +1,4 @@
-"""The built-in memory is there for every agent: `memories` says only which memories a turn asks."""
+"""Every agent has the built-in memory. `memories` only says which memories a turn asks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def config(listed: list[str] | None) -> str:
     return json.dumps({"agents": {"main": agent}, "memories": {"ledger": {}}})
 
 
-async def shown(t: RunningGateway, chat: str) -> list[tuple[str, str]]:
-    """Ask about the garden somewhere else; what the answer rested on, and who found it."""
+async def ask_about_garden(t: RunningGateway, chat: str) -> list[tuple[str, str]]:
+    """Ask about the garden in another chat; return the recalled texts and their memories."""
     verdict = await t.send_message("where does the tea garden lie?", chat=chat)
     await t.wait_for_replies(verdict.session)
     try:
@@ -36,7 +36,7 @@ async def shown(t: RunningGateway, chat: str) -> list[tuple[str, str]]:
 async def test_nothing_needs_to_be_configured(tmp_path: Path, ledger_service: LedgerService) -> None:
     async with RunningGateway(tmp_path, config(None)) as t:
         await t.send_and_wait(GARDEN, chat="past")
-        assert ("builtin", GARDEN) in await shown(t, "now")
+        assert ("builtin", GARDEN) in await ask_about_garden(t, "now")
 
 
 @pytest.mark.parametrize("listed", [["ledger"], []], ids=["a-service", "none"])
@@ -45,7 +45,7 @@ async def test_a_list_without_it_keeps_it_out_of_turns_and_of_nothing_else(
 ) -> None:
     async with RunningGateway(tmp_path, config(listed)) as t:
         await t.send_and_wait(GARDEN, chat="past")
-        assert await shown(t, "now") == []  # lists replace
+        assert await ask_about_garden(t, "now") == []  # lists replace
         found = await t.app.memory_admin.search_memories("tea garden", agent="main", person="ada")
         assert (found["memories"][0]["provider"], found["memories"][0]["text"]) == ("builtin", GARDEN)
         assert found["unavailable"] == []
@@ -56,5 +56,7 @@ async def test_a_list_without_it_keeps_it_out_of_turns_and_of_nothing_else(
         assert "builtin" in [row["memory"] for row in (await t.app.memory_admin.collect_status())["memories"]]
         t.configure(config(["builtin", *listed]))
         await t.wait_until(lambda: "builtin" in t.app.agents.get_runtime("main", {}).recall_memories)
-        assert ("builtin", GARDEN) in await shown(t, "later")  # it has taken in all there is, without being told to
+        assert ("builtin", GARDEN) in await ask_about_garden(
+            t, "later"
+        )  # it has indexed everything without being asked
         await t.assert_sound()

@@ -1,4 +1,4 @@
-"""The model concludes ten things at once, curates its facts and looks things up: all kept, each there once."""
+"""A model writes ten conclusions at once, curates its facts and searches: everything is stored once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.memories.services import MemoryServices, every_write
 
 FACTS = [f"fact {number}" for number in range(10)]
 ASKED = "please note: likes tea, lives in Oslo; no, likes coffee"  # only what a person said becomes a fact
-KEPT = "Kept; it will be delivered to Honcho."
+KEPT = "Stored; it will be delivered to Honcho."
 
 
-def calls(*wanted: tuple[str, dict[str, str]]) -> ModelServerReply:
+def make_tool_calls(*wanted: tuple[str, dict[str, str]]) -> ModelServerReply:
     return ModelServerReply(
         calls=tuple(ToolCall(id=f"c{at}", tool=tool, arguments=given) for at, (tool, given) in enumerate(wanted))
     )
@@ -33,14 +33,14 @@ async def test_what_a_model_concludes_curates_and_reads_in_one_turn(
     if down:
         await honcho.stop()
     else:
-        honcho.plan_fault("slow", "/sessions$", seconds=0.5)  # it is still being created while all this goes on
+        honcho.plan_fault("slow", "/sessions$", seconds=0.5)  # the session is still being created during all this
         honcho.plan_fault("after", "/conclusions$")
     async with ModelServer() as server:
         given = json.loads(services.config("honcho", write=write, agent={"model": "m", "tools": ["memory"]}))
         given["models"] = {"m": make_model_section(server.openai)}
         async with RunningGateway(tmp_path, json.dumps(given)) as t:
             server.add_steps(
-                calls(
+                make_tool_calls(
                     *(("honcho_conclude", {"conclusion": fact}) for fact in FACTS),
                     ("memory", {"action": "add", "content": "likes tea"}),
                     ("memory", {"action": "add", "content": "lives in Oslo"}),
@@ -48,7 +48,7 @@ async def test_what_a_model_concludes_curates_and_reads_in_one_turn(
                     ("honcho_context", {}),
                     ("honcho_profile", {}),
                 ),
-                calls(
+                make_tool_calls(
                     ("memory", {"action": "replace", "old_text": "likes tea", "content": "likes coffee"}),
                     ("memory", {"action": "remove", "old_text": "lives in Oslo"}),
                     ("honcho_conclude", {"conclusion": "fact 10"}),
@@ -64,7 +64,7 @@ async def test_what_a_model_concludes_curates_and_reads_in_one_turn(
             await t.send_and_wait("and more")
             if down:
                 await honcho.start()
-            await t.send_message("/new")  # where the talk takes a turn, nothing is held back
+            await t.send_message("/new")  # a session switch sends pending items
             wanted = sorted([*FACTS, "fact 10", "likes coffee", *(f"thing {number}" for number in range(10))])
             await t.wait_until(lambda: sorted(honcho.list_conclusion_texts()) == wanted)
             await t.wait_until(lambda: services.said_texts("honcho") == [ASKED, "and more"])

@@ -1,7 +1,7 @@
-"""Every service behind the same suite as anybody's provider: with the vendors' clients, in real time.
+"""Every service passes the conformance suite, with the vendors' clients, in real time.
 
-`EVERHOLD_HINDSIGHT_URL=http://localhost:8888 pytest -m "" tests/memories/test_conformance.py -k Hindsight` asks a real
-server instead, with the key in `EVERHOLD_HINDSIGHT_KEY` if it wants one; the other names alike.
+`EVERHOLD_HINDSIGHT_URL=http://localhost:8888 pytest -m "" tests/memories/test_conformance.py -k Hindsight` uses a real
+server instead, with the key in `EVERHOLD_HINDSIGHT_KEY` if it needs one. The other services have corresponding names.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from everhold.testing.services.supermemory import SupermemoryService
 from tests.memories.memory_items import make_context
 
 IN_PROPORTION = ("lost-answer", "late-answer", "slowness", "hanging", "switch", "kill")
-"""Checks that take longer the longer a call may take."""
+"""Checks whose duration depends on the deadline of a call."""
 
 
 class ThreadedServiceHarness:
-    """Breaks a service that runs in a thread of its own."""
+    """Injects faults into a service that runs in its own thread."""
 
     def __init__(self, service: Any, settings: Mapping[str, Any]) -> None:
         self.service = service
@@ -69,7 +69,7 @@ class _ServiceContract(MemoryContract):
     def _serve(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("MEM0_TELEMETRY", "False")
         monkeypatch.setenv("MEM0_DIR", str(tmp_path))
-        importlib.import_module(self.module)  # takes seconds the first time, which is not what is looked at here
+        importlib.import_module(self.module)  # the first import takes seconds, which is not tested here
         real = os.environ.get(f"EVERHOLD_{self.provider.upper()}_URL")
         if real:
             key = os.environ.get(f"EVERHOLD_{self.provider.upper()}_KEY", "none")
@@ -89,7 +89,7 @@ class _ServiceContract(MemoryContract):
         return self.breaking if self.breaking.service is not None else None
 
     def _run_check(self, name: str, path: Path) -> CheckOutcome:
-        # on a busy machine a call takes its time, and somebody's own server may think for a while about each thing
+        # calls are slow on a busy machine, and a real server may need some time for each item
         seconds = 60.0 if self.breaking.service is None else 4.0 if name in IN_PROPORTION else 30.0
         scenario = ProviderScenario(path, self.make, harness=self.harness(), seconds=seconds, patience=60.0)
         return asyncio.run(run_check(name, scenario, most=600.0))

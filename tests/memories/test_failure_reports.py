@@ -1,4 +1,4 @@
-"""A memory that fails is seen wherever people look: on the command line, in the metrics, through the socket."""
+"""A failing memory is shown on the command line, in the metrics and through the API socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.memories.ledger import LedgerService
 
 
 async def read_status(t: RunningGateway) -> tuple[dict[str, Any], str]:
-    """What `everhold status` gets, and what it prints."""
+    """Return what `everhold status` receives and prints."""
     found: dict[str, Any] = await client_of(t.app).show_status()
     out = io.StringIO()
     status._print_status(

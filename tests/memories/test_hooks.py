@@ -1,4 +1,4 @@
-"""What a provider may offer besides storing and finding: when each is called, and that none of it can do harm."""
+"""The optional capabilities of a provider: when each is called, and that none can do harm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.memories.ledger import CountTool, LedgerService
 
 
 class Attentive(FakeMemoryProvider):
-    """Wants to hear of everything."""
+    """Has all capabilities."""
 
     capabilities = frozenset(MemoryCapability) - {MemoryCapability.TOOLS}
 
@@ -43,21 +43,21 @@ class Attentive(FakeMemoryProvider):
         self.switches: list[SessionSwitch] = []
         self.views: list[tuple[MemoryScope, Sequence[MemoryUtterance]]] = []
         self.hangs = False
-        self.falls = False
+        self.raises = False
 
     async def session_switched(self, switch: SessionSwitch) -> None:
-        await self._trouble()
+        await self._apply_fault()
         self.switches.append(switch)
 
     async def before_compress(self, scope: MemoryScope, view: Sequence[MemoryUtterance]) -> str:
         self.views.append((scope, view))
-        await self._trouble()
+        await self._apply_fault()
         return "the goat is called Berta"
 
-    async def _trouble(self) -> None:
+    async def _apply_fault(self) -> None:
         if self.hangs:
             await asyncio.sleep(3_600)
-        if self.falls:
+        if self.raises:
             raise ZeroDivisionError("a bug of its author")
 
     def prompt(self) -> str:
@@ -70,7 +70,7 @@ class Attentive(FakeMemoryProvider):
         raise AssertionError("not here")
 
     async def health(self) -> ProviderHealth:
-        return ProviderHealth(well=not self.falls, text="so-so")
+        return ProviderHealth(well=not self.raises, text="so-so")
 
     async def close(self) -> None: ...
 
@@ -78,7 +78,7 @@ class Attentive(FakeMemoryProvider):
 
 
 class Minimal:
-    """Declares nothing, and falls when it is asked for anything else than what everybody must do."""
+    """Declares no capability, and raises when anything but the mandatory methods is called."""
 
     def __init__(self) -> None:
         self.batches: list[MemoryBatch] = []
@@ -97,8 +97,8 @@ class Minimal:
     cache_busting_signature = probe = _never
 
 
-def short(gateway: InProcessGateway) -> FakeModel:
-    """Summaries that shrink whatever they are of."""
+def use_short_summaries(gateway: InProcessGateway) -> FakeModel:
+    """Use a summariser whose summaries are always shorter."""
     gateway.runtimes.summariser = model = FakeModel(lambda _: ModelResponse(text="They talked."))
     return model
 
@@ -110,14 +110,14 @@ def attach_attentive(gateway: InProcessGateway) -> Attentive:
     return provider
 
 
-# -- what is left out --------------------------------------------------------------------------------------------------
+# -- missing capabilities ----------------------------------------------------------------------------------------------
 
 
 def test_storing_and_finding_are_enough_and_nothing_else_is_asked(gateway: InProcessGateway) -> None:
     provider = Minimal()
     gateway.runtimes.memories["a"] = provider
     gateway.runtimes.settings |= {"switch_memories": ("a",), "recall_memories": ("a",), "recall_seconds": 1.0}
-    short(gateway)
+    use_short_summaries(gateway)
     gateway.send_message("one " + "and so on " * 100)
     gateway.send_message("/compress here 0")
     gateway.send_message("two")
@@ -125,7 +125,7 @@ def test_storing_and_finding_are_enough_and_nothing_else_is_asked(gateway: InPro
     gateway.send_message("/new")
     gateway.send_message("three")
     assert gateway.run(gateway.control.collect_status())["memories"][0]["state"] == "well"
-    assert len(provider.batches) == 3  # what was undone is not mentioned to one that cannot take anything back
+    assert len(provider.batches) == 3  # an undo is not reported to a memory that cannot retract
     attached = gateway.runtimes.find_memory("a", "main")
     assert attached is not None
     assert (attached.delivery, attached.deadline, attached.visible_after) == (DeliveryGuarantee.BLIND, 30.0, 0.0)
@@ -150,7 +150,7 @@ def test_storing_and_finding_are_enough_and_nothing_else_is_asked(gateway: InPro
         ({"visible_after": -1}, "`visible_after` is -1"),
     ],
 )
-async def test_one_that_contradicts_itself_is_refused_by_name(wrong: dict[str, Any], why: str) -> None:
+async def test_a_provider_that_contradicts_itself_is_refused_by_name(wrong: dict[str, Any], why: str) -> None:
     provider = Minimal()
     for name, value in wrong.items():
         setattr(provider, name, value)
@@ -159,7 +159,7 @@ async def test_one_that_contradicts_itself_is_refused_by_name(wrong: dict[str, A
     assert why in caught.value.message
 
 
-# -- nonsense ----------------------------------------------------------------------------------------------------------
+# -- invalid answers ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nonsense", [None, 7, ["key"], {"key": 7}, {7: "key"}, "text"])
@@ -187,7 +187,9 @@ def test_nonsense_from_store_is_in_doubt_and_named(gateway: InProcessGateway, no
     "nonsense",
     [
         None, 7, "text", {"a": 1}, [None], ["text"], [MemoryHit(text=7)],  # type: ignore[arg-type]
-        [MemoryHit(text="x", score=float("nan"))], [MemoryHit(text="x", at="soon")], [MemoryHit(text="x", author=None)],  # type: ignore[arg-type]
+        [MemoryHit(text="x", score=float("nan"))],
+        [MemoryHit(text="x", at="soon")],  # type: ignore[arg-type]
+        [MemoryHit(text="x", author=None)],  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_nonsense_from_find_leaves_the_turn_alone(gateway: InProcessGateway, nonsense: Any) -> None:
@@ -203,8 +205,8 @@ def test_nonsense_from_find_leaves_the_turn_alone(gateway: InProcessGateway, non
     gateway.runtimes.settings |= {"recall_memories": ("odd", "good"), "recall_seconds": 1.0}
     gateway.send_message("hello")
     shown = "\n".join(message.text for message in gateway.runtimes.model.requests[-1].messages)
-    assert "something \ufffd" in shown  # what cannot be stored is not shown either
-    assert "odd" in shown  # that it is missing is said
+    assert "something \ufffd" in shown  # text that cannot be stored is not shown either
+    assert "odd" in shown  # the missing memory is named
     assert gateway.logger.find_events("recall.failed")
 
 
@@ -247,7 +249,7 @@ def test_a_lost_answer_about_something_that_was_never_sent_is_no_matter(gateway:
     assert not gateway.run(gateway.store.list_dead_letters())
 
 
-# -- where the talk takes a turn ---------------------------------------------------------------------------------------
+# -- session switches --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command, how", [("/new", "new"), ("/branch", "branch"), ("/compress here 0", "compression")])
@@ -256,7 +258,7 @@ def test_a_turn_of_the_talk_is_told_once_all_before_it_is_delivered(
 ) -> None:
     provider = attach_attentive(gateway)
     gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(10)}
-    short(gateway)
+    use_short_summaries(gateway)
     session = gateway.send_message("one " + "and so on " * 100).session
     assert not provider.kept
     gateway.send_message(command)
@@ -268,7 +270,7 @@ def test_a_turn_of_the_talk_is_told_once_all_before_it_is_delivered(
     assert len(provider.switches) == 1
 
 
-def test_who_resumes_another_session_and_comes_back_is_followed(gateway: InProcessGateway) -> None:
+def test_every_resume_of_another_session_is_reported(gateway: InProcessGateway) -> None:
     provider = attach_attentive(gateway)
     first = gateway.send_message("one").session
     gateway.send_message("/branch")
@@ -283,7 +285,7 @@ def test_who_resumes_another_session_and_comes_back_is_followed(gateway: InProce
     ]
 
 
-def test_nobody_who_did_not_ask_is_told(gateway: InProcessGateway) -> None:
+def test_a_memory_without_the_capability_gets_no_switches(gateway: InProcessGateway) -> None:
     provider = attach_attentive(gateway)
     provider.capabilities = frozenset({MemoryCapability.RETRACT})
     gateway.send_message("one")
@@ -296,7 +298,7 @@ def test_nobody_who_did_not_ask_is_told(gateway: InProcessGateway) -> None:
 
 def test_what_a_memory_does_not_want_lost_reaches_the_summary_and_what_is_noted(gateway: InProcessGateway) -> None:
     provider = attach_attentive(gateway)
-    summariser = short(gateway)
+    summariser = use_short_summaries(gateway)
     gateway.runtimes.settings["review_every_turns"] = 10
     session = gateway.send_message("my goat is called Berta " + "and so on " * 100).session
     gateway.send_message("/compress here 0")
@@ -314,10 +316,10 @@ def test_what_a_memory_does_not_want_lost_reaches_the_summary_and_what_is_noted(
 def test_what_a_memory_is_shown_before_a_summary_is_as_the_log_has_it(
     gateway: InProcessGateway, marks: tuple[float, float], trigger: str
 ) -> None:
-    """Though nobody reads the log for it: the context cache still held the turns."""
+    """The log is not read for it, because the context cache still holds the turns."""
     provider = attach_attentive(gateway)
-    short(gateway)
-    # one that reports no usage: what a token is stays what it was
+    use_short_summaries(gateway)
+    # without reported usage, the estimate of tokens stays the same
     gateway.runtimes.model = FakeModel(lambda _: ModelResponse(text="indeed " * 40), context_tokens=1_000)
     gateway.runtimes.settings |= {
         "soft_share": marks[0],
@@ -337,10 +339,10 @@ def test_what_a_memory_is_shown_before_a_summary_is_as_the_log_has_it(
     assert {(one.seq, one.at, one.author) for one in shown} <= {(it.seq, it.at, it.author) for it in log.values()}
 
 
-@pytest.mark.parametrize("how", ["hangs", "falls"])
-def test_a_hook_that_hangs_or_falls_holds_nobody_up_and_is_shown(gateway: InProcessGateway, how: str) -> None:
+@pytest.mark.parametrize("how", ["hangs", "raises"])
+def test_a_hook_that_hangs_or_raises_delays_no_turn_and_is_reported(gateway: InProcessGateway, how: str) -> None:
     provider = attach_attentive(gateway)
-    short(gateway)
+    use_short_summaries(gateway)
     gateway.send_message("one " + "and so on " * 100)
     setattr(provider, how, True)
     before = gateway.loop.time()
@@ -388,7 +390,7 @@ async def test_a_provider_s_tools_join_the_agent_s_under_their_own_names(
         assert len(ledger_service.built) == 2
         await ledger_service.built[0].closed.wait()
         context: Any = None
-        # somebody who still has the tool of before reaches the provider of now
+        # a caller that still holds the old tool reaches the new provider
         assert "by ledger 2" in (await offered.run({}, context)).text
 
 
@@ -401,7 +403,7 @@ async def test_a_provider_s_tools_join_the_agent_s_under_their_own_names(
         lambda: 1 // 0,
     ],
 )
-async def test_tools_that_are_none_or_too_many_are_left_out_and_named(
+async def test_invalid_or_too_many_tools_are_left_out_and_reported(
     tmp_path: Path, ledger_service: LedgerService, tools: Any
 ) -> None:
     ledger_service.offers |= {MemoryCapability.TOOLS}
@@ -423,11 +425,11 @@ async def test_a_provider_s_block_stands_in_the_prompt_and_stays_the_same(
         assert system.endswith("The ledger counts.")
         ledger_service.prompt = lambda: "Something else."
         await t.send_and_wait("hello again")
-        assert t.app.agents.get_runtime("main", {}).system == system  # asked once: the cache prefix is stable
+        assert t.app.agents.get_runtime("main", {}).system == system  # called once, so the cache prefix is stable
 
 
 @pytest.mark.parametrize("prompt", [lambda: 7, lambda: 1 // 0])
-async def test_a_prompt_that_is_none_is_left_out_and_named(
+async def test_an_invalid_prompt_is_left_out_and_reported(
     tmp_path: Path, ledger_service: LedgerService, prompt: Any
 ) -> None:
     ledger_service.offers |= {MemoryCapability.PROMPT}

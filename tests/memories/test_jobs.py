@@ -1,4 +1,6 @@
-"""What came of a task reaches those memories that want to hear of it: once, in order, whatever falls; nobody else."""
+"""The result of a task reaches the memories with that capability once and in order, also after
+crashes, and no others.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ from tests.engine.test_jobs import reviewing
 from tests.engine.test_operations import crash_at_step
 
 
-class Overseer(FakeMemoryProvider):
-    """Wants to hear of jobs, and keeps them in line with the rest."""
+class JobMemory(FakeMemoryProvider):
+    """Has the capability for jobs, and records them in order with the exchanges."""
 
     capabilities = frozenset({MemoryCapability.JOBS, MemoryCapability.PROBE})
 
@@ -31,19 +33,19 @@ class Overseer(FakeMemoryProvider):
         super().__init__(delivery, deadline=5.0)
         self.received_jobs: list[JobResult] = []
         self.line: list[str] = []
-        """What came, by what it was about."""
+        """The items in order of arrival."""
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         assert not (batch.items and batch.jobs), "never together"
         try:
             found = await super().store(batch)
         except InDoubt:
-            self._hear(batch)
+            self._record(batch)
             raise
-        self._hear(batch)
+        self._record(batch)
         return {**found, **{job.key: f"job-{job.key}" for job in batch.jobs}}
 
-    def _hear(self, batch: MemoryBatch) -> None:
+    def _record(self, batch: MemoryBatch) -> None:
         self.line += [item.heard[-1].text for item in batch.items if isinstance(item, Exchange)]
         for job in batch.jobs:
             if self.delivery is not DeliveryGuarantee.KEYED or job.key not in {one.key for one in self.received_jobs}:
@@ -51,20 +53,20 @@ class Overseer(FakeMemoryProvider):
                 self.line.append(job.task)
 
 
-def answer(request: ModelRequest) -> ModelResponse:
+def answer_task(request: ModelRequest) -> ModelResponse:
     return ModelResponse(text="forty-two") if "The task:" in request.messages[-1].text else echo_last_message(request)
 
 
-def oversee(gateway: InProcessGateway, delivery: DeliveryGuarantee = DeliveryGuarantee.KEYED) -> Overseer:
-    provider = Overseer(delivery)
+def attach_job_memory(gateway: InProcessGateway, delivery: DeliveryGuarantee = DeliveryGuarantee.KEYED) -> JobMemory:
+    provider = JobMemory(delivery)
     gateway.runtimes.memories["a"] = provider
     gateway.runtimes.settings["job_memories"] = ("a",)
-    gateway.runtimes.model = FakeModel(answer)
+    gateway.runtimes.model = FakeModel(answer_task)
     return provider
 
 
 def test_it_is_told_what_was_asked_and_what_came_of_it_under_the_name_of_the_session(gateway: InProcessGateway) -> None:
-    provider = oversee(gateway)
+    provider = attach_job_memory(gateway)
     session = gateway.send_message("hello").session
     gateway.send_message("/background what is the answer?")
     (job,) = provider.received_jobs
@@ -79,13 +81,15 @@ def test_it_is_told_what_was_asked_and_what_came_of_it_under_the_name_of_the_ses
 def test_nobody_else_hears_of_it_or_is_woken_for_it(gateway: InProcessGateway) -> None:
     provider = FakeMemoryProvider()
     gateway.runtimes.memories["a"] = provider
-    gateway.runtimes.model = FakeModel(answer)
+    gateway.runtimes.model = FakeModel(answer_task)
     session = gateway.send_message("hello").session
     before = gateway.run(gateway.store.get_cursor(memory_consumer("a"), session))
     gateway.send_message("/background what is the answer?")
     after = gateway.run(gateway.store.get_cursor(memory_consumer("a"), session))
     assert (len(provider.writes), after) == (1, before)
-    gateway.runtimes.settings["job_memories"] = ("a",)  # nobody knew better: its lane is woken, and finds nothing
+    gateway.runtimes.settings["job_memories"] = (
+        "a",
+    )  # its capabilities were unknown: its cursor is woken and finds nothing
     gateway.send_message("/background and once more?")
     assert len(provider.writes) == 1
     assert len(gateway.run(gateway.store.list_receipts(session, consumer=memory_consumer("a")))) == 1
@@ -97,7 +101,7 @@ def test_nobody_else_hears_of_it_or_is_woken_for_it(gateway: InProcessGateway) -
 def test_a_crash_anywhere_around_it_loses_nothing_and_doubles_nothing(
     gateway: InProcessGateway, step: Step, after: bool
 ) -> None:
-    provider = oversee(gateway)
+    provider = attach_job_memory(gateway)
     gateway.send_message("hello")
     crash_at_step(gateway, step, after=after)
     gateway.send_message("/background what is the answer?", rest=False)
@@ -108,8 +112,8 @@ def test_a_crash_anywhere_around_it_loses_nothing_and_doubles_nothing(
     gateway.assert_sound()
 
 
-def test_while_it_is_away_it_waits_in_order(gateway: InProcessGateway) -> None:
-    provider = oversee(gateway)
+def test_while_the_service_is_down_items_wait_in_order(gateway: InProcessGateway) -> None:
+    provider = attach_job_memory(gateway)
     gateway.send_message("hello")
     provider.faults.fail_next(Transient("away"), times=3)
     gateway.send_message("/background what is the answer?")
@@ -120,8 +124,8 @@ def test_while_it_is_away_it_waits_in_order(gateway: InProcessGateway) -> None:
     assert provider.line == ["hello", "what is the answer?", "thanks"]
 
 
-def test_one_that_collects_turns_hears_of_a_job_at_once_like_of_a_note(gateway: InProcessGateway) -> None:
-    provider = oversee(gateway)
+def test_a_paced_memory_receives_a_job_at_once_like_a_note(gateway: InProcessGateway) -> None:
+    provider = attach_job_memory(gateway)
     gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(3)}
     gateway.send_message("hello")
     gateway.send_message("/background what is the answer?")
@@ -134,7 +138,7 @@ def test_one_that_collects_turns_hears_of_a_job_at_once_like_of_a_note(gateway: 
 
 
 def test_a_lost_answer_and_a_replay_tell_the_same_again(gateway: InProcessGateway) -> None:
-    provider = oversee(gateway, DeliveryGuarantee.UNACKNOWLEDGED)
+    provider = attach_job_memory(gateway, DeliveryGuarantee.UNACKNOWLEDGED)
     gateway.send_message("/background what is the answer?", rest=False)
     provider.faults.lose_next_answer()
     gateway.run_until_idle(60)
@@ -148,8 +152,8 @@ def test_a_lost_answer_and_a_replay_tell_the_same_again(gateway: InProcessGatewa
     gateway.assert_sound()
 
 
-def test_what_was_erased_on_its_way_is_not_told_again_and_the_rest_is(gateway: InProcessGateway) -> None:
-    provider = oversee(gateway, DeliveryGuarantee.UNACKNOWLEDGED)
+def test_an_erased_job_in_doubt_is_not_resent_and_the_others_are(gateway: InProcessGateway) -> None:
+    provider = attach_job_memory(gateway, DeliveryGuarantee.UNACKNOWLEDGED)
     session = gateway.send_message("hello").session
     gateway.runtimes.memories = {}
     gateway.send_message("/background what is the answer?")
@@ -159,7 +163,7 @@ def test_what_was_erased_on_its_way_is_not_told_again_and_the_rest_is(gateway: I
     provider.faults.fail_next(Transient("it cannot be searched"), times=3)
     gateway.send_message("thanks", rest=False)
     gateway.pass_time(8)
-    assert len(provider.received_jobs) == 2, "both are on their way: nobody knows whether they arrived"
+    assert len(provider.received_jobs) == 2, "both are in doubt"
     first = provider.received_jobs[0].seq
     gateway.run(gateway.control.erase_entries(session, [first], by="person:ada", why="a slip"))
     gateway.run_until_idle(600)
@@ -168,18 +172,18 @@ def test_what_was_erased_on_its_way_is_not_told_again_and_the_rest_is(gateway: I
     gateway.assert_sound()
 
 
-def test_reviews_are_nobody_s_jobs(gateway: InProcessGateway) -> None:
-    provider = oversee(gateway)
+def test_reviews_are_not_delivered_as_jobs(gateway: InProcessGateway) -> None:
+    provider = attach_job_memory(gateway)
     reviewing(gateway, every=1)
     gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(3)}
     gateway.send_message("I like tea")
     gateway.send_message("and cake")
     gateway.run_until_idle(60)
-    assert provider.line == [], "nor do they hurry anything"
+    assert provider.line == [], "nor do they cause an early delivery"
 
 
-def test_a_task_that_could_not_be_done_says_why(gateway: InProcessGateway) -> None:
-    provider = oversee(gateway)
+def test_a_task_without_a_result_is_reported(gateway: InProcessGateway) -> None:
+    provider = attach_job_memory(gateway)
     gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text=""))
     gateway.send_message("/background what “is”] the answer?\nReally?")
     (job,) = provider.received_jobs

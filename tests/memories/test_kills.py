@@ -1,4 +1,4 @@
-"""The whole gateway as its own process, four services that misbehave at random, and kill -9 again and again."""
+"""The whole gateway as its own process, four services with random faults, and repeated kill -9."""
 
 from __future__ import annotations
 
@@ -36,40 +36,40 @@ FAULTS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 class FaultyServicesGateway(GatewayProcess):
-    """People who talk whether anybody is there or not, and services that misbehave all the while."""
+    """People who send messages all the time, and services with random faults."""
 
     def __init__(self, path: Path, services: MemoryServices, seed: int, write: str | int) -> None:
         patient = {"visible_seconds": 0.5}
-        # their clients take seconds to load, and here every process has to; whoever is asked at the very end of a
-        # deadline, and does it `late`, would do it after everybody has given up waiting for that
+        # The vendors' clients take seconds to load, in every process. A service that is called at the end of a deadline
+        # and carries out the request `late` would do so after the test has stopped waiting.
         slow = {"deadline_seconds": 4.0}
-        # nor may a turn wait for that: one that is killed five times is given up
+        # Nor may a turn wait for that, because a turn that is killed five times is given up.
         quick = {"recall": {"deadline_seconds": 0.3}}
         super().__init__(
             path,
             services.config(write=write, agent=quick, honcho=patient | slow, mem0=patient | slow, hindsight=slow),
         )
         self.turns_away = 0.0 if write == "turn" else 0.4
-        """How often somebody begins anew: there nothing is held back."""
+        """Messages after which a chat is reset, which sends pending items."""
         self.services = services
-        self.dice = random.Random(f"street/{seed}")
+        self.dice = random.Random(f"services/{seed}")
         self.kept: dict[str, list[str]] = {chat: [] for chat in CHATS}
-        """What was acknowledged, by chat, in order."""
+        """Acknowledged messages by chat, in order."""
         self.went_wrong = 0
         self.read = dict.fromkeys(NAMES, 0)
         self.written = dict.fromkeys(NAMES, 0)
 
     async def run_for_writes(self, writes: int) -> None:
-        """Until so many more writes reached the services, and perhaps a moment longer.
+        """Wait until this many more writes reached the services, and sometimes a moment longer.
 
-        Now and then until each of them had one: who takes over waits for what may be on its way, and somebody who is
-        killed while waiting is not killed at work.
+        Sometimes wait until each service had one: the next process waits for writes in doubt, and a kill during that
+        wait would not interrupt any work.
         """
         every = self.dice.random() < 0.2
-        before = self.writes()
+        before = self.count_writes()
         until = time.monotonic() + (12.0 if every else 30.0)
         while time.monotonic() < until:
-            now = self.writes()
+            now = self.count_writes()
             if sum(now.values()) - sum(before.values()) >= writes and (
                 not every or all(now[n] > before[n] for n in NAMES)
             ):
@@ -77,16 +77,16 @@ class FaultyServicesGateway(GatewayProcess):
             await asyncio.sleep(0.005)
         await asyncio.sleep(self.dice.random() * self.dice.choice((0.01, 0.1, 1.0)))
 
-    def writes(self) -> dict[str, int]:
-        for name in NAMES:  # only what came since the last time: this is asked very often
+    def count_writes(self) -> dict[str, int]:
+        for name in NAMES:  # only new requests, because this is called very often
             requests = self.services[name].requests
             new = requests[self.read[name] :]
             self.read[name] += len(new)
             self.written[name] += sum(it.method == "POST" and bool(re.search(WRITES[name], it.path)) for it in new)
         return dict(self.written)
 
-    async def talk(self, chat: str) -> None:
-        """Say something again and again."""
+    async def send_messages(self, chat: str) -> None:
+        """Send messages repeatedly."""
         number = 0
         while True:
             number += 1
@@ -97,8 +97,8 @@ class FaultyServicesGateway(GatewayProcess):
                 await self.send_message(chat, "/new", id=f"{chat}-{number}-new")
             await asyncio.sleep(0.2 + self.dice.random())
 
-    async def trouble(self) -> None:
-        """Every other write goes wrong somehow."""
+    async def inject_faults(self) -> None:
+        """Inject a fault into every second write."""
         while True:
             for name in NAMES:
                 service = self.services[name]
@@ -110,7 +110,7 @@ class FaultyServicesGateway(GatewayProcess):
             await asyncio.sleep(0.05)
 
     def change_setting(self) -> None:
-        """Change a setting: what waits after a failure is tried at once, and nobody here has to wait for minutes."""
+        """Change a setting, so that failed deliveries are retried at once and the test need not wait for minutes."""
         config = self.home / "config.yaml"
         given = json.loads(config.read_text())
         given["agents"]["main"]["recall"]["deadline_seconds"] += 0.001
@@ -118,8 +118,8 @@ class FaultyServicesGateway(GatewayProcess):
         new.write_text(json.dumps(given))
         new.replace(config)
 
-    def heard(self, name: str) -> dict[str, list[str]]:
-        """What a service has of each chat, in its order."""
+    def list_stored(self, name: str) -> dict[str, list[str]]:
+        """Return what a service stored of each chat, in its order."""
         services = self.services
         if name == "honcho":
             lines = [row["content"] for row in services.honcho.state.messages if row["peer_id"] == "ada"]
@@ -134,15 +134,15 @@ class FaultyServicesGateway(GatewayProcess):
             ]
         return {chat: [line for line in lines if line.partition(" ")[0] == chat] for chat in CHATS}
 
-    def missing(self) -> int:
-        return sum(max(0, len(self.kept[chat]) - len(self.heard(name)[chat])) for name in NAMES for chat in CHATS)
+    def count_missing(self) -> int:
+        return sum(max(0, len(self.kept[chat]) - len(self.list_stored(name)[chat])) for name in NAMES for chat in CHATS)
 
 
 async def run_kills(path: Path, *, kills: int, seed: int, write: str | int = "turn") -> FaultyServicesGateway:
     async with MemoryServices().run() as services:
         gateway = FaultyServicesGateway(path, services, seed, write)
-        talking = [asyncio.create_task(gateway.talk(chat)) for chat in CHATS]
-        trouble = asyncio.create_task(gateway.trouble())
+        talking = [asyncio.create_task(gateway.send_messages(chat)) for chat in CHATS]
+        trouble = asyncio.create_task(gateway.inject_faults())
         try:
             for _ in range(kills):
                 await gateway.start()
@@ -156,16 +156,16 @@ async def run_kills(path: Path, *, kills: int, seed: int, write: str | int = "tu
                 services[name].clear_faults()
             await gateway.start()
             await gateway.wait_until_ready()
-            until, times = time.monotonic() + 300, 0  # by then the longest wait after a failure is over
-            while gateway.missing() and time.monotonic() < until:
+            until, times = time.monotonic() + 300, 0  # by then the longest retry delay is over
+            while gateway.count_missing() and time.monotonic() < until:
                 await asyncio.sleep(0.2)
                 times += 1
                 if times % 50 == 0:
                     gateway.change_setting()
-                if gateway.turns_away and times % 10 == 0:  # what is answered only now would wait for more
+                if gateway.turns_away and times % 10 == 0:  # a turn that is answered only now would stay pending
                     for chat in CHATS:
                         await gateway.send_message(chat, "/new", id=f"{chat}-last-{times}")
-            await asyncio.sleep(2)  # whatever would come twice has had its time
+            await asyncio.sleep(2)  # time for anything that would arrive twice
         finally:
             for task in (*talking, trouble):
                 task.cancel()
@@ -174,12 +174,12 @@ async def run_kills(path: Path, *, kills: int, seed: int, write: str | int = "tu
         return gateway
 
 
-def lost_and_doubled(gateway: FaultyServicesGateway) -> dict[str, str]:
+def find_lost_and_doubled(gateway: FaultyServicesGateway) -> dict[str, str]:
     found = {}
     for name in NAMES:
-        heard = gateway.heard(name)
+        heard = gateway.list_stored(name)
         for chat in CHATS:
-            # what was kept and could not be acknowledged any more may be there, too
+            # a message that was committed but could not be acknowledged may be there, too
             last = f"{chat} {len(gateway.kept[chat]) + 1}"
             if heard[chat] not in (gateway.kept[chat], [*gateway.kept[chat], last]):
                 lost = [it for it in gateway.kept[chat] if it not in heard[chat]]
@@ -191,7 +191,7 @@ def lost_and_doubled(gateway: FaultyServicesGateway) -> dict[str, str]:
 @pytest.mark.slow
 async def test_a_kill_loses_and_doubles_nothing_in_four_memories(tmp_path: Path) -> None:
     gateway = await run_kills(tmp_path, kills=1, seed=1)
-    assert not lost_and_doubled(gateway)
+    assert not find_lost_and_doubled(gateway)
     assert all(gateway.kept.values())
     assert len(gateway.services.honcho.state.created) == len(CHATS)
 
@@ -202,10 +202,10 @@ async def test_many_kills_with_four_memories_attached(tmp_path: Path, seed: int)
     write = WRITES_WHEN[seed % len(WRITES_WHEN)]
     began = time.monotonic()
     gateway = await run_kills(tmp_path, kills=A_RUN, seed=seed, write=write)
-    killed, kept = gateway.killed - 1, sum(map(len, gateway.kept.values()))  # the last one was the end
+    killed, kept = gateway.killed - 1, sum(map(len, gateway.kept.values()))  # the last start is not followed by a kill
     took = f"{time.monotonic() - began:.0f} s"
-    done = f"{killed} kills, {kept} acknowledged, {gateway.went_wrong} faults, writes {gateway.writes()}"
+    done = f"{killed} kills, {kept} acknowledged, {gateway.went_wrong} faults, writes {gateway.count_writes()}"
     print(f"seed {seed}, write {write}: {done}, {took}")  # noqa: T201
-    assert not lost_and_doubled(gateway)
+    assert not find_lost_and_doubled(gateway)
     assert killed == A_RUN
     assert len(gateway.services.honcho.state.created) == len(CHATS)

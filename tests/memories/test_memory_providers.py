@@ -1,4 +1,4 @@
-"""Providers from the configuration, in the real gateway: built when needed, replaced when changed, missed by nobody."""
+"""Providers from the configuration in the real gateway: built when needed, replaced when changed."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def config(agents: dict[str, Any] | None = None, **memories: Any) -> str:
     return json.dumps({"defaults": {"tools": [], "memories": []}, "agents": agents, "memories": memories})
 
 
-def said(ledger_service: LedgerService) -> list[str]:
-    """What people said, as the far side has it."""
+def list_said(ledger_service: LedgerService) -> list[str]:
+    """Return what people said as the service stored it."""
     return [text.partition(" ")[0] for _, text in ledger_service.kept]
 
 
-async def status(t: RunningGateway) -> dict[str, Any]:
+async def read_status(t: RunningGateway) -> dict[str, Any]:
     about = t.app.describe()
     return {**about, **await t.app.session_admin.collect_status()}
 
 
-async def test_what_is_only_installed_is_never_imported_and_what_nobody_uses_never_built(
+async def test_an_installed_provider_is_not_imported_and_an_unused_one_not_built(
     tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     agents = {"main": {"memories": ["used"]}, "other": {"memories": ["used", "unused"]}}
     async with RunningGateway(
         tmp_path, config(agents, used={"provider": "ledger"}, unused={"provider": "ledger"})
     ) as t:
-        assert not ledger_service.built  # nobody has spoken
+        assert not ledger_service.built  # no message was sent yet
         await t.send_and_wait("hello")
-        await t.wait_until(lambda: said(ledger_service) == ["hello"])
+        await t.wait_until(lambda: list_said(ledger_service) == ["hello"])
         assert [(it.context.instance, it.context.agent) for it in ledger_service.built] == [("used", "main")]
     assert "must_not_be_imported" not in sys.modules
 
@@ -77,16 +77,16 @@ async def test_there_is_one_object_per_instance_and_agent_with_its_own_settings(
     assert all(it.closed.is_set() for it in ledger_service.built)
 
 
-async def test_a_missing_secret_disables_one_instance_and_its_lane_goes_on_queueing(
+async def test_a_missing_secret_disables_one_instance_and_its_items_stay_queued(
     tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     text = config(good={"provider": "ledger", "account": "good"}, ledger={"api_key_env": "LEDGER_KEY"})
     async with RunningGateway(tmp_path, text, env="") as t:
         for word in ("one", "two", "three"):
             await t.send_and_wait(word)
-        await t.wait_until(lambda: said(ledger_service) == ["one", "two", "three"])
+        await t.wait_until(lambda: list_said(ledger_service) == ["one", "two", "three"])
         assert {account for account, _ in ledger_service.kept} == {"good"}
-        (problem,) = (await status(t))["problems"]
+        (problem,) = (await read_status(t))["problems"]
         assert problem["disables"] == "memories.ledger"
         assert "LEDGER_KEY is not set" in problem["message"]
         assert "LEDGER_KEY=" in problem["remedy"]
@@ -100,22 +100,22 @@ async def test_a_missing_secret_disables_one_instance_and_its_lane_goes_on_queue
             "three",
             "four",
         ]
-        assert (await status(t))["problems"] == []
+        assert (await read_status(t))["problems"] == []
 
 
 async def test_one_that_cannot_be_built_is_named_with_its_remedy_and_the_others_work(
     tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     def fail() -> None:
-        if not ledger_service.built:  # the first to be built is `good`
+        if not ledger_service.built:  # `good` is built first
             return
         raise ImportError("no module named sdk")
 
     ledger_service.fails = fail
     async with RunningGateway(tmp_path, config(good={"provider": "ledger"}, bad={"provider": "ledger"})) as t:
         await t.send_and_wait("hello")
-        await t.wait_until(lambda: said(ledger_service) == ["hello"])
-        (problem,) = (await status(t))["problems"]
+        await t.wait_until(lambda: list_said(ledger_service) == ["hello"])
+        (problem,) = (await read_status(t))["problems"]
         assert "bad" in problem["disables"]
         assert "no module named sdk" in problem["message"]
         assert t.log.getvalue().count("memory.unavailable") == 1
@@ -128,8 +128,8 @@ async def test_a_provider_that_is_not_installed_is_named_and_nothing_else_suffer
 ) -> None:
     async with RunningGateway(tmp_path, config(good={"provider": "ledger"}, gone={"provider": "nowhere"})) as t:
         await t.send_and_wait("hello")
-        await t.wait_until(lambda: said(ledger_service) == ["hello"])
-        problems = (await status(t))["problems"]
+        await t.wait_until(lambda: list_said(ledger_service) == ["hello"])
+        problems = (await read_status(t))["problems"]
         assert any("nowhere" in problem["message"] and problem["remedy"] for problem in problems)
 
 
@@ -151,7 +151,7 @@ async def test_on_a_change_the_call_in_flight_ends_and_what_waits_goes_through_t
         t.configure(config(ledger={"account": "new"}))
         await t.send_and_wait("three")
         old = ledger_service.built[0]
-        assert not old.closed.is_set()  # somebody is still asking it
+        assert not old.closed.is_set()  # a call is still running
         go_on.set()
         await t.wait_until(lambda: len(ledger_service.kept) == 3)
         assert [(account, text.partition(" ")[0]) for account, text in ledger_service.kept] == [
@@ -164,7 +164,7 @@ async def test_on_a_change_the_call_in_flight_ends_and_what_waits_goes_through_t
         await t.assert_sound()
 
 
-async def test_a_lane_with_a_long_way_to_go_changes_over_in_the_middle(
+async def test_a_cursor_with_a_backlog_changes_to_the_new_client(
     tmp_path: Path, ledger_service: LedgerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_destination, "MAX_BATCH_ITEMS", 1)
@@ -182,14 +182,14 @@ async def test_a_lane_with_a_long_way_to_go_changes_over_in_the_middle(
         await begun.wait()
         begun.clear()
         go_on.release()
-        await begun.wait()  # `two` is on its way, and its lane knows that `three` is next
+        await begun.wait()  # `two` is in flight, and its cursor knows that `three` is next
         t.configure(config(ledger={"account": "new"}))
         await t.app.watcher.get_fresh_settings()
         go_on.release()
         await t.wait_until(lambda: len(ledger_service.kept) == 3)
         assert [account for account, _ in ledger_service.kept] == ["old", "old", "new"]
-        assert "delivery.retrying" not in t.log.getvalue()  # nobody asked one that was closed
-        assert said(ledger_service) == ["one", "two", "three"]
+        assert "delivery.retrying" not in t.log.getvalue()  # no closed provider was called
+        assert list_said(ledger_service) == ["one", "two", "three"]
 
 
 async def test_a_corrected_key_takes_effect_though_the_old_client_could_never_drain(
@@ -203,13 +203,13 @@ async def test_a_corrected_key_takes_effect_though_the_old_client_could_never_dr
             await t.send_and_wait(word)
 
         async def failing() -> bool:
-            return bool((await status(t))["failing"])
+            return bool((await read_status(t))["failing"])
 
         await t.wait_until(failing)
         t.write_secrets(f"LEDGER_KEY={KEY}\n")
         await t.send_and_wait("three")
         await t.wait_until(lambda: len(ledger_service.kept) == 3)
-        assert said(ledger_service) == ["one", "two", "three"]
+        assert list_said(ledger_service) == ["one", "two", "three"]
         assert [it.key for it in ledger_service.built] == ["wrong-key-0123456789", KEY]
         await asyncio.wait_for(ledger_service.built[0].closed.wait(), LIMIT_SECONDS)
 
@@ -247,19 +247,17 @@ async def test_a_signature_that_raises_keeps_what_there_is_and_says_so_once(
             for word in ("two", "three"):
                 await t.send_and_wait(word)
             assert t.log.getvalue().count("memory.warned") == before + 1
-            (problem,) = (await status(t))["problems"]
+            (problem,) = (await read_status(t))["problems"]
             assert "cache_busting_signature" in problem["message"]
             ledger_service.signature = lambda: None
             await t.send_and_wait("four")
-            assert (await status(t))["problems"] == []
+            assert (await read_status(t))["problems"] == []
         assert len(ledger_service.built) == 1
         assert not ledger_service.built[0].closed.is_set()
         await t.wait_until(lambda: len(ledger_service.kept) == 10)
 
 
-async def test_one_that_asks_to_be_built_anew_and_cannot_be_stays(
-    tmp_path: Path, ledger_service: LedgerService
-) -> None:
+async def test_a_memory_that_cannot_be_rebuilt_stays_in_use(tmp_path: Path, ledger_service: LedgerService) -> None:
     async with RunningGateway(tmp_path, config(ledger={})) as t:
         await t.send_and_wait("one")
 
@@ -269,8 +267,8 @@ async def test_one_that_asks_to_be_built_anew_and_cannot_be_stays(
         ledger_service.fails, ledger_service.signature = fall, lambda: {"ledger.x": "y"}
         await t.send_and_wait("two")
         await t.send_and_wait("three")
-        await t.wait_until(lambda: said(ledger_service) == ["one", "two", "three"])
-        assert "no room" in (await status(t))["problems"][0]["message"]
+        await t.wait_until(lambda: list_said(ledger_service) == ["one", "two", "three"])
+        assert "no room" in (await read_status(t))["problems"][0]["message"]
         assert t.log.getvalue().count("memory.warned") == 1
 
 
@@ -313,7 +311,7 @@ async def test_in_doubt_beside_an_agent_s_memory_is_honoured(tmp_path: Path, led
         for it in ledger_service.built:
             attached = t.app.agents.find_memory("ledger", it.context.agent)
             assert attached is not None
-            attached.deadline = 0.2  # a lost answer is waited for that long
+            attached.deadline = 0.2  # an attempt in doubt is probed after that time
         await t.wait_until(lambda: not lost)
 
         async def settled() -> bool:
@@ -325,7 +323,7 @@ async def test_in_doubt_beside_an_agent_s_memory_is_honoured(tmp_path: Path, led
         assert (await t.app.store.get_session(dead_letters.session)).agent == "coder"
 
 
-async def test_one_that_does_not_let_go_holds_up_no_stop(
+async def test_a_memory_that_does_not_close_delays_no_stop(
     tmp_path: Path, ledger_service: LedgerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_providers, "CLOSE_DEADLINE_SECONDS", 0.2)
@@ -337,7 +335,7 @@ async def test_one_that_does_not_let_go_holds_up_no_stop(
     t = RunningGateway(tmp_path, config(ledger={}))
     async with t:
         await t.send_and_wait("one")
-        await t.wait_until(lambda: said(ledger_service) == ["one"])
+        await t.wait_until(lambda: list_said(ledger_service) == ["one"])
         async with asyncio.timeout(LIMIT_SECONDS):
             await t.app.agents.memories.close()
 

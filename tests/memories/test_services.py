@@ -1,4 +1,4 @@
-"""The real gateway, the vendors' own clients, and four services that misbehave: nothing lost, nothing doubled."""
+"""The real gateway, the vendors' own clients, and four services with faults: nothing is lost or doubled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.e2e.running_gateway import RunningGateway
 from tests.memories.services import NAMES, MemoryServices, every_write, one_write
 
 
-async def everywhere(
+async def wait_until_stored_everywhere(
     t: RunningGateway,
     services: MemoryServices,
     words: list[str],
@@ -22,9 +22,9 @@ async def everywhere(
     *,
     write: str | int = "turn",
 ) -> None:
-    """Until every service has these, in this order, and nothing else that people said."""
+    """Wait until every service has exactly these messages, in this order."""
     if write != "turn":
-        await t.send_message("/new")  # where the talk takes a turn, nothing is held back
+        await t.send_message("/new")  # a session switch sends pending items
     try:
         await t.wait_until(lambda: all(len(services.said_texts(name)) >= len(words) for name in names))
         await t.wait_until_idle()
@@ -32,7 +32,7 @@ async def everywhere(
         assert {name: services.said_texts(name) for name in names} == dict.fromkeys(names, words)
 
 
-# -- several at once ---------------------------------------------------------------------------------------------------
+# -- several services at once ------------------------------------------------------------------------------------------
 
 
 async def test_four_memories_each_have_every_turn_once_in_order(tmp_path: Path, services: MemoryServices) -> None:
@@ -40,7 +40,7 @@ async def test_four_memories_each_have_every_turn_once_in_order(tmp_path: Path, 
         words = [f"word {number}" for number in range(1, 6)]
         for word in words:
             await t.send_and_wait(word)
-        await everywhere(t, services, words)
+        await wait_until_stored_everywhere(t, services, words)
         await t.assert_sound()
     assert services.honcho.state.created == [services.honcho.state.messages[0]["session_id"]]
 
@@ -50,12 +50,12 @@ async def test_recall_is_merged_each_thing_once_with_where_it_came_from(
 ) -> None:
     async with RunningGateway(tmp_path, services.config()) as t:
         first = await t.send_message("the tea garden is in Assam", chat="one")
-        await everywhere(t, services, ["the tea garden is in Assam"])
+        await wait_until_stored_everywhere(t, services, ["the tea garden is in Assam"])
         found = await t.app.memory_admin.search_memories("where is the tea garden", agent="main", person="ada")
         assert not found["unavailable"]
         memories = found["memories"]
         assert {memory["session"] for memory in memories if memory["session"]} == {first.session}
-        # the same entry from four services is one memory; whoever is named first in the configuration has it
+        # The same entry from four services is one hit. It comes from the memory that the configuration names first.
         assert (memories[0]["provider"], memories[0]["person"]) == ("honcho", "ada")
         assert len([memory for memory in memories if memory["seq"] == first.seq]) == 1
 
@@ -69,7 +69,7 @@ async def test_one_dead_memory_holds_up_no_other(tmp_path: Path, services: Memor
         await t.wait_until(lambda: all(services.said_texts(name) == ["one", "two"] for name in alive))
         assert services.said_texts("hindsight") == []
         await services.hindsight.start()
-        await everywhere(t, services, ["one", "two"])
+        await wait_until_stored_everywhere(t, services, ["one", "two"])
 
 
 async def test_several_instances_of_one_provider_are_several_memories(tmp_path: Path, services: MemoryServices) -> None:
@@ -88,17 +88,19 @@ async def test_several_instances_of_one_provider_are_several_memories(tmp_path: 
     ]
 
 
-async def test_off_and_on_again_goes_on_where_it_stopped(tmp_path: Path, services: MemoryServices) -> None:
+async def test_a_memory_that_is_removed_and_added_again_continues_where_it_stopped(
+    tmp_path: Path, services: MemoryServices
+) -> None:
     async with RunningGateway(tmp_path, services.config("honcho", "mem0")) as t:
         await t.send_and_wait("one")
-        await everywhere(t, services, ["one"], ("honcho", "mem0"))
+        await wait_until_stored_everywhere(t, services, ["one"], ("honcho", "mem0"))
         t.configure(services.config("honcho"))
         await t.send_and_wait("two")
         await t.wait_until(lambda: services.said_texts("honcho") == ["one", "two"])
         assert services.said_texts("mem0") == ["one"]
         t.configure(services.config("honcho", "mem0"))
         await t.send_and_wait("three")
-        await everywhere(t, services, ["one", "two", "three"], ("honcho", "mem0"))
+        await wait_until_stored_everywhere(t, services, ["one", "two", "three"], ("honcho", "mem0"))
 
 
 async def test_a_memory_that_is_added_later_starts_at_now(tmp_path: Path, services: MemoryServices) -> None:
@@ -111,19 +113,19 @@ async def test_a_memory_that_is_added_later_starts_at_now(tmp_path: Path, servic
         assert services.said_texts("mem0") == ["two"]
 
 
-# -- everything that goes wrong ----------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.prove
 @one_write
-async def test_whatever_the_services_do_nothing_is_lost_doubled_or_out_of_order(
+async def test_with_failing_services_nothing_is_lost_doubled_or_reordered(
     tmp_path: Path, services: MemoryServices, write: str | int
 ) -> None:
     faults: list[tuple[str, dict[str, Any]]] = [
         ("after", {}),
         ("lose", {}),
         ("mute", {}),
-        ("late", {"seconds": 1.1}),  # after the deadline, before anybody may look
+        ("late", {"seconds": 1.1}),  # after the deadline, before a probe is allowed
         ("hang", {}),
         ("slow", {"seconds": 0.3}),
         ("hollow", {}),
@@ -137,12 +139,12 @@ async def test_whatever_the_services_do_nothing_is_lost_doubled_or_out_of_order(
     async with RunningGateway(tmp_path, services.config(write=write, **short)) as t:
         words = ["first"]
         await t.send_and_wait("first")
-        await everywhere(t, services, words, write=write)
+        await wait_until_stored_everywhere(t, services, words, write=write)
         for how, more in faults:
             services.fault(how, **more)
             words.append(f"{how} {more}")
             await t.send_and_wait(words[-1])
-            await everywhere(t, services, words, write=write)
+            await wait_until_stored_everywhere(t, services, words, write=write)
         await t.assert_sound()
 
 
@@ -151,7 +153,7 @@ async def test_what_a_service_refuses_costs_nothing_that_came_with_it(
     tmp_path: Path, services: MemoryServices, write: str | int
 ) -> None:
     for name in NAMES:
-        await services[name].stop()  # so that there is a batch, however often it is written
+        await services[name].stop()  # so that there is a batch with every write setting
     async with RunningGateway(tmp_path, services.config(write=write)) as t:
         words = ["one", "two", "POISON", "four", "five"]
         for word in words:
@@ -160,7 +162,7 @@ async def test_what_a_service_refuses_costs_nothing_that_came_with_it(
         for name in NAMES:
             await services[name].start()
         words.remove("POISON")
-        await everywhere(t, services, words, write=write)
+        await wait_until_stored_everywhere(t, services, words, write=write)
         dead_letters = await t.app.store.list_dead_letters()
         assert sorted(one.consumer for one in dead_letters) == sorted(f"memory:{name}" for name in NAMES)
         assert len({one.key for one in dead_letters}) == 1
@@ -173,23 +175,23 @@ async def test_what_a_service_refuses_costs_nothing_that_came_with_it(
 
 
 @every_write
-async def test_an_outage_costs_nobody_a_memory_and_the_chat_goes_on(
+async def test_an_outage_loses_no_memory_and_the_chat_continues(
     tmp_path: Path, services: MemoryServices, write: str | int
 ) -> None:
     async with RunningGateway(tmp_path, services.config(write=write)) as t:
         await t.send_and_wait("before")
-        await everywhere(t, services, ["before"], write=write)
+        await wait_until_stored_everywhere(t, services, ["before"], write=write)
         for name in NAMES:
             await services[name].stop()
         session = (await t.send_message("during")).session
         await t.wait_for_replies(session, 2)
-        noted = await t.app.session_admin.add_note(session, "kept while nobody listened")
+        noted = await t.app.session_admin.add_note(session, "written during the outage")
         assert noted
         for name in NAMES:
             await services[name].start()
         await t.send_and_wait("after")
-        await everywhere(t, services, ["before", "during", "after"], write=write)
-        await t.wait_until(lambda: all(services.noted_texts(name) == ["kept while nobody listened"] for name in NAMES))
+        await wait_until_stored_everywhere(t, services, ["before", "during", "after"], write=write)
+        await t.wait_until(lambda: all(services.noted_texts(name) == ["written during the outage"] for name in NAMES))
         await t.assert_sound()
 
 
@@ -202,12 +204,12 @@ async def test_a_corrected_key_is_in_force_at_the_next_message(tmp_path: Path, s
         assert all(services.said_texts(name) == [] for name in NAMES)
         t.write_secrets("MODEL_KEY=the-right-key-0123456789\n")
         await t.send_and_wait("two")
-        await everywhere(t, services, ["one", "two"])
+        await wait_until_stored_everywhere(t, services, ["one", "two"])
     assert "the-wrong-key" not in t.log.getvalue()
     assert "the-right-key" not in t.log.getvalue()
 
 
-# -- conclusions, while everything else is going on --------------------------------------------------------------------
+# -- conclusions during other work -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("write", ["turn", "async", "session", 3])
@@ -242,7 +244,7 @@ async def test_conclusions_in_a_row_are_all_stored_once_in_one_session(
             *(t.send_and_wait(f"turn {number}") for number in range(3)),
         )
         await t.wait_until(lambda: len(services.honcho.list_conclusion_texts()) >= count)
-        # with `session`, or every third turn, something is left to wait for
+        # with `session` or every third turn, some items stay pending
         await t.wait_until(lambda: not t.app.supervisor.tasks)
         assert sorted(services.honcho.list_conclusion_texts()) == sorted(wishes)
         in_order = [entry.body.text for entry in await t.read_entries(session) if isinstance(entry.body, Noted)]
@@ -252,7 +254,7 @@ async def test_conclusions_in_a_row_are_all_stored_once_in_one_session(
     assert len(services.honcho.state.created) == 1
 
 
-# -- who, where, and nothing else --------------------------------------------------------------------------------------
+# -- scopes ------------------------------------------------------------------------------------------------------------
 
 
 @every_write
@@ -265,7 +267,7 @@ async def test_no_other_work_makes_a_session_over_there(
     gateway = RunningGateway(tmp_path, config)
     async with gateway as t:
         await t.send_and_wait("hello")
-        await everywhere(t, services, ["hello"], ("honcho",), write=write)
+        await wait_until_stored_everywhere(t, services, ["hello"], ("honcho",), write=write)
         for command in ("/compress", "/status", "/new", "/title Tea", "/background think about it", "/new"):
             await t.send_message(command)
             await t.wait_until_idle()
@@ -283,7 +285,9 @@ async def test_no_other_work_makes_a_session_over_there(
         await t.send_and_wait("after a restart")
         await t.send_message("/new")
         await t.wait_until(lambda: "after a restart" in services.said_texts("honcho"))
-    assert "drink water" in [row["content"] for row in services.honcho.state.messages], "it speaks where it was made"
+    assert "drink water" in [row["content"] for row in services.honcho.state.messages], (
+        "it writes to the chat it was created in"
+    )
     assert len(services.honcho.state.created) == 1
     assert {peer for _, peer in services.honcho.state.peers} == {"ada", "main"}
 

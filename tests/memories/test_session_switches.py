@@ -1,4 +1,4 @@
-"""Where the talk goes elsewhere, rests or is cut off: what waited arrives once, under whom and where it was said."""
+"""After switches, pauses and kills, pending items arrive once, under the person and session they belong to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.memories.services import NAMES, MemoryServices, one_write
 
 
 class Ahead(SystemClock):
-    """The machine's own time, put forward."""
+    """The system clock with an offset."""
 
     seconds = 0.0
 
@@ -27,8 +27,8 @@ class Ahead(SystemClock):
         return super().now() + self.seconds
 
 
-def rows(services: MemoryServices, name: str) -> list[tuple[str, str]]:
-    """(session, what was said) as a service has it, in its order; the session is the one in the key it came under."""
+def list_stored(services: MemoryServices, name: str) -> list[tuple[str, str]]:
+    """Return (session, message) as a service stored it, in order. The session is the one in the key."""
     match name:
         case "honcho":
             found = [(row["metadata"], row["content"]) for row in services.honcho.state.messages]
@@ -44,18 +44,18 @@ def rows(services: MemoryServices, name: str) -> list[tuple[str, str]]:
     ]
 
 
-async def only(t: RunningGateway, services: MemoryServices, wanted: list[tuple[str, str]]) -> None:
-    """Until every service has exactly this; and then a while longer, so that whatever would come twice has come."""
-    await t.wait_until(lambda: all(len(rows(services, name)) >= len(wanted) for name in NAMES))
+async def wait_for_exactly(t: RunningGateway, services: MemoryServices, wanted: list[tuple[str, str]]) -> None:
+    """Wait until every service has exactly this, and then some time longer for anything that would arrive twice."""
+    await t.wait_until(lambda: all(len(list_stored(services, name)) >= len(wanted) for name in NAMES))
     await t.wait_until(lambda: not t.app.supervisor.tasks)
-    assert {name: rows(services, name) for name in NAMES} == dict.fromkeys(NAMES, wanted)
+    assert {name: list_stored(services, name) for name in NAMES} == dict.fromkeys(NAMES, wanted)
     for session in dict.fromkeys(session for session, _ in wanted):
         name = (await t.app.store.get_session(session)).names["honcho"]
         ours = [row for row in services.honcho.state.messages if row["metadata"]["everhold"].startswith(f"{session}:")]
         assert {row["session_id"] for row in ours} == {name}
 
 
-# -- a batch that is not full ------------------------------------------------------------------------------------------
+# -- an incomplete batch -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("switch", ["/resume", "/branch", "/new", "/compress here 0", "rest"])
@@ -71,11 +71,11 @@ async def test_what_waits_for_more_goes_out_once_where_it_was_said(
         await t.wait_for_replies(session)
         await t.send_and_wait("two")
         await t.wait_until(lambda: not t.app.supervisor.tasks)
-        assert not any(rows(services, name) for name in NAMES)
+        assert not any(list_stored(services, name) for name in NAMES)
         match switch:
             case "rest":
                 clock.seconds = SILENCE_SECONDS + 1
-                t.app.wakeups.work_available.set()  # as a clock that goes by itself would have
+                t.app.wakeups.work_available.set()  # as a running clock would do
                 wanted = [(other, "elsewhere"), (session, "one"), (session, "two")]
             case "/resume":
                 await t.send_and_wait(f"/resume {other}")
@@ -83,13 +83,13 @@ async def test_what_waits_for_more_goes_out_once_where_it_was_said(
             case _:
                 await t.send_and_wait(switch)
                 wanted = [(session, "one"), (session, "two")]
-        if switch == "rest":  # two sessions, each in its own order
-            await t.wait_until(lambda: all(len(rows(services, name)) >= len(wanted) for name in NAMES))
+        if switch == "rest":  # two sessions, each in order
+            await t.wait_until(lambda: all(len(list_stored(services, name)) >= len(wanted) for name in NAMES))
             await t.wait_until(lambda: not t.app.supervisor.tasks)
-            assert {name: sorted(rows(services, name)) for name in NAMES} == dict.fromkeys(NAMES, sorted(wanted))
+            assert {name: sorted(list_stored(services, name)) for name in NAMES} == dict.fromkeys(NAMES, sorted(wanted))
         else:
-            await only(t, services, wanted)
-            # what is said from here on belongs to where it is said, and waits for its own batch
+            await wait_for_exactly(t, services, wanted)
+            # later messages belong to their own session and wait for their own batch
             there = (await t.send_message("three")).session
             if switch == "/branch":
                 assert (await t.app.store.get_session(there)).parent == session
@@ -97,10 +97,10 @@ async def test_what_waits_for_more_goes_out_once_where_it_was_said(
                 assert there == (other if switch == "/resume" else session)
             await t.wait_for_replies(there, {"/resume": 2, "/branch": 1}.get(switch, 3))
             await t.wait_until(lambda: not t.app.supervisor.tasks)
-            await only(t, services, wanted)
+            await wait_for_exactly(t, services, wanted)
             await t.send_and_wait("/new")
             left = ["elsewhere", "three"] if switch == "/resume" else ["three"]
-            await only(t, services, [*wanted, *((there, word) for word in left)])
+            await wait_for_exactly(t, services, [*wanted, *((there, word) for word in left)])
             if switch == "/branch":
                 lineage = [f"parent:{session}" in row["tags"] for row in services.hindsight.state.documents.values()]
                 assert lineage == [False, False, True]
@@ -117,29 +117,29 @@ async def test_what_waits_for_more_outlives_a_kill(tmp_path: Path, services: Mem
         await gateway.send_message("here", "two", id="m2")
         await gateway.send_message("there", "three", id="m3")
         await gateway.wait_for_replies(3)
-        assert not any(rows(services, name) for name in NAMES)
+        assert not any(list_stored(services, name) for name in NAMES)
         await gateway.kill()
         await gateway.start()
         await gateway.wait_until_ready()
         async with asyncio.timeout(60):
-            while any(len(rows(services, name)) < 3 for name in NAMES):  # noqa: ASYNC110  # a service rings no bell
+            while any(len(list_stored(services, name)) < 3 for name in NAMES):  # noqa: ASYNC110  # a service sends no notification
                 await asyncio.sleep(0.05)
-        await gateway.send_message("here", "four", id="m4")  # behind what is delivered, and a batch of its own
+        await gateway.send_message("here", "four", id="m4")  # after the delivered items, in a new batch
         await gateway.wait_for_replies(4)
     finally:
         await gateway.close()
     for name in NAMES:
         by: dict[str, list[str]] = {}
-        for session, text in rows(services, name):
+        for session, text in list_stored(services, name):
             by.setdefault(session, []).append(text)
         assert sorted(by.values()) == [["one", "two"], ["three"]], name
 
 
-# -- two people in one place -------------------------------------------------------------------------------------------
+# -- two people in one chat --------------------------------------------------------------------------------------------
 
 
 @one_write
-async def test_two_people_in_one_thread_are_two_peers_whatever_is_rebuilt(
+async def test_two_people_in_one_thread_stay_two_peers_after_rebuilds(
     tmp_path: Path, services: MemoryServices, write: str | int
 ) -> None:
     config = services.config(write=write)
@@ -163,7 +163,7 @@ async def test_two_people_in_one_thread_are_two_peers_whatever_is_rebuilt(
     async with t:
         for who in ("ada", "bob", "ada"):
             await speak(who)
-        # another persona builds the agent anew, another deadline its memories
+        # a new persona rebuilds the agent, and a new deadline rebuilds its memories
         t.configure(config.replace('"tools": []', '"tools": [], "persona": {"text": "Be brief."}'))
         for who in ("bob", "ada"):
             await speak(who)
@@ -173,9 +173,9 @@ async def test_two_people_in_one_thread_are_two_peers_whatever_is_rebuilt(
     async with t:
         for who in ("bob", "ada"):
             await speak(who)
-    async with t:  # who starts waits for nobody
+    async with t:  # a start does not wait for it
         await t.wait_until(lambda: len(heard()) >= len(said))
-        await t.wait_until(lambda: all(len(rows(services, name)) >= len(said) for name in NAMES))
+        await t.wait_until(lambda: all(len(list_stored(services, name)) >= len(said) for name in NAMES))
         await t.wait_until(lambda: not t.app.supervisor.tasks)
         await t.assert_sound()
     assert len(sessions) == 1
@@ -190,7 +190,7 @@ async def test_two_people_in_one_thread_are_two_peers_whatever_is_rebuilt(
     assert len(services.honcho.state.created) == 1
 
 
-# -- recall that comes late --------------------------------------------------------------------------------------------
+# -- late recall -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("deadline_seconds", [0.3, 60], ids=["given-up", "waited-for"])
@@ -216,7 +216,7 @@ async def test_what_was_recalled_for_one_session_never_reaches_another(
             await t.send_and_wait("the garden lies in Assam", chat="past")
             if write != "turn":
                 for chat in ("other", "past"):
-                    await t.send_message("/new", chat=chat)  # where the talk takes a turn, nothing is held back
+                    await t.send_message("/new", chat=chat)  # a session switch sends pending items
             await t.wait_until(lambda: all(len(services.said_texts(name)) == 2 for name in NAMES))
             asked = len(server.requests)
             t.configure(config(deadline_seconds))
@@ -224,14 +224,14 @@ async def test_what_was_recalled_for_one_session_never_reaches_another(
             await t.send_message("where does the garden lie?")
             await t.wait_until(lambda: all(fault.waiting for fault in slow))
             for name in NAMES:
-                services[name].clear_faults()  # those under way stay as slow as they are
+                services[name].clear_faults()  # running calls stay slow
             chat = "other" if switch == "elsewhere" else "me"
             if switch != "elsewhere":
                 await t.send_message(f"/resume {other}" if switch == "/resume" else "/new")
             await t.send_message("coffee?", chat=chat)
-            if switch == "elsewhere":  # in one session, one turn comes after the other
+            if switch == "elsewhere":  # turns of one session run one after another
                 await t.wait_until(lambda: shown("coffee?"))
-            for fault in slow:  # the slow answers come, to whoever is still there to hear them
+            for fault in slow:  # the slow answers arrive after their callers have given up
                 fault.released.set()
             await t.wait_until(lambda: not any(fault.waiting for fault in slow))
             await t.wait_until(lambda: shown("coffee?"))
@@ -242,4 +242,4 @@ async def test_what_was_recalled_for_one_session_never_reaches_another(
         (asking,) = [text for text in sent if text.count(drink) and not ("cocoa?" in text and drink == "coffee?")]
         assert "Assam" not in asking, asking
     if deadline_seconds > 1 and switch == "elsewhere":
-        assert any("Assam" in text for text in sent), "the one who asked is shown it"
+        assert any("Assam" in text for text in sent), "it is shown to the person who asked"

@@ -1,4 +1,4 @@
-"""Plug-ins made to order, and the provider they run behind."""
+"""Plug-ins for tests, and the provider that runs them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ REGISTERED = (
 
 
 class RecordingLogger:
-    """A log that keeps what it was told."""
+    """A logger that keeps its lines."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str, dict[str, object]]] = []
@@ -89,7 +89,7 @@ class WallClock:
 
 
 class HermesPluginHarness:
-    """One plug-in's directory, and one provider after the other in front of it."""
+    """One plug-in's directory, and providers that load it one after another."""
 
     def __init__(self, path: Path, source: str = REGISTERED, *, name: str = "recorder") -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""hermes-agent's own plug-ins, as they come from PyPI, in an environment of their own."""
+"""hermes-agent's own plug-ins from PyPI, in their own environment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with hermes-agent 0.19.0; EVERHOLD_HERMES_PYTHON may name one that has it already."""
+    """Return an interpreter with hermes-agent 0.19.0; EVERHOLD_HERMES_PYTHON may name one."""
     if given := os.environ.get("EVERHOLD_HERMES_PYTHON"):
         return Path(given)
     directory = tmp_path_factory.mktemp("hermes-agent")
@@ -45,42 +45,42 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def at(python: Path, name: str) -> str:
+def find_plugin(python: Path, name: str) -> str:
     code = f"import importlib.util as u; print(u.find_spec('plugins.memory').submodule_search_locations[0] + '/{name}')"
     return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.mark.parametrize("name", BUNDLED)
 async def test_each_of_them_loads_unmodified(tmp_path: Path, python: Path, name: str) -> None:
-    """Without its key or its service one says that it is not available, and gets nothing; but it is there."""
-    async with HermesPluginHarness(tmp_path).open(path=at(python, name), python=str(python)) as plugin:
+    """Without its key or service, a plug-in loads, reports that it is not available and receives nothing."""
+    async with HermesPluginHarness(tmp_path).open(path=find_plugin(python, name), python=str(python)) as plugin:
         with contextlib.suppress(Transient):
             await plugin._host.start()
         assert plugin._host.description["name"], plugin._host.problem
         assert plugin._host.description["tools"]
 
 
-async def test_honcho_loses_nothing_that_is_said_while_it_gets_ready(tmp_path: Path, python: Path) -> None:
-    """Alone it drops every turn until its session is made in the background."""
+async def test_honcho_loses_nothing_while_it_initialises(tmp_path: Path, python: Path) -> None:
+    """In hermes-agent it drops every turn until its session exists, which it creates in the background."""
     async with HonchoService() as service:
         harness = HermesPluginHarness(tmp_path)
         harness.home.mkdir()
         known = {"apiKey": "k", "baseUrl": service.url, "enabled": True, "workspace": "w", "peerName": "ada"}
         (harness.home / "honcho.json").write_text(json.dumps(known))
-        async with harness.open(path=at(python, "honcho"), python=str(python)) as plugin:
+        async with harness.open(path=find_plugin(python, "honcho"), python=str(python)) as plugin:
             for number in range(6):
                 await plugin.store(make_batch(make_exchange(f"turn {number}", key=str(number))))
         said = [row["content"] for row in service.state.messages if row["content"] != "I see."]
     assert said == [f"turn {number}" for number in range(6)]
 
 
-async def test_hindsight_keeps_what_it_is_told(tmp_path: Path, python: Path) -> None:
+async def test_hindsight_stores_what_it_receives(tmp_path: Path, python: Path) -> None:
     async with HindsightService() as service:
         harness = HermesPluginHarness(tmp_path)
         (harness.home / "hindsight").mkdir(parents=True)
         known = {"mode": "cloud", "api_url": service.url, "api_key": "k", "bank_id": "b"}
         (harness.home / "hindsight" / "config.json").write_text(json.dumps(known))
-        async with harness.open(path=at(python, "hindsight"), python=str(python)) as plugin:
+        async with harness.open(path=find_plugin(python, "hindsight"), python=str(python)) as plugin:
             for number in range(4):
                 await plugin.store(make_batch(make_exchange(f"turn {number}", key=str(number))))
 
@@ -88,12 +88,12 @@ async def test_hindsight_keeps_what_it_is_told(tmp_path: Path, python: Path) -> 
                 whole = "".join(row["text"] for row in service.state.documents.values())
                 return all(f"turn {number}" in whole for number in range(4))
 
-            # its writer loads its client first, and gives up what it has not sent ten seconds after it is shut down
+            # its writer loads its client first, and drops unsent items ten seconds after the shutdown
             await wait_until(kept)
 
 
-def configured(home: Path, name: str, service: LoopbackService) -> None:
-    """The plug-in's own configuration, as it would stand in a home of hermes-agent."""
+def write_plugin_config(home: Path, name: str, service: LoopbackService) -> None:
+    """The plug-in's own configuration, as in a home of hermes-agent."""
     (home / "hindsight").mkdir(parents=True)
     known = {
         "honcho": ("honcho.json", {"apiKey": "k", "baseUrl": service.url, "enabled": True, "workspace": "w"}),
@@ -107,7 +107,7 @@ def configured(home: Path, name: str, service: LoopbackService) -> None:
     (home / file).write_text(json.dumps(given))
 
 
-def texts(service: LoopbackService) -> list[str]:
+def list_stored_texts(service: LoopbackService) -> list[str]:
     match service:
         case HonchoService():
             return [row["content"] for row in service.state.messages]
@@ -131,32 +131,32 @@ TALK = (
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
-async def test_it_lives_a_whole_life(tmp_path: Path, python: Path, name: str) -> None:
-    """Turns, a search by the model, recall, a switch, a note, and its end: against the service it was written for."""
-    # on loopback honcho's plug-in shows no key
+async def test_a_plugin_runs_through_its_whole_life_cycle(tmp_path: Path, python: Path, name: str) -> None:
+    """Turns, a search by the model, recall, a switch, a note and the shutdown, against the plug-in's own service."""
+    # on loopback honcho's plug-in sends no key
     async with SERVICES[name](key=None if name == "honcho" else "k") as service:
         harness = HermesPluginHarness(tmp_path)
-        configured(harness.home, name, service)
+        write_plugin_config(harness.home, name, service)
         here = MemoryScope(agent="main", session="s", name=NAME, person="ada")
         there = MemoryScope(agent="main", session="t", name="agent-main-telegram-dm-43", person="ada")
         context = ToolContext(session="s", agent="main", op=1, key="k", stamp=STAMP)
 
         def kept(count: int) -> bool:
-            return all(any(text in one for one in texts(service)) for text in TALK[:count])
+            return all(any(text in one for one in list_stored_texts(service)) for text in TALK[:count])
 
-        settings = {"path": at(python, name), "python": str(python), "deadline_seconds": 120}
+        settings = {"path": find_plugin(python, name), "python": str(python), "deadline_seconds": 120}
         async with harness.open(**settings) as plugin:
             for number, text in enumerate(TALK[:2]):
                 await plugin.store(make_batch(make_exchange(text, key=str(number))))
             await wait_until(lambda: kept(2))
             recalled = ""
-            for _ in range(60):  # most work it out beforehand, after the turn before
+            for _ in range(60):  # most prepare it after the previous turn
                 recalled += "".join(it.text for it in await plugin.find(make_query("When does the train leave?")))
                 if "Vienna" in recalled:
                     break
                 await asyncio.sleep(0.5)
             assert "Vienna" in recalled or name == "honcho", "which recalls what it derived, and derives nothing here"
-        async with harness.open(**settings) as plugin:  # by now it is known what it offers
+        async with harness.open(**settings) as plugin:  # its capabilities are known by now
             tools = {tool.spec.name: tool for tool in plugin.tools()}
             tool, arguments = ASKS[name]
             answer = await tools[tool].run(arguments, context)
@@ -173,7 +173,7 @@ async def test_it_lives_a_whole_life(tmp_path: Path, python: Path, name: str) ->
         assert pid is not None
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-        whole = "\n".join(texts(service))
+        whole = "\n".join(list_stored_texts(service))
         assert [whole.count(text) for text in TALK] == [1, 1, 1]
         if isinstance(service, HonchoService):
             sessions = [next(r["session_id"] for r in service.state.messages if r["content"] == it) for it in TALK]
@@ -183,9 +183,9 @@ async def test_it_lives_a_whole_life(tmp_path: Path, python: Path, name: str) ->
 async def test_holographic_works_on_its_own_store(tmp_path: Path, python: Path) -> None:
     harness = HermesPluginHarness(tmp_path)
     context = ToolContext(session="s", agent="main", op=1, key="k", stamp=STAMP)
-    async with harness.open(path=at(python, "holographic"), python=str(python)) as plugin:
+    async with harness.open(path=find_plugin(python, "holographic"), python=str(python)) as plugin:
         await plugin.store(make_batch(make_exchange("My cat is called Mimi."), make_note("Ada's cat is called Mimi")))
-    async with harness.open(path=at(python, "holographic"), python=str(python)) as plugin:
+    async with harness.open(path=find_plugin(python, "holographic"), python=str(python)) as plugin:
         tools = {tool.spec.name: tool for tool in plugin.tools()}
         fact = {"action": "add", "content": "Mimi is a grey cat", "category": "general"}
         added = await tools["fact_store"].run(fact, context)

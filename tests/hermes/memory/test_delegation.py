@@ -1,4 +1,4 @@
-"""`on_delegation`: the plug-in of whoever asked for a task hears what came of it, whoever is killed meanwhile."""
+"""`on_delegation`: the requester's plug-in receives the result of a task, also after kills."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ HOOK = """
 OVERSEER = RECORDER + HOOK
 
 
-def job(task: str = "count the cats", result: str = "There are three cats in the house by now.") -> JobResult:
+def make_job(task: str = "count the cats", result: str = "There are three cats in the house by now.") -> JobResult:
     return JobResult(key="s:9:job", session="s", agent="main", seq=9, task=task, result=result, at=1.0, stamp=STAMP)
 
 
-def jobs(*found: JobResult) -> MemoryBatch:
+def make_job_batch(*found: JobResult) -> MemoryBatch:
     return MemoryBatch(name=NAME, items=(), jobs=found)
 
 
-async def test_it_hears_what_was_asked_and_what_came_of_it_as_the_one_who_asked(tmp_path: Path) -> None:
+async def test_it_receives_task_and_result_under_the_requester_s_identity(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, OVERSEER)
     async with harness.open() as plugin:
         assert MemoryCapability.JOBS in plugin.capabilities, "nobody knows yet"
-        assert await plugin.store(jobs(job())) == {"s:9:job": ""}
+        assert await plugin.store(make_job_batch(make_job())) == {"s:9:job": ""}
     async with harness.open() as plugin:
         assert MemoryCapability.JOBS in plugin.capabilities
     received = ["on_delegation", "count the cats", "There are three cats in the house by now.", "s:9:job"]
@@ -52,22 +52,22 @@ async def test_it_hears_what_was_asked_and_what_came_of_it_as_the_one_who_asked(
 
 
 @pytest.mark.parametrize("takes", ["task, result", "what, outcome, child_session_id=''", "*args, child_session_id"])
-async def test_however_it_takes_it(tmp_path: Path, takes: str) -> None:
+async def test_the_hook_is_called_with_the_arguments_it_accepts(tmp_path: Path, takes: str) -> None:
     source = f"{RECORDER}\n    def on_delegation(self, {takes}): write('on_delegation', *list(locals().values())[1:])\n"
     harness = HermesPluginHarness(tmp_path, source)
     async with harness.open() as plugin:
-        await plugin.store(jobs(job("tea", "drunk")))
+        await plugin.store(make_job_batch(make_job("tea", "drunk")))
     ((_, *received),) = harness.read_calls("on_delegation")
     assert ("tea" in received and "drunk" in received) or ["tea", "drunk"] in received
     assert ("s:9:job" in received) == ("child_session_id" in takes)
 
 
-async def test_one_without_it_is_not_even_made_ready(tmp_path: Path) -> None:
-    harness = HermesPluginHarness(tmp_path, RECORDER)  # its base has the hook, and nothing happens there
+async def test_a_plugin_without_the_hook_is_not_initialised(tmp_path: Path) -> None:
+    harness = HermesPluginHarness(tmp_path, RECORDER)  # its base class has the hook, which does nothing
     async with harness.open() as plugin:
-        await plugin.store(jobs(job()))
+        await plugin.store(make_job_batch(make_job()))
         assert harness.read_calls() == []
-        await plugin.store(make_batch(make_exchange("hello")))  # with its first turn it is known
+        await plugin.store(make_batch(make_exchange("hello")))  # known after its first turn
     async with harness.open() as plugin:
         assert MemoryCapability.JOBS not in plugin.capabilities
 
@@ -75,12 +75,12 @@ async def test_one_without_it_is_not_even_made_ready(tmp_path: Path) -> None:
 async def test_what_it_shows_of_a_job_is_confirmed(tmp_path: Path) -> None:
     keeps = "\n    def on_delegation(self, task, result, **kwargs): self.kept.append(f'{task}: {result}')\n"
     async with HermesPluginHarness(tmp_path, KEEPER + keeps).open() as plugin:
-        assert await plugin.probe(jobs(job())) == []
-        assert await plugin.store(jobs(job())) == {"s:9:job": SEEN_REMOTE_ID}
-        assert await plugin.probe(jobs(job())) == ["s:9:job"], "so a replay does not tell it again"
+        assert await plugin.probe(make_job_batch(make_job())) == []
+        assert await plugin.store(make_job_batch(make_job())) == {"s:9:job": SEEN_REMOTE_ID}
+        assert await plugin.probe(make_job_batch(make_job())) == ["s:9:job"], "so a resend does not repeat it"
 
 
-async def test_one_that_raises_there_has_it_parked_like_a_turn(tmp_path: Path) -> None:
+async def test_a_plugin_that_raises_makes_the_job_a_dead_letter(tmp_path: Path) -> None:
     raises = "\n    def on_delegation(self, *args, **kwargs): raise ValueError('no helpers here')\n"
     harness = HermesPluginHarness(tmp_path, RECORDER + raises)
     memories = {"it": {"provider": "hermes-plugin", "path": str(harness.plugin), "hermes_home": str(harness.home)}}
@@ -98,7 +98,7 @@ async def test_one_that_raises_there_has_it_parked_like_a_turn(tmp_path: Path) -
 
 
 @pytest.mark.prove
-async def test_its_host_or_the_gateway_killed_in_the_middle_of_it_and_it_is_told_again(tmp_path: Path) -> None:
+async def test_after_a_kill_of_host_or_gateway_the_result_is_sent_again(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, OVERSEER)
     hang = harness.home / "hang"
     harness.home.mkdir()
@@ -111,7 +111,7 @@ async def test_its_host_or_the_gateway_killed_in_the_middle_of_it_and_it_is_told
         answer = await gateway.http.post("/api/messages", json={"chat": "one", "text": text})
         assert answer.status_code == 202, answer.text
 
-    def received() -> list[str]:
+    def list_received() -> list[str]:
         return [line[1] for line in harness.read_calls("on_delegation")]
 
     await gateway.start()
@@ -119,14 +119,14 @@ async def test_its_host_or_the_gateway_killed_in_the_middle_of_it_and_it_is_told
         await gateway.wait_until_ready()
         await say("hello")
         await wait_until(lambda: len(harness.read_calls("sync_turn")) == 1)
-        # the host dies with the call in it
+        # the host dies during the call
         hang.touch()
         await say("/background count the cats")
         await wait_until(lambda: len(harness.read_calls("begun")) == 1)
         os.kill(harness.read_calls("begun")[0][1], signal.SIGKILL)
         hang.unlink()
-        await wait_until(lambda: received() == ["count the cats"])
-        # the gateway dies, and its host with it
+        await wait_until(lambda: list_received() == ["count the cats"])
+        # the gateway dies with the host
         hang.touch()
         await say("/background count the dogs")
         await wait_until(lambda: len(harness.read_calls("begun")) == 3)
@@ -136,21 +136,21 @@ async def test_its_host_or_the_gateway_killed_in_the_middle_of_it_and_it_is_told
         hang.unlink()
         await gateway.start()
         await gateway.wait_until_ready()
-        await wait_until(lambda: received() == ["count the cats", "count the dogs"])
-        # both are dead while it is worked on, or before anybody was told: nobody is told twice either
+        await wait_until(lambda: list_received() == ["count the cats", "count the dogs"])
+        # both die during the work or before the delivery; the result is still not delivered more than twice
         await say("/background count the birds")
         await gateway.kill()
         await gateway.start()
         await gateway.wait_until_ready()
-        await wait_until(lambda: received()[2:3] == ["count the birds"])
+        await wait_until(lambda: list_received()[2:3] == ["count the birds"])
         await say("thanks")
         await wait_until(lambda: len(harness.read_calls("sync_turn")) >= 2)
         await asyncio.sleep(1)
-        assert received()[:2] == ["count the cats", "count the dogs"]
-        assert set(received()[2:]) == {"count the birds"}
-        assert len(received()) <= 4, "at most the one that was on its way comes twice"
+        assert list_received()[:2] == ["count the cats", "count the dogs"]
+        assert set(list_received()[2:]) == {"count the birds"}
+        assert len(list_received()) <= 4, "at most the one in flight comes twice"
         children = [line[3] for line in harness.read_calls("on_delegation")]
-        assert len(set(children)) == 3, "under a name that is always the same"
+        assert len(set(children)) == 3, "under a stable name"
         assert {line[1] for line in harness.read_calls("initialize")} == {harness.read_calls("initialize")[0][1]}
     finally:
         await gateway.kill()

@@ -1,4 +1,4 @@
-"""What a plug-in hears, and when: driven from the log, under the identity of its time."""
+"""The calls that a plug-in receives, driven from the log, with the identity at the time of the message."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ SLOW_START = RECORDER.replace(
 )
 
 
-def context(**more: object) -> ToolContext:
+def make_tool_context(**more: object) -> ToolContext:
     return structs.replace(ToolContext(session="s", agent="main", op=1, key="k", stamp=STAMP), **more)
 
 
-async def test_it_is_told_who_and_where_it_is(tmp_path: Path) -> None:
+async def test_it_receives_person_and_place(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path)
     async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
@@ -118,7 +118,7 @@ async def test_every_conversation_has_a_provider_of_its_own(tmp_path: Path) -> N
     assert [line[3] for line in harness.read_calls("sync_turn")] == [NAME, "group", NAME]
 
 
-async def test_in_company_it_is_said_who_speaks(tmp_path: Path) -> None:
+async def test_in_a_group_the_author_of_each_utterance_is_named(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path)
     both = structs.replace(
         make_exchange("hi", stamp=GROUP),
@@ -129,7 +129,7 @@ async def test_in_company_it_is_said_who_speaks(tmp_path: Path) -> None:
     assert harness.read_calls("sync_turn")[0][1] == "ada: tea\n\nbob: coffee"
 
 
-async def test_where_the_talk_turns_it_hears_of_it(tmp_path: Path) -> None:
+async def test_session_switches_are_reported(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path)
     async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
@@ -151,8 +151,8 @@ async def test_where_the_talk_turns_it_hears_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["new", "compression", "branch", "resume"])
-async def test_what_is_over_ends_before_something_else_begins(tmp_path: Path, how: str) -> None:
-    """A fresh start and a summary are the end of what was said before; a branch leaves it as it is."""
+async def test_a_session_ends_before_the_switch_is_reported(tmp_path: Path, how: str) -> None:
+    """A reset and a compression end the session for the plug-in; a branch does not."""
     harness = HermesPluginHarness(tmp_path)
     here = MemoryScope(agent="main", session="s", name=NAME, person="ada")
     there = (
@@ -167,7 +167,7 @@ async def test_what_is_over_ends_before_something_else_begins(tmp_path: Path, ho
         assert calls == [["on_session_end", 2]] * (there is here) + [switched] * (0 if how == "resume" else 2)
         elsewhere = structs.replace(STAMP, address="agent:main:telegram:dm:43") if how == "resume" else STAMP
         await plugin.store(make_batch(make_exchange("and now", stamp=elsewhere), name=there.name))
-        if how == "resume":  # by now it is known where that is
+        if how == "resume":  # its session is known by now
             await plugin.session_switched(SessionSwitch(how=how, before=here, after=there))
             assert harness.read_calls("on_session_switch") == [switched]
     chats = {"branch": ["42", "42"], "resume": ["42", "43"]}.get(how, ["42"])
@@ -175,7 +175,7 @@ async def test_what_is_over_ends_before_something_else_begins(tmp_path: Path, ho
     assert harness.read_calls("on_session_end")[-1] == ["on_session_end", 2], "each part once"
 
 
-async def test_a_note_that_is_replaced_says_what_it_said(tmp_path: Path) -> None:
+async def test_a_replaced_note_carries_its_old_text(tmp_path: Path) -> None:
     source = REGISTERED.replace('write("on_memory_write", action, target, content)', 'write("note", content, metadata)')
     harness = HermesPluginHarness(tmp_path, source)
     changed = structs.replace(make_note("likes cats", action="replace"), supersedes="s:1:note")
@@ -200,13 +200,13 @@ async def test_its_tools_are_offered_once_they_are_known(tmp_path: Path) -> None
         assert MemoryCapability.TOOLS not in plugin.capabilities
         before = plugin.cache_busting_signature()
         await plugin.store(make_batch(make_exchange("hello")))
-        assert plugin.cache_busting_signature() != before, "whoever uses it must build it anew"
+        assert plugin.cache_busting_signature() != before, "the gateway must rebuild it"
     async with harness.open() as plugin:
         flat, wrapped = plugin.tools()
         assert [tool.spec.name for tool in (flat, wrapped)] == ["flat", "wrapped"]
         assert flat.effect is ToolEffect.ONCE
-        assert (await flat.run({"a": 1}, context())).text == '{"ok": "flat"}'
-        failed = await wrapped.run({"fail": True}, context())
+        assert (await flat.run({"a": 1}, make_tool_context())).text == '{"ok": "flat"}'
+        failed = await wrapped.run({"fail": True}, make_tool_context())
         assert failed.error
         assert plugin.cache_busting_signature() == plugin.cache_busting_signature()
     assert [line[1:] for line in harness.read_calls("tool")] == [["flat", {"a": 1}], ["wrapped", {"fail": True}]]
@@ -228,14 +228,14 @@ async def test_only_so_many_tools_and_only_those_that_are_wanted(tmp_path: Path)
 
 
 async def test_what_is_said_while_it_gets_ready_is_not_lost(tmp_path: Path) -> None:
-    """Alone in hermes-agent, a plug-in that gets ready in the background drops what comes before that."""
+    """In hermes-agent, a plug-in that initialises in the background drops what arrives before that."""
     harness = HermesPluginHarness(tmp_path, SLOW_START)
     async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("the very first words")))
     assert [line[1] for line in harness.read_calls("sync_turn")] == ["the very first words"]
 
 
-async def test_a_change_of_its_own_files_calls_for_a_new_one(tmp_path: Path) -> None:
+async def test_a_change_of_its_files_rebuilds_the_memory(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path)
     async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
@@ -245,7 +245,7 @@ async def test_a_change_of_its_own_files_calls_for_a_new_one(tmp_path: Path) -> 
 
 
 async def test_what_it_keeps_in_its_home_itself_is_no_change_of_its_settings(tmp_path: Path) -> None:
-    """Many keep what they are told in a file among their settings: that built them anew for every message."""
+    """Many plug-ins store data in a file among their settings, which must not rebuild them for every message."""
     kept = "json.dump([user_content], open(get_hermes_home() / 'kept.json', 'w')); write(\"sync_turn\", user_content"
     harness = HermesPluginHarness(tmp_path, REGISTERED.replace('write("sync_turn", user_content', kept))
     async with harness.open() as plugin:
@@ -256,13 +256,13 @@ async def test_what_it_keeps_in_its_home_itself_is_no_change_of_its_settings(tmp
             await asyncio.sleep(0.5)
         await asyncio.sleep(0.7)
         assert plugin.cache_busting_signature() == before
-        (harness.home / "kept.json").unlink()  # by another hand it is one
+        (harness.home / "kept.json").unlink()  # a change from outside does
         await wait_until(lambda: plugin.cache_busting_signature() != before)
 
 
 @pytest.mark.parametrize("hook", ["cache_busting_signature", "identity_signature"])
-async def test_one_that_says_it_has_changed_is_built_anew(tmp_path: Path, hook: str) -> None:
-    """By whatever it looks at, which need not be where anybody would watch."""
+async def test_a_plugin_that_reports_a_change_is_rebuilt(tmp_path: Path, hook: str) -> None:
+    """A signature of the plug-in may depend on things that cannot be watched from outside."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("one")
     says = f"    def {hook}(self): return {{'key': open({str(elsewhere)!r}).read()}}\n    def shutdown"
@@ -274,7 +274,7 @@ async def test_one_that_says_it_has_changed_is_built_anew(tmp_path: Path, hook: 
         await wait_until(lambda: plugin.cache_busting_signature() != before)
 
 
-async def test_notes_reach_one_that_only_listens_to_talk(tmp_path: Path) -> None:
+async def test_notes_reach_a_plugin_that_only_receives_turns(tmp_path: Path) -> None:
     start = RECORDER.index("    def on_memory_write")
     deaf = RECORDER[:start] + RECORDER[RECORDER.index("    def shutdown") :]
     harness = HermesPluginHarness(tmp_path, deaf)
@@ -301,7 +301,7 @@ QUEUED = RECORDER.replace(
 
 
 async def test_what_it_puts_in_a_queue_of_its_own_is_waited_for(tmp_path: Path) -> None:
-    """Its writer never ends, but it rests: then everything that was handed over has gone out."""
+    """Its writer thread never ends, but it is idle when everything was sent."""
     harness = HermesPluginHarness(tmp_path, QUEUED)
     async with harness.open() as plugin:
         for number in range(3):
@@ -309,8 +309,8 @@ async def test_what_it_puts_in_a_queue_of_its_own_is_waited_for(tmp_path: Path) 
             assert len(harness.read_calls("sent")) == number + 1
 
 
-async def test_what_is_learned_of_it_on_its_first_use_is_no_change_later(tmp_path: Path) -> None:
-    """Its tools and hooks are known once its process has run: that makes one new instance, not one for each turn."""
+async def test_the_description_from_the_first_use_causes_one_rebuild_only(tmp_path: Path) -> None:
+    """Its tools and hooks are known once its process has run. That causes one new instance, not one per turn."""
     harness = HermesPluginHarness(tmp_path)
 
     def make(agent: str, directory: Path) -> HermesMemory:
@@ -326,9 +326,10 @@ async def test_what_is_learned_of_it_on_its_first_use_is_no_change_later(tmp_pat
         await scenario.close()
 
 
-async def test_who_stops_waiting_while_it_loads_leaves_it_no_stranger(tmp_path: Path) -> None:
-    """Recall has less time than some take to load; what it can do must be known all the same, or it is searched for
-    nothing, offers no tools, and is told everything again by a replay."""
+async def test_a_cancelled_recall_does_not_stop_the_start_of_a_plugin(tmp_path: Path) -> None:
+    """Recall has less time than some plug-ins need to load. The description must still arrive, or the plug-in would
+    never be searched, offer no tools, and receive everything again by a resend.
+    """
     loads = tmp_path / "loads"
     waits = f"import os, time\nwhile not os.path.exists({str(loads)!r}): time.sleep(0.02)\n"
     harness = HermesPluginHarness(tmp_path, waits + KEEPER)
@@ -348,11 +349,11 @@ async def test_who_stops_waiting_while_it_loads_leaves_it_no_stranger(tmp_path: 
                 async with asyncio.timeout(0.2):
                     await plugin.find(make_query("where is the cat?"))
         loads.touch()
-        assert await plugin.probe(sent) == [], "not in this life of it"
+        assert await plugin.probe(sent) == [], "not in this process"
         assert await plugin.store(sent) == {"k": SEEN_REMOTE_ID}
 
 
-async def test_one_that_is_not_available_is_not_used_because_somebody_did_not_wait(tmp_path: Path) -> None:
+async def test_an_unavailable_plugin_is_not_used_after_a_cancelled_start(tmp_path: Path) -> None:
     unavailable = REGISTERED.replace(
         "    def initialize", "    def is_available(self):\n        import time; time.sleep(0.5)\n    def initialize"
     )
@@ -366,14 +367,16 @@ async def test_one_that_is_not_available_is_not_used_because_somebody_did_not_wa
     assert harness.read_calls() == []
 
 
-async def test_who_recalls_and_who_hands_over_meet_the_same_one(tmp_path: Path) -> None:
-    """However long it takes to get ready: of two for one conversation, one would be forgotten with all it holds."""
+async def test_recall_and_delivery_use_the_same_provider(tmp_path: Path) -> None:
+    """However long the initialisation takes: of two providers for one conversation, one would be
+    lost with its content.
+    """
     slow = REGISTERED.replace(
         "def initialize(self, session_id, **kwargs):",
         "def initialize(self, session_id, **kwargs): import time; time.sleep(0.4);",
     )
     harness = HermesPluginHarness(tmp_path, slow)
-    for life in (1, 2):  # in its second it is known, and nobody asks it for anything first
+    for life in (1, 2):  # known in its second run, in which nothing is requested first
         async with harness.open() as plugin:
             await asyncio.gather(
                 plugin.find(make_query("where is the cat?")), plugin.store(make_batch(make_exchange("hello")))
@@ -383,7 +386,7 @@ async def test_who_recalls_and_who_hands_over_meet_the_same_one(tmp_path: Path) 
     assert [line[1] for line in harness.read_calls("on_turn_start")] == [1, 2, 1, 2]
 
 
-async def test_who_has_been_silent_longest_leaves_when_there_are_too_many(tmp_path: Path) -> None:
+async def test_the_least_recently_used_provider_is_shut_down_first(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path)
     async with harness.open() as plugin:
         for number in (*range(64), 0, 64):
@@ -391,7 +394,7 @@ async def test_who_has_been_silent_longest_leaves_when_there_are_too_many(tmp_pa
         assert len(harness.read_calls("initialize")) == 65
         assert len(harness.read_calls("shutdown")) == len(harness.read_calls("on_session_end")) == 1
         await plugin.store(make_batch(make_exchange("hello again"), name="chat-0"))
-        assert len(harness.read_calls("initialize")) == 65, "it spoke lately"
+        assert len(harness.read_calls("initialize")) == 65, "it was used recently"
         await plugin.store(make_batch(make_exchange("hello again"), name="chat-1"))
         assert [line[1] for line in harness.read_calls("initialize")][-1] == "chat-1"
     assert len(harness.read_calls("shutdown")) == len(harness.read_calls("initialize")) == 66
@@ -412,7 +415,7 @@ LOADS = RECORDER.replace(
 
 @pytest.mark.prove
 async def test_a_writer_that_still_loads_what_it_writes_with_is_waited_for(tmp_path: Path) -> None:
-    """A stop would find in its hands all that it was given meanwhile."""
+    """A stop would lose everything that it received in between."""
     harness = HermesPluginHarness(tmp_path, LOADS)
     (tmp_path / "slow_to_load.py").write_text("import time; time.sleep(5.5)")
     async with harness.open(environ={"PYTHONPATH": str(tmp_path)}, deadline_seconds=30) as plugin:

@@ -1,4 +1,4 @@
-"""Plug-ins come as directories and as packages, with `register` or as a bare class; they load as they are."""
+"""Plug-ins are directories or packages, with `register` or as a bare class. All load unmodified."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_directory_loads(tmp_path: Path, source: str) -> None:
     assert harness.read_calls("sync_turn")[0][1:3] == ["my cat is Mimi", "I see."]
 
 
-async def test_one_that_is_no_subclass_loads(tmp_path: Path) -> None:
+async def test_a_plugin_that_is_not_a_subclass_loads(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, DUCK)
     async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
@@ -97,7 +97,9 @@ async def test_an_installed_package_loads_by_its_name(tmp_path: Path, group: str
         (RECORDER + "class Other(Recorder): pass\n", "several memory providers"),
     ],
 )
-async def test_one_that_does_not_load_says_why_and_nothing_is_lost(tmp_path: Path, source: str, words: str) -> None:
+async def test_a_plugin_that_does_not_load_reports_why_and_nothing_is_lost(
+    tmp_path: Path, source: str, words: str
+) -> None:
     async with HermesPluginHarness(tmp_path, source).open() as plugin:
         with pytest.raises(Transient, match=words):
             await plugin.store(make_batch(make_exchange("hello")))
@@ -106,7 +108,7 @@ async def test_one_that_does_not_load_says_why_and_nothing_is_lost(tmp_path: Pat
 
 async def test_one_in_the_home_s_plugins_loads_by_its_name(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path)
-    (harness.home / "notes").mkdir(parents=True)  # where it keeps its settings, not where it is
+    (harness.home / "notes").mkdir(parents=True)  # the directory of its settings, not of its code
     (harness.home / "plugins").symlink_to(harness.plugin.parent)
     harness.plugin.rename(harness.plugin.with_name("notes"))
     async with harness.open(path="notes") as plugin:
@@ -117,7 +119,9 @@ async def test_one_in_the_home_s_plugins_loads_by_its_name(tmp_path: Path) -> No
             await plugin.store(make_batch(make_exchange("hello")))
 
 
-async def test_a_path_is_meant_from_where_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_relative_path_is_resolved_from_our_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     harness = HermesPluginHarness(tmp_path)
     monkeypatch.chdir(tmp_path)
     async with harness.open(path="plugins/recorder") as plugin:
@@ -126,7 +130,7 @@ async def test_a_path_is_meant_from_where_it_is_given(tmp_path: Path, monkeypatc
 
 
 async def test_tools_that_no_model_could_be_offered_are_left_out(tmp_path: Path) -> None:
-    """With one of them every request would be refused, and every turn lost."""
+    """With one invalid tool every model request would be refused."""
     odd = "[{'name': 'a tool!'}, {'name': 'x' * 65}, {'name': 'list', 'parameters': ['q']}, None, {'name': 7}]"
     harness = HermesPluginHarness(tmp_path, REGISTERED.replace("        return [{", f"        return {odd} + [{{", 1))
     async with harness.open() as plugin:
@@ -136,7 +140,7 @@ async def test_tools_that_no_model_could_be_offered_are_left_out(tmp_path: Path)
     assert "'a tool!' cannot be offered" in str(harness.log.lines)
 
 
-async def test_one_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_a_missing_plugin_is_named(tmp_path: Path) -> None:
     async with HermesPluginHarness(tmp_path).open(path="nobody") as plugin:
         with pytest.raises(Transient, match="nobody is neither a path nor"):
             await plugin.find(make_query("hello"))
@@ -156,11 +160,11 @@ async def test_what_is_not_available_says_what_it_wants(tmp_path: Path) -> None:
     async with HermesPluginHarness(tmp_path, source).open() as plugin:
         with pytest.raises(Transient) as raised:
             await plugin.store(make_batch(make_exchange("hello")))
-    assert "it asks for THEIR_TOKEN: " in raised.value.remedy
+    assert "it needs THEIR_TOKEN: " in raised.value.remedy
 
 
 async def test_what_is_not_available_gets_nothing(tmp_path: Path) -> None:
-    """hermes-agent passes over it in silence; here what is said waits for it."""
+    """hermes-agent skips it silently; here the items wait for it."""
     harness = HermesPluginHarness(tmp_path, RECORDER.replace("name =", "is_available = lambda self: False\n    name ="))
     async with harness.open() as plugin:
         with pytest.raises(Transient, match="not available"):

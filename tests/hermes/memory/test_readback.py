@@ -1,4 +1,4 @@
-"""A plug-in gives no receipt. Where it can be searched, what it shows is known to be there; the rest is unknown."""
+"""A plug-in gives no receipt. What it shows in a search is confirmed; the rest is unknown."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ async def test_what_it_shows_is_confirmed_and_nothing_else(tmp_path: Path) -> No
         )
         assert await plugin.store(sent) == {"1": SEEN_REMOTE_ID, "2": "", "3": ""}
         health = await plugin.health()
-        assert "3 handed over by this process, 1 seen there, 2 nobody knows of" in health.text
+        assert "3 sent by this process, 1 confirmed, 2 unknown" in health.text
         assert [line[1] for line in harness.read_calls("tool")] == ["keeper_search"] * 2, (
-            "of a mere `hi` nothing would tell"
+            "a short text like `hi` identifies no item"
         )
         assert harness.read_calls("prefetch") == []
     async with harness.open() as plugin:
@@ -75,12 +75,12 @@ async def test_an_answer_that_repeats_the_question_confirms_nothing(tmp_path: Pa
         assert await plugin.store(make_batch(make_exchange(LONG))) == {"k": ""}
 
 
-async def test_prefetch_is_not_taken_away_from_the_next_turn_for_a_look(tmp_path: Path) -> None:
+async def test_a_readback_does_not_consume_the_prefetch_of_the_next_turn(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, TOOLLESS)
     async with harness.open() as plugin:
         assert await plugin.store(make_batch(make_exchange(LONG))) == {"k": ""}
         assert harness.read_calls("prefetch") == []
-        assert await plugin.probe(make_batch(make_exchange(LONG))) == ["k"], "somebody asked for it"
+        assert await plugin.probe(make_batch(make_exchange(LONG))) == ["k"], "a caller requested it"
 
 
 @pytest.mark.parametrize("source", [HANGING, RAISING], ids=["hangs", "raises"])
@@ -96,20 +96,20 @@ async def test_a_search_that_fails_holds_nothing_up(
             }
         assert [it.text for it in await plugin.find(make_query("cat"))]
         assert len(harness.read_calls("sync_turn")) == 5
-        assert len(harness.read_calls("tool")) <= 3, "after that it is left alone"
+        assert len(harness.read_calls("tool")) <= 3, "then the readback is paused"
         assert (await plugin.health()).well
 
 
 async def test_a_search_that_never_ends_does_not_end_the_plug_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody asked it to search: what it has in its hands meanwhile must not be lost for that."""
+    """A readback is optional, so it must not cause the loss of what the plug-in is processing."""
     monkeypatch.setattr("everhold.hermes.memory.provider.CHECK_SECONDS", 0.1)
     harness = HermesPluginHarness(tmp_path, HANGING)
     async with harness.open(deadline_seconds=3.0) as plugin:
         await plugin.store(make_batch(make_exchange(LONG, key="1")))
         pid = plugin.pid
-        await asyncio.sleep(3.2)  # longer than it may take to do what it is asked to
+        await asyncio.sleep(3.2)  # longer than a call may take
         await plugin.store(make_batch(make_exchange(OTHER, key="2")))
         with pytest.raises(Transient, match="earlier search"):
             await plugin.probe(make_batch(make_exchange(LONG, key="1")))
@@ -117,8 +117,10 @@ async def test_a_search_that_never_ends_does_not_end_the_plug_in(
         assert len(harness.read_calls("tool")) == 1
 
 
-async def test_several_sessions_are_looked_for_one_after_another(tmp_path: Path) -> None:
-    """A replay of many sessions asks for all of them at once: none is told that it cannot be searched."""
+async def test_readbacks_of_several_sessions_run_one_after_another(tmp_path: Path) -> None:
+    """A resend of many sessions probes all of them at once. None may get the error that the plug-in
+    cannot be searched.
+    """
     slow = KEEPER.replace('write("tool", tool_name, args)\n', "import time; time.sleep(0.15)\n")
     harness = HermesPluginHarness(tmp_path, slow)
     sent = [
@@ -130,10 +132,10 @@ async def test_several_sessions_are_looked_for_one_after_another(tmp_path: Path)
         assert await asyncio.gather(*(plugin.probe(it) for it in sent)) == [[str(number)] for number in range(4)]
 
 
-async def test_one_that_cannot_be_searched_is_waited_for_before_it_is_told_again(
+async def test_delivery_waits_for_a_plugin_that_cannot_be_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says so in an answer like any other, and swallows what it is told meanwhile."""
+    """The plug-in reports the failure in a normal answer, and drops what it receives in that time."""
     harness = HermesPluginHarness(tmp_path, AWAY)
     harness.home.mkdir()
     sent = make_batch(make_exchange(LONG, key="1"), make_exchange("another one that is dropped again", key="2"))
@@ -144,12 +146,12 @@ async def test_one_that_cannot_be_searched_is_waited_for_before_it_is_told_again
             assert await plugin.store(make_batch(make_exchange(f"{LONG} {number}", key=str(number)))) == {
                 str(number): ""
             }
-        assert len(harness.read_calls("tool")) == 5, "after three in vain it is left alone"
+        assert len(harness.read_calls("tool")) == 5, "paused after three failures"
         with pytest.raises(Transient, match="unavailable for the moment"):
             await plugin.probe(sent)
         (harness.home / "away").unlink()
         assert await plugin.probe(sent) == ["1"]
-        assert await plugin.store(make_batch(make_exchange(f"{LONG} later"))) == {"k": ""}, "left alone still"
+        assert await plugin.store(make_batch(make_exchange(f"{LONG} later"))) == {"k": ""}, "still paused"
         monkeypatch.setattr("everhold.hermes.memory.provider.CHECK_PAUSE_SECONDS", 0.0)
         assert await plugin.store(make_batch(make_exchange(f"{LONG} much later"))) == {"k": SEEN_REMOTE_ID}
         (harness.home / "away").touch()
@@ -157,14 +159,14 @@ async def test_one_that_cannot_be_searched_is_waited_for_before_it_is_told_again
         assert await plugin.probe(sent) == [], "not for ever"
 
 
-async def test_nobody_looks_if_somebody_says_so(tmp_path: Path) -> None:
+async def test_readback_can_be_switched_off(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, KEEPER)
     async with harness.open(read_back=False) as plugin:
         assert await plugin.store(make_batch(make_exchange(LONG))) == {"k": ""}
         assert harness.read_calls("tool") == []
 
 
-def test_what_would_tell() -> None:
+def test_the_readback_query_identifies_an_item() -> None:
     asked = build_readback_query(make_exchange(LONG))
     assert asked is not None
     assert (asked.words, asked.evidence) == ("my grey cat is called", LONG.lower())
@@ -177,7 +179,7 @@ def test_what_would_tell() -> None:
         ["This is turn two of a long talk"],
     )
     assert first is not None
-    assert not is_evidence_shown(first, second), "what is alike is not the same"
+    assert not is_evidence_shown(first, second), "similar texts are not equal"
     reply = build_readback_query(make_exchange("hi", "Your train to Vienna leaves at seven from platform nine."))
     assert reply is not None
     assert "platform nine" in reply.evidence

@@ -1,4 +1,4 @@
-"""Plug-ins that others wrote for hermes-agent, from PyPI, as they are."""
+"""Plug-ins by other authors for hermes-agent, from PyPI, unmodified."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .harness import HermesPluginHarness, make_batch, make_exchange, make_query
 
 PACKAGES = ("luminary-memory", "harness-memory-hermes", "yantrikdb-hermes-plugin", "mnemosyne-hermes")
 FOLDERS = ("harnessmemory", "yantrikdb_hermes_plugin")
-"""Those that come as a directory to be put among hermes-agent's plug-ins; the others have an entry point."""
+"""Plug-ins that are a directory to be copied into hermes-agent's plug-ins; the others have an entry point."""
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
 
@@ -27,14 +27,14 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def at(python: Path, name: str) -> str:
+def find_plugin(python: Path, name: str) -> str:
     code = f"import importlib.util as u; print(u.find_spec('{name}').submodule_search_locations[0])"
     return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.mark.parametrize("name", ["luminary", "mnemosyne", *FOLDERS])
 async def test_it_takes_a_turn_and_recalls_it(tmp_path: Path, python: Path, name: str) -> None:
-    path = at(python, name) if name in FOLDERS else name
+    path = find_plugin(python, name) if name in FOLDERS else name
     async with HermesPluginHarness(tmp_path).open(path=path, python=str(python), deadline_seconds=120) as plugin:
         await plugin.store(make_batch(make_exchange("My cat is called Mimi and she is grey.")))
         found = await plugin.find(make_query("What is my cat called?"))

@@ -1,4 +1,4 @@
-"""A log with people in it, and the index over it."""
+"""A log with several people, and the index over it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLACE = ChatLocation(platform="test", account="main", chat="c")
 
 
 class IndexScenario(StoreScenario):
-    """Sessions are opened when first spoken in; agent `main` unless the session's name says `agent/…`."""
+    """Creates a session on its first message; its agent is `main` unless the session's name is `agent/…`."""
 
     def __init__(self, home: Path, *, embeddings: EmbeddingsMode = "table", models: Path | None = None) -> None:
         self.home = home
@@ -39,7 +39,7 @@ class IndexScenario(StoreScenario):
         op: int | None = None,
         at: float = 1.0,
     ) -> int:
-        """Somebody says something; `agent` answers."""
+        """Append a message and an answer by `agent`."""
         stamp = Stamp(person=who, audience=audience)
         if who == "agent":
             return await self._put(
@@ -98,7 +98,7 @@ class IndexScenario(StoreScenario):
         return BuiltinMemory(index=self.index, store=self.log, agent=agent)
 
     async def reopen_index(self) -> None:
-        """Another process: the index is opened anew."""
+        """Open the index again, as another process would."""
         await self.index.close()
         self.index = MemoryIndex(self.path, inline=True, embeddings=self.embeddings)
 

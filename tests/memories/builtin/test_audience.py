@@ -1,4 +1,4 @@
-"""Nothing crosses from one audience or agent to another, whatever was asked."""
+"""The index shows nothing to another audience or agent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def _check(said: list[tuple[tuple[str, ...], str]], present: tuple[str, ..
     with tempfile.TemporaryDirectory() as home:
         scenario = IndexScenario(Path(home))
         for number, (audience, owner) in enumerate(said):
-            # alternate sessions and shared ones, so that neighbours belong to others
+            # alternate own and shared sessions, so that neighbours have other audiences
             await scenario.say(f"canary number {number} sings", session=f"{owner}/{number % 2}", audience=audience)
         may = {
             f"canary number {number} sings"
@@ -39,7 +39,7 @@ async def _check(said: list[tuple[tuple[str, ...], str]], present: tuple[str, ..
         await scenario.close()
 
 
-async def test_in_company_only_what_each_of_them_may_know_is_found(tmp_path: Path) -> None:
+async def test_in_a_group_only_what_all_may_see_is_found(tmp_path: Path) -> None:
     scenario = IndexScenario(tmp_path)
     ada, bob, eve = PEOPLE[:3]
     companies = ((ada,), (bob,), (ada, bob), (bob, eve), (eve, bob, ada))
@@ -57,7 +57,7 @@ async def test_in_company_only_what_each_of_them_may_know_is_found(tmp_path: Pat
     await scenario.close()
 
 
-async def test_a_fact_is_superseded_in_every_company_that_could_see_it_and_in_no_other(tmp_path: Path) -> None:
+async def test_a_fact_is_superseded_in_every_audience_that_could_see_it_and_in_no_other(tmp_path: Path) -> None:
     scenario = IndexScenario(tmp_path, embeddings="table")
     both = ("chat:g", "person:ada")
     await scenario.note("tea at four", fact="f", audience=both)

@@ -1,4 +1,6 @@
-"""Vectors come when needed: the table at once, the stronger model beside the chat, neither before first use."""
+"""Vectors: the static table is used at once, the stronger model in the background, and neither is loaded before first
+use.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ asyncio.run(main())
 """
 
 
-def test_nothing_heavy_is_loaded_before_something_is_looked_for(tmp_path: Path) -> None:
+def test_numpy_is_not_loaded_before_the_first_search(tmp_path: Path) -> None:
     run = [sys.executable, "-c", LOADED, str(tmp_path)]
     done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines() == ["", "numpy"]
@@ -83,7 +85,7 @@ def test_every_text_is_its_chunks_joined() -> None:
         assert all(len(one) <= CHUNK_CHARS * 5 // 4 for one in found)
 
 
-def test_names_go_from_a_question_and_nothing_else_does() -> None:
+def test_only_names_are_removed_from_a_question() -> None:
     assert remove_names("What is Ada's (adam) plan, ADA?", {"ada"}).split() == ["What", "is", "(adam)", "plan,", "?"]
     assert remove_names("Ada?", {"ada"}) == "Ada?"
 
@@ -97,14 +99,14 @@ def test_words_that_are_like_the_question_count_one_by_one() -> None:
     assert puppy > revenue >= nothing == 0
 
 
-def test_numbers_are_written_as_protocol_buffers_want_them() -> None:
+def test_numbers_are_encoded_as_protocol_buffers() -> None:
     assert encode_varint(300) == b"\xac\x02"
     assert encode_varint(-1) == b"\xff" * 9 + b"\x01"
     assert encode_field(1, "ab") == b"\x0a\x02ab"
 
 
 class Fake:
-    """Reads like a model: the same text has the same vector, another one another."""
+    """A fake model: equal texts have equal vectors, different texts have different ones."""
 
     def embed_question(self, text: str) -> Any:
         return self._vector(text)
@@ -125,7 +127,7 @@ async def test_the_stronger_model_is_filled_in_beside_the_chat(tmp_path: Path, m
     scenario = IndexScenario(tmp_path, embeddings="auto")
     seqs = [await scenario.say(f"sentence about number {number}") for number in range(8)]
     assert scenario.index.embedding_level == "model"
-    assert len(await scenario.find("number")) == 8  # by the table, meanwhile
+    assert len(await scenario.find("number")) == 8  # by the table so far
     while await scenario.index.fill_embeddings(3):
         pass
     assert (await scenario.find("sentence about number 5"))[0] == "sentence about number 5"
@@ -151,7 +153,7 @@ async def test_a_large_scope_is_found_by_its_signs(tmp_path: Path, monkeypatch: 
 
 
 def _bert(width: int, layers: int, words: int, places: int) -> dict[str, Any]:
-    """The weights of some small encoder, by the names that BERT's have."""
+    """Weights of a small encoder, with BERT's names."""
     chance = np.random.default_rng(3)
 
     def some(*shape: int) -> Any:
@@ -182,7 +184,7 @@ def _bert(width: int, layers: int, words: int, places: int) -> dict[str, Any]:
 
 
 def _by_hand(weights: dict[str, Any], ids: Sequence[int], *, layers: int, heads: int) -> Any:
-    """What that encoder says about one text, as the papers have it."""
+    """Compute the encoder's output for one text directly, as BERT is defined."""
 
     def linear(x: Any, name: str) -> Any:
         return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
@@ -248,7 +250,7 @@ async def test_weights_that_are_not_the_known_ones_are_not_used_and_that_is_said
 
 
 class Lines:
-    """A log that is kept, and a clock that counts."""
+    """A logger that keeps its lines, and a clock that counts."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, dict[str, object]]] = []
@@ -270,7 +272,7 @@ class Lines:
         return self.moment
 
 
-async def test_filling_rests_as_long_as_it_works_and_says_how_far_it_is(
+async def test_the_backfill_pauses_as_long_as_it_works_and_logs_its_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_embeddings, "is_available", lambda _: True)

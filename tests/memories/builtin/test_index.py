@@ -1,4 +1,4 @@
-"""What is committed is found at once, by those who may, and what was taken back is not found any more."""
+"""A committed entry is found at once by its audience. A retracted entry is no longer found."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_no_question_is_misread_as_a_query(scenario: IndexScenario, text: 
     await scenario.find(text)
 
 
-async def test_commands_and_words_without_an_audience_are_found_by_nobody(scenario: IndexScenario) -> None:
+async def test_commands_and_words_without_an_audience_are_not_found(scenario: IndexScenario) -> None:
     await scenario.say("open the session")
     await scenario.say("hidden words", audience=())
     stamp = Stamp(person="ada", audience=ADA)
@@ -143,7 +143,9 @@ async def test_what_is_in_sight_is_not_found_again(scenario: IndexScenario) -> N
         return {one.text for one in await scenario.provider().find(asked)}
 
     assert await found(first) == {"the kettle is new", "the kettle is loud"}
-    assert await found(first, second) == {"the kettle is loud"}  # of session s alone, whatever its number elsewhere
+    assert await found(first, second) == {
+        "the kettle is loud"
+    }  # of session s only, although other sessions have the same seq
     assert away == first
 
 
@@ -156,7 +158,7 @@ async def test_no_more_is_found_than_can_be_shown(scenario: IndexScenario) -> No
 
 
 async def test_what_waits_to_be_taken_in_is_taken_in_when_it_could_be_an_answer(scenario: IndexScenario) -> None:
-    """Entries wait in memory for others to be written with, unless somebody could be told of them."""
+    """Entries stay pending in memory and are written together, unless a search could find one."""
     await scenario.say("nothing to do with it")
     await scenario.find("kettle")
     taken: list[int] = []
@@ -180,7 +182,7 @@ async def test_what_waits_to_be_taken_in_is_taken_in_when_it_could_be_an_answer(
     assert taken == [1, 1, index_module.BATCH_ENTRIES]
 
 
-async def test_whoever_may_see_everything_finds_where_all_words_stand_newest_first(scenario: IndexScenario) -> None:
+async def test_an_unrestricted_search_finds_all_words_newest_first(scenario: IndexScenario) -> None:
     first = await scenario.say("the dentist comes on Tuesdays")
     other = await scenario.say("dentist", session="other/b", audience=("person:bob",))
     hidden = await scenario.say("Tuesday is for the dentist", session="b", audience=())
@@ -218,7 +220,7 @@ async def test_the_provider_finds_with_provenance_and_stores_nothing_itself(scen
     assert await scenario.provider("other").search("locker", agent="main", audience=ADA) == ()
 
 
-# -- not found any more ------------------------------------------------------------------------------------------------
+# -- no longer found ---------------------------------------------------------------------------------------------------
 
 
 async def test_erased_words_leave_no_byte(scenario: IndexScenario) -> None:
@@ -228,7 +230,7 @@ async def test_erased_words_leave_no_byte(scenario: IndexScenario) -> None:
     assert len(await scenario.find("xylophonecanary")) > 0
     await scenario.erase_entries(seq)
     assert "xylophonecanary lives at quartzlane" not in await scenario.find("xylophonecanary quartzlane")
-    left = scenario.files().lower()  # while it is in use: nobody waits for a restart
+    left = scenario.files().lower()  # while it is in use, without a restart
     for canary in (b"xylophonecanary", b"xylophon", b"quartzlane", b"quartzlan", b"zebulon"):
         assert canary not in left
 
@@ -251,11 +253,11 @@ async def test_what_is_kept_in_memory_is_what_stands_in_the_file_after_an_erasur
     if by == "another process":
         await other.catch_up(scenario.log)
     after = await found(scenario.index)
-    anew = MemoryIndex(scenario.path, inline=True, embeddings="table")
-    assert after == await found(anew)
+    rebuilt = MemoryIndex(scenario.path, inline=True, embeddings="table")
+    assert after == await found(rebuilt)
     assert dict(after)["from the old one"] < dict(before)["from the old one"]
     await other.close()
-    await anew.close()
+    await rebuilt.close()
 
 
 async def test_an_undone_turn_is_not_found_unless_it_is_to_be_answered_again(scenario: IndexScenario) -> None:
@@ -325,7 +327,7 @@ async def test_built_at_once_is_what_was_built_bit_by_bit(scenario: IndexScenari
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a database at all" * 400, None])
-async def test_a_damaged_file_is_built_anew(scenario: IndexScenario, damage: bytes | None) -> None:
+async def test_a_damaged_file_is_rebuilt(scenario: IndexScenario, damage: bytes | None) -> None:
     await scenario.say("something to find again")
     await scenario.find("something")
     await scenario.index.close()
@@ -339,17 +341,17 @@ async def test_a_damaged_file_is_built_anew(scenario: IndexScenario, damage: byt
     assert await scenario.find("something") == ["something to find again"]
 
 
-async def test_an_index_of_another_version_is_built_anew(scenario: IndexScenario) -> None:
+async def test_an_index_of_another_version_is_rebuilt(scenario: IndexScenario) -> None:
     await scenario.say("something to find again")
     await scenario.find("something")
     with scenario.index._writer as db:
         db.execute("update meta set value = 'older' where key = 'version'")
-        db.execute("drop table places")  # as an older one might not have had it
+        db.execute("drop table places")  # as an older version might have created it
     await scenario.reopen_index()
     assert await scenario.find("something") == ["something to find again"]
 
 
-async def test_an_index_of_another_log_is_built_anew(tmp_path: Path) -> None:
+async def test_an_index_of_another_log_is_rebuilt(tmp_path: Path) -> None:
     first, second = IndexScenario(tmp_path / "a"), IndexScenario(tmp_path / "b")
     await first.say("only in the first")
     await first.say("also in the first")
@@ -389,7 +391,7 @@ async def test_what_the_index_cannot_take_in_is_looked_through(
     monkeypatch.setattr(IndexWriter, "index_entries", full)
     assert set(await scenario.find("teapot")) == {"indexed teapot", "a teapot that came later"}
     await scenario.erase_entries(2)
-    assert await scenario.find("teapot") == ["indexed teapot"]  # what was read before it was erased is not told stage
+    assert await scenario.find("teapot") == ["indexed teapot"]  # an entry that was read before its erasure is not found
 
 
 async def test_scopes_that_were_not_asked_about_for_longest_leave_memory_first(
@@ -424,8 +426,8 @@ async def test_a_large_scope_is_in_memory_before_it_is_asked_about(
     assert shelf.used == 71
 
 
-async def test_whoever_searches_while_others_write_finds_what_there_is_and_nothing_erased(tmp_path: Path) -> None:
-    """With threads, as in use: searches on the loop, writes beside it."""
+async def test_a_search_during_writes_finds_what_is_committed_and_nothing_erased(tmp_path: Path) -> None:
+    """With threads, as in production: searches on the loop, writes beside it."""
     scenario = IndexScenario(tmp_path)
     await scenario.index.close()
     scenario.index = MemoryIndex(scenario.path, embeddings="table")
@@ -453,7 +455,7 @@ async def test_whoever_searches_while_others_write_finds_what_there_is_and_nothi
     await scenario.close()
 
 
-async def test_far_behind_the_newest_of_this_session_is_found_all_the_same(
+async def test_with_many_unindexed_entries_the_newest_of_this_session_are_found(
     scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_module, "MAX_UNINDEXED_ENTRIES", 5)

@@ -1,5 +1,5 @@
-"""What taking in remembers of the file between two transactions is what stands there, whoever else wrote, whatever
-failed; and a transaction writes no more than it must.
+"""The indexer's cache matches the file after writes by other processes and after failures. A transaction writes no more
+than it must.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMPANIES = (ADA, ("person:bob",), ("person:ada", "person:bob"), ("person:bob", 
 async def test_two_that_write_one_file_by_turns_write_what_one_would_have(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two transactions the other one may have added, erased, or failed."""
+    """Between two transactions another process may have added or erased entries, or have failed."""
     chance = random.Random(seed)
     scenario = IndexScenario(tmp_path)
     writers = [scenario.index, MemoryIndex(scenario.path, inline=True, embeddings="table")]
@@ -85,7 +85,7 @@ async def test_what_follows_an_erased_message_is_not_read_with_it(tmp_path: Path
 
 
 async def test_the_words_of_a_batch_are_one_segment_of_the_full_text(tmp_path: Path) -> None:
-    """Each segment is looked through by every search: a statement that makes one of each message costs both."""
+    """Every search reads each segment, so a statement that writes one segment per message slows down both."""
     scenario = IndexScenario(tmp_path)
     for number in range(40):
         await scenario.say(f"kettle number {number}", session=f"s{number % 3}", who=f"p{number % 5}", name="Guest")
@@ -94,7 +94,7 @@ async def test_the_words_of_a_batch_are_one_segment_of_the_full_text(tmp_path: P
     await scenario.close()
 
 
-async def test_no_more_is_remembered_than_there_is_room_for(tmp_path: Path) -> None:
+async def test_the_cache_does_not_exceed_its_limit(tmp_path: Path) -> None:
     scenario = IndexScenario(tmp_path)
     intake = scenario.index._index_writer
     intake._authors = {f"person:{number}": number for number in range(MAX_CACHED_NAMES + 1)}
@@ -107,7 +107,9 @@ async def test_no_more_is_remembered_than_there_is_room_for(tmp_path: Path) -> N
 
 
 async def test_no_search_makes_a_plan_that_was_made_before(tmp_path: Path) -> None:
-    """Full text looks every word up in every segment, and would plan that anew where plans depend on the word."""
+    """Full text looks up each word in every segment and would prepare that statement again where plans depend on the
+    word.
+    """
     scenario = IndexScenario(tmp_path)
     for number in range(6):
         await scenario.say(f"kettle number {number} is loud", session=f"s{number}")

@@ -1,4 +1,4 @@
-"""What is promised of the built-in memory in numbers, on the data it was promised on (`make prove`, where it is)."""
+"""The promised numbers of the built-in memory, on the promised data (`make prove`, if the data is there)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMISED: dict[tuple[str, EmbeddingsMode], tuple[float, float]] = {
     ("BEAM", "table"): (0.54, 0.0),
     ("BEAM", "auto"): (0.60, 0.0),
 }
-"""The share of the evidence that is to be among ten items, and within 1,700 tokens."""
+"""The share of the evidence that must be among ten items and within 1,700 tokens."""
 
 
 @pytest.mark.parametrize("name, use", PROMISED)
@@ -37,7 +37,7 @@ def test_as_much_is_found_as_is_promised(name: str, use: EmbeddingsMode) -> None
 
 def test_a_search_among_a_hundred_thousand_takes_less_than_twenty_milliseconds() -> None:
     times = asyncio.run(speed.measure(100_000, use="table"))
-    assert times.cpu_p95_ms < 20.0  # CPU: whoever else is busy is no fault of it
+    assert times.cpu_p95_ms < 20.0  # CPU time, because other processes may be busy
 
 
 def test_taking_in_a_turn_costs_less_than_half_a_millisecond() -> None:

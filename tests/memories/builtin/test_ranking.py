@@ -1,4 +1,4 @@
-"""What makes one thing found before another; next to each sign stands what is found without it."""
+"""Each signal of ranking, with the result that search would give without it."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ async def scenario(tmp_path: Path) -> AsyncIterator[IndexScenario]:
 async def test_the_audience_is_settled_before_anything_is_ranked(
     scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However much better others' words match, they neither show nor push out what may be shown."""
+    """Better matches of another audience are neither shown nor displace hits."""
     await scenario.say("there was a leak in the boiler room, a small one, nothing that could not be mended")
     for number in range(300):
         await scenario.say("boiler leak", session=f"b{number}", audience=BOB, who="bob")
     mine = "there was a leak in the boiler room, a small one, nothing that could not be mended"
     assert await scenario.find("boiler leak", limit=5) == [mine]
-    everybody = candidates.find_scopes
+    find_scopes = candidates.find_scopes
 
     def planted(db: Any, *, agent: str | None, audience: Any) -> list[IndexScope]:
-        return everybody(db, agent=agent, audience=None)
+        return find_scopes(db, agent=agent, audience=None)
 
     monkeypatch.setattr(candidates, "find_scopes", planted)
     leaked = await scenario.find("boiler leak", limit=5)
-    assert leaked == ["boiler leak"] * 5  # hidden afterwards, nothing would be left
+    assert leaked == ["boiler leak"] * 5  # filtering after ranking would leave nothing
 
 
 async def test_what_is_newer_comes_first_of_equals(scenario: IndexScenario) -> None:
@@ -86,17 +86,15 @@ async def test_a_short_answer_is_read_with_a_short_question_and_with_no_long_one
     await scenario.say(f"{long * 3} Which colour of paint for the kitchen?", who="bob", session="long")
     await scenario.say("The pale one, I think.", session="long")
     await scenario.say("The pale one, I think.", session="alone")
-    scenario.index.ranking_weights = RankingWeights(smooth=0.0)  # what its neighbour gives it is another sign
+    scenario.index.ranking_weights = RankingWeights(smooth=0.0)  # the neighbour's contribution is another signal
     hits = await scenario.hits("paint colour kitchen", limit=50)
     scores = {hit.session: hit.score for hit in hits if hit.text == "The pale one, I think."}
-    alone = scores.get(
-        "alone", RankingWeights().human + RankingWeights().recent
-    )  # of the question itself it has nothing
+    alone = scores.get("alone", RankingWeights().human + RankingWeights().recent)  # it shares no word with the question
     assert scores["short"] > alone + 0.1
     assert scores.get("long", alone) == pytest.approx(alone, abs=0.01)
 
 
-async def test_what_those_said_whom_a_question_names_comes_first(scenario: IndexScenario) -> None:
+async def test_what_the_named_people_said_comes_first(scenario: IndexScenario) -> None:
     await scenario.say("the boiler was repaired", session="c", who="caro", name="Caroline")
     await scenario.say("the boiler was repaired", session="m", who="mel", name="Melanie")
     asked = "did Caroline say the boiler was repaired?"
@@ -121,7 +119,7 @@ async def test_what_was_noted_comes_before_what_was_said(scenario: IndexScenario
     assert [hit.session for hit in await scenario.hits("boiler repaired")] == ["said", "noted"]
 
 
-async def test_whom_a_question_names_is_not_what_it_is_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_in_a_question_are_not_its_topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = IndexScenario(tmp_path)
     for number in range(6):
         await scenario.say(f"Hey Caroline! Number {number}?", who="mel", name="Melanie", session=f"m{number}")

@@ -1,6 +1,7 @@
-"""Hindsight's own server, as it comes from PyPI, on loopback: its PostgreSQL beside it, hashed words for a model.
+"""Hindsight's own server from PyPI on loopback, with its own PostgreSQL and hashed words as the model.
 
-`EVERHOLD_HINDSIGHT` names the program, else it is looked for where `make prove HINDSIGHT=1` puts it and on the PATH.
+`EVERHOLD_HINDSIGHT` names the program. Otherwise it is searched where `make prove HINDSIGHT=1` installs it and on the
+PATH.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ HOW = "`make prove HINDSIGHT=1` installs it, 1.4 GB; or name it in EVERHOLD_HIND
 
 
 def program() -> Path | None:
-    """Where Hindsight's server is on this machine, with the PostgreSQL it needs."""
+    """Return Hindsight's server on this machine and the PostgreSQL it needs."""
     candidates = [os.environ.get("EVERHOLD_HINDSIGHT", ""), str(INSTALLED), shutil.which("hindsight-api") or ""]
     return next((path for it in candidates if it and (path := Path(it)).exists() and postgres(path)), None)
 
@@ -43,14 +44,14 @@ def free_port() -> int:
 
 
 class Database:
-    """PostgreSQL in a directory of its own. It refuses to run as root, so there it runs as nobody."""
+    """PostgreSQL in its own directory. It refuses to run as root, so root runs it as the user nobody."""
 
     def __init__(self, program: Path, home: Path) -> None:
         self.home = home
         self.port = free_port()
         self.url = f"postgresql://postgres:postgres@127.0.0.1:{self.port}/postgres"
         self._program = home / "pg0"
-        shutil.copy2(program, self._program)  # nobody may not read where it is installed
+        shutil.copy2(program, self._program)  # the user nobody may not read the installation directory
         self._program.chmod(0o755)
         self._as: dict[str, Any] = {}
         if os.getuid() == 0:
@@ -71,7 +72,7 @@ class Database:
 
 
 class Server:
-    """The real thing, to be killed and started again."""
+    """The real server, to be killed and restarted."""
 
     def __init__(self, program: Path, home: Path, database: str, embeddings: str) -> None:
         self.program = program

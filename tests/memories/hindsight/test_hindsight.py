@@ -1,4 +1,4 @@
-"""Hindsight's adapter over the unmodified SDK: a document each, stored once, whatever the service does about it."""
+"""Hindsight's adapter over the unmodified SDK: one document per item, stored once, also when the service fails."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_other_content_is_another_operation(memory: HindsightMemory) -> No
 
 
 @pytest.mark.parametrize("how", ["after", "lose", "drop", "refuse", "hollow", "garbage", "empty", "twice"])
-async def test_whatever_becomes_of_the_answer_it_is_stored_once(
+async def test_an_item_is_stored_once_even_if_the_answer_is_lost(
     memory: HindsightMemory, service: HindsightService, how: str
 ) -> None:
     service.plan_fault(how, "/memories$", times=2)  # type: ignore[arg-type]
@@ -72,7 +72,9 @@ async def test_an_operation_that_failed_is_tried_again(memory: HindsightMemory, 
     assert service.texts("main") == ["ada: in the end"]
 
 
-async def test_facts_dropped_in_silence_are_said_aloud(memory: HindsightMemory, service: HindsightService) -> None:
+async def test_facts_that_were_silently_dropped_are_reported(
+    memory: HindsightMemory, service: HindsightService
+) -> None:
     service.loses_operations = True
     await memory.store(make_batch(make_exchange(1, "hello")))
     assert isinstance(memory.log, RecordingLogger)
@@ -122,7 +124,7 @@ async def test_banks_are_named_by_their_template(
     assert [text for bank in banks for text in service.texts(bank)] == ["bob: his"]
 
 
-async def test_a_bank_is_told_what_it_is_for(make: Make, service: HindsightService) -> None:
+async def test_a_bank_gets_its_mission(make: Make, service: HindsightService) -> None:
     memory = make(mission="know the garden", template={"version": "1"})
     service.plan_fault("lose", "/import$")
     await deliver(memory, make_batch(make_exchange(1, "hello")))
@@ -145,7 +147,7 @@ async def test_what_the_service_says_tells_what_to_do(
 
 
 async def test_the_sdk_itself_repeats_nothing(memory: HindsightMemory, service: HindsightService) -> None:
-    """It would, looking for something: whoever asks has a deadline, and asks again if there is time."""
+    """The SDK would retry a search by default. The caller has a deadline, and retries if there is time."""
     await memory.store(make_batch(make_exchange(1, "I grow tea")))
     service.plan_fault("refuse", "/memories/recall$", status=503)
     before = len(service.find_requests("/memories/recall$"))
@@ -154,7 +156,7 @@ async def test_the_sdk_itself_repeats_nothing(memory: HindsightMemory, service: 
     assert len(service.find_requests("/memories/recall$")) == before + 1
 
 
-async def test_a_service_that_is_not_there_was_told_nothing(memory: HindsightMemory, service: HindsightService) -> None:
+async def test_a_service_that_is_down_received_nothing(memory: HindsightMemory, service: HindsightService) -> None:
     await service.stop()
     with pytest.raises(Transient):
         await memory.store(make_batch(make_exchange(1, "hello")))
@@ -167,7 +169,7 @@ async def test_a_service_that_is_not_there_was_told_nothing(memory: HindsightMem
     assert (await memory.health()).well
 
 
-async def test_recall_stays_within_its_company(memory: HindsightMemory, service: HindsightService) -> None:
+async def test_recall_stays_within_its_audience(memory: HindsightMemory, service: HindsightService) -> None:
     await memory.store(make_batch(make_exchange(4, "my secret garden"), name="dm"))
     await memory.store(make_batch(make_exchange(1, "our secret garden", group="club", session="s2"), name="club"))
     (mine,) = await memory.find(make_query("secret garden", name="dm"))
@@ -183,7 +185,7 @@ async def test_recall_stays_within_its_company(memory: HindsightMemory, service:
     ]
     assert await memory.find(make_query("secret garden", who="bob")) == []
     assert await memory.find(make_query("secret garden", agent="coder")) == ()
-    # what somebody else put into the bank without a name on it is nobody's to hear
+    # untagged documents that others put into the bank are shown to no one
     service.state.documents["main", "loose"] = {**service.state.documents["main", make_document_id("s1:4")], "tags": []}
     assert len(await memory.find(make_query("secret garden", name="dm"))) == 1
 

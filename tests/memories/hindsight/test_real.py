@@ -1,4 +1,4 @@
-"""Hindsight's real server, where it is installed: the same suite, and a kill -9 between one write and the next."""
+"""Hindsight's real server, if it is installed: the conformance suite, and a kill -9 between two writes."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ async def test_the_real_server_passes_the_suite_of_any_provider(server: Server, 
 
     outcomes = []
     for name in CHECKS:
-        # it may think for a while about each thing
+        # the server may need some time for each document
         scenario = ProviderScenario(tmp_path / name, make, seconds=60.0, patience=60.0)
         outcomes.append(await run_check(name, scenario, most=600.0))
-        made += 1  # the next check's banks are new
+        made += 1  # the next check uses new banks
     failed = {it.check: it.reason for it in outcomes if it.state == "failed"}
     assert not failed
     assert sum(it.state == "passed" for it in outcomes) >= 12
@@ -62,7 +62,7 @@ async def test_a_kill_of_the_real_server_loses_and_doubles_nothing(server: Serve
             for attempt in range(30):
                 writing = asyncio.create_task(mine.store(MemoryBatch(name="room", items=(item,))))
                 if number % 3 == 1 and not attempt:
-                    await asyncio.sleep(0.02 * number)  # on its way, or done, or neither
+                    await asyncio.sleep(0.02 * number)  # pending, done or neither
                     server.kill()
                 try:
                     await writing
@@ -70,7 +70,7 @@ async def test_a_kill_of_the_real_server_loses_and_doubles_nothing(server: Serve
                 except (Transient, InDoubt):
                     await asyncio.to_thread(server.start)
             else:
-                raise AssertionError(f"{item.key} was never taken")
+                raise AssertionError(f"{item.key} was never accepted")
         async with asyncio.timeout(120):
             while set(await mine.probe(MemoryBatch(name="room", items=tuple(items)))) != {item.key for item in items}:  # noqa: ASYNC110
                 await asyncio.sleep(0.5)

@@ -1,4 +1,6 @@
-"""Honcho's adapter over the unmodified SDK: stored once, under the right peers, whatever the service does about it."""
+"""Honcho's adapter over the unmodified SDK: items are stored once, under the right peers, also when
+the service fails.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from tests.memories.memory_items import (
 HERE = "agent-main-fake-dm-1"
 
 
-# -- what is stored, and as whom ---------------------------------------------------------------------------------------
+# -- stored messages and their peers -----------------------------------------------------------------------------------
 
 
 async def test_an_exchange_becomes_its_speakers_messages(memory: HonchoMemory, service: HonchoService) -> None:
@@ -94,7 +96,7 @@ async def test_people_are_the_peers_the_settings_make_them(
     assert service.state.messages[0]["peer_id"] == peer
 
 
-async def test_nobody_is_taken_for_the_agent_or_for_somebody_s_alias(make: Make, service: HonchoService) -> None:
+async def test_no_person_gets_the_peer_of_the_agent_or_of_an_alias(make: Make, service: HonchoService) -> None:
     memory = make(user_peer_aliases={"1001": "ada"})
     await memory.store(
         make_batch(make_exchange(1, "I am called main", who="main"), make_exchange(2, "and I ada", who="ada"))
@@ -107,7 +109,7 @@ async def test_nobody_is_taken_for_the_agent_or_for_somebody_s_alias(make: Make,
 # -- conclusions -------------------------------------------------------------------------------------------------------
 
 
-async def test_notes_become_conclusions_about_whoever_was_there(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_notes_become_conclusions_about_the_people_present(memory: HonchoMemory, service: HonchoService) -> None:
     remotes = await memory.store(make_batch(make_note(3, "likes oolong"), make_note(5, "is shy")))
     rows = service.state.conclusions
     assert [(row["observer_id"], row["observed_id"], row["session_id"]) for row in rows] == [("main", "ada", HERE)] * 2
@@ -139,9 +141,7 @@ async def test_a_replacement_cut_in_half_is_completed(memory: HonchoMemory, serv
     assert service.list_conclusion_texts() == ["lives in Oslo"]
 
 
-async def test_nobody_takes_back_what_others_noted_in_the_same_words(
-    memory: HonchoMemory, service: HonchoService
-) -> None:
+async def test_removing_a_note_keeps_equal_notes_of_others(memory: HonchoMemory, service: HonchoService) -> None:
     for who, group in (("ada", ""), ("bob", ""), ("bob", "club")):
         await memory.store(
             make_batch(make_note(2, "likes tea", who=who, group=group, session=f"{who}{group}"), name=f"{who}{group}")
@@ -176,14 +176,14 @@ async def test_what_was_undone_is_not_found_any_more(memory: HonchoMemory, servi
     assert [found.text for found in await memory.find(make_query("the code"))] == ["the code is secret"]
 
 
-# -- everything that goes wrong ----------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------------
 
 FAULTS = ["after", "lose", "drop", "refuse", "hollow", "garbage", "empty"]
 
 
 @pytest.mark.parametrize("how", FAULTS)
 @pytest.mark.parametrize("path", ["/messages$", "/conclusions$"])
-async def test_whatever_becomes_of_the_answer_it_is_stored_once(
+async def test_an_item_is_stored_once_even_if_the_answer_is_lost(
     memory: HonchoMemory, service: HonchoService, how: str, path: str
 ) -> None:
     service.plan_fault(how, path, method="POST", times=2)  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ async def test_whatever_becomes_of_the_answer_it_is_stored_once(
 
 
 @pytest.mark.parametrize("how", FAULTS)
-async def test_a_session_is_opened_once_whatever_becomes_of_the_answer(
+async def test_a_session_is_created_once_even_if_the_answer_is_lost(
     memory: HonchoMemory, service: HonchoService, how: str
 ) -> None:
     service.plan_fault(how, "/sessions$", times=2)  # type: ignore[arg-type]
@@ -224,7 +224,7 @@ async def test_what_the_service_says_tells_what_to_do(
         assert caught.value.retry_after == 7.0
 
 
-async def test_a_service_that_is_not_there_was_told_nothing(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_a_service_that_is_down_received_nothing(memory: HonchoMemory, service: HonchoService) -> None:
     await service.stop()
     with pytest.raises(Transient):
         await memory.store(make_batch(make_exchange(1, "hello")))
@@ -251,7 +251,7 @@ async def test_a_connection_reset_while_idle_costs_no_message(memory: HonchoMemo
     assert service.texts(HERE) == [f"turn {op}" for op in range(1, 8)]
 
 
-async def test_a_session_somebody_deleted_is_opened_again(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_a_deleted_session_is_created_again(memory: HonchoMemory, service: HonchoService) -> None:
     await memory.store(make_batch(make_note(1, "before")))
     service.state.sessions.clear()
     service.state.peers.clear()
@@ -268,7 +268,7 @@ async def test_a_key_in_an_error_is_not_repeated(make: Make, service: HonchoServ
     assert caught.value.remedy
 
 
-# -- finding -----------------------------------------------------------------------------------------------------------
+# -- search ------------------------------------------------------------------------------------------------------------
 
 
 async def test_what_was_said_and_concluded_is_found_with_its_origin(memory: HonchoMemory) -> None:
@@ -284,7 +284,7 @@ async def test_what_was_said_and_concluded_is_found_with_its_origin(memory: Honc
     )
 
 
-async def test_recall_stays_within_its_company(memory: HonchoMemory) -> None:
+async def test_recall_stays_within_its_audience(memory: HonchoMemory) -> None:
     await memory.store(make_batch(make_exchange(1, "my secret garden"), make_note(2, "a secret garden"), name="dm-ada"))
     await memory.store(
         make_batch(
@@ -313,7 +313,7 @@ async def test_another_agent_recalls_nothing_unless_it_may(make: Make) -> None:
     assert await sharing.find(make_query("ears", agent="main", name="x")) == ()
 
 
-async def test_looking_creates_nothing(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_searching_creates_nothing(memory: HonchoMemory, service: HonchoService) -> None:
     await memory.find(make_query("anything"))
     await memory.probe(make_batch(make_exchange(1, "x"), make_note(2, "y")))
     await memory.health()
@@ -323,7 +323,7 @@ async def test_looking_creates_nothing(memory: HonchoMemory, service: HonchoServ
     assert service.state.created == []
 
 
-# -- tools, forgetting, change -----------------------------------------------------------------------------------------
+# -- tools, forgetting, changes ----------------------------------------------------------------------------------------
 
 
 async def test_the_tools_carry_the_names_people_know(memory: HonchoMemory) -> None:
@@ -336,7 +336,7 @@ async def test_the_tools_carry_the_names_people_know(memory: HonchoMemory) -> No
     ]
 
 
-async def test_concluding_is_a_note_whatever_state_the_service_is_in(
+async def test_concluding_writes_a_note_even_if_the_service_is_down(
     memory: HonchoMemory, service: HonchoService
 ) -> None:
     await service.stop()
@@ -363,7 +363,7 @@ async def test_the_tools_answer(memory: HonchoMemory, service: HonchoService) ->
     assert service.list_conclusion_texts() == []
 
 
-async def test_the_tools_show_nobody_what_was_said_in_other_company(memory: HonchoMemory) -> None:
+async def test_the_tools_do_not_show_what_another_audience_heard(memory: HonchoMemory) -> None:
     await memory.store(make_batch(make_exchange(1, "my tea secret"), make_note(2, "a tea secret"), name="dm"))
     for who, group in (("ada", "club"), ("bob", "")):
         for tool in memory.tools():
@@ -383,7 +383,7 @@ async def test_the_tools_show_nobody_what_was_said_in_other_company(memory: Honc
         ("honcho_conclude", {"list": True}),
     ],
 )
-async def test_what_is_held_about_the_agent_itself_leads_from_no_chat_to_another(
+async def test_the_agent_s_own_card_is_not_shown_in_any_chat(
     memory: HonchoMemory, service: HonchoService, name: str, arguments: dict[str, object]
 ) -> None:
     service.state.cards["home", "main", "main"] = ["ada told a secret"]
@@ -392,7 +392,7 @@ async def test_what_is_held_about_the_agent_itself_leads_from_no_chat_to_another
     for who, group in (("bob", ""), ("bob", "club")):
         result = await run({"peer": "ai", **arguments}, make_tool_context(who, group, session="s2"))
         assert result.error
-        assert "one for everybody" in result.text
+        assert "one record about yourself" in result.text
         assert "secret" not in result.text
     assert service.state.cards == {("home", "main", "main"): ["ada told a secret"]}
 
@@ -444,11 +444,11 @@ async def test_forgetting_one_of_several_who_share_a_peer_leaves_the_others(
     assert service.state.cards["home", "main", "we"] == ["tea"]
 
 
-async def test_forgetting_names_what_was_noted_in_company(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_forgetting_reports_notes_from_groups(memory: HonchoMemory, service: HonchoService) -> None:
     await memory.store(make_batch(make_note(2, "ours", group="club", session="s2"), name="club"))
     forgotten = await memory.forget("ada")
     assert (forgotten.deleted, service.list_conclusion_texts()) == (0, ["ours"])
-    assert forgotten.kept == ("1 conclusions of what was noted in company: whose notes they were is not told",)
+    assert forgotten.kept == ("1 conclusions from notes in groups: it is unknown whose notes they were",)
 
 
 async def test_any_changed_setting_changes_the_signature_and_shows_no_key(make: Make) -> None:

@@ -36,7 +36,7 @@ async def test_every_exchange_and_note_is_a_memory_with_its_key(memory: Mem0Memo
 
 
 @pytest.mark.parametrize("how", ["after", "lose", "drop", "refuse", "hollow", "garbage", "empty"])
-async def test_whatever_becomes_of_the_answer_it_is_stored_once(
+async def test_an_item_is_stored_once_even_if_the_answer_is_lost(
     memory: Mem0Memory, service: Mem0Service, how: str
 ) -> None:
     service.plan_fault(how, "/v3/memories/add/", times=2)  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ async def test_an_event_that_failed_is_sent_again(memory: Mem0Memory, service: M
     assert service.texts() == ["ada: in the end"]
 
 
-async def test_with_inference_nobody_can_tell(make: Make) -> None:
+async def test_with_inference_a_write_cannot_be_probed(make: Make) -> None:
     assert make(infer=True).delivery is DeliveryGuarantee.BLIND
     assert make().delivery is DeliveryGuarantee.PROBE
 
@@ -104,7 +104,7 @@ async def test_what_the_service_says_tells_what_to_do(
         assert caught.value.retry_after == 7.0
 
 
-async def test_a_service_that_is_not_there_was_told_nothing(memory: Mem0Memory, service: Mem0Service) -> None:
+async def test_a_service_that_is_down_received_nothing(memory: Mem0Memory, service: Mem0Service) -> None:
     await service.stop()
     with pytest.raises(Transient):
         await memory.store(make_batch(make_exchange(1, "hello")))
@@ -126,7 +126,7 @@ async def test_a_wrong_key_waits_for_the_right_one_and_is_not_repeated(make: Mak
     assert service.texts() == ["ada: hello"]
 
 
-async def test_recall_stays_within_its_company(make: Make, service: Mem0Service) -> None:
+async def test_recall_stays_within_its_audience(make: Make, service: Mem0Service) -> None:
     memory = make()
     await memory.store(make_batch(make_exchange(4, "my secret garden"), name="dm"))
     await memory.store(make_batch(make_exchange(1, "our secret garden", group="club", session="s2"), name="club"))
@@ -143,7 +143,7 @@ async def test_recall_stays_within_its_company(make: Make, service: Mem0Service)
     ]
     assert await memory.find(make_query("secret garden", who="bob")) == []
     assert await make(agent="coder").find(make_query("secret garden", agent="coder")) == []
-    # a user for each: what others put there is theirs, and still nobody else's
+    # with one user_id per person, foreign memories belong to that person only
     each = make(user="{person}")
     await each.store(make_batch(make_exchange(6, "a new secret", who="bob", session="s3")))
     service.state.memories["theirs"] = {
@@ -180,13 +180,13 @@ async def test_forgetting_deletes_what_was_said_alone(memory: Mem0Memory, servic
     assert service.texts() == ["ada: ours"]
 
 
-async def test_an_agent_and_a_person_whose_names_run_together_are_told_apart(make: Make, service: Mem0Service) -> None:
+async def test_an_agent_and_a_person_with_ambiguous_names_are_kept_apart(make: Make, service: Mem0Service) -> None:
     hers, his = make(agent="a-b", user="{agent}-{person}"), make(agent="a", user="{agent}-{person}")
     assert hers.get_user_id(("person:c",)) == "a-b-c"
     assert his.get_user_id(("person:b-c",)) != "a-b-c"
     await hers.store(make_batch(make_exchange(1, "hers", who="c", agent="a-b")))
     await his.store(make_batch(make_exchange(1, "his", who="b-c", agent="a", session="s2")))
-    # as it was kept when both were one
+    # as early versions stored it, when both had one id
     before = make_exchange(3, "his from before", who="b-c", agent="a", session="s2")
     earlier = make(agent="a", user="a-{person}")
     await earlier.store(make_batch(before))
@@ -212,7 +212,7 @@ async def test_any_changed_setting_changes_the_signature_and_shows_no_key(make: 
 # -- in this process --------------------------------------------------------------------------------------------------
 
 
-async def test_the_library_in_this_process_keeps_finds_and_forgets(
+async def test_the_library_in_this_process_stores_finds_and_forgets(
     local: Mem0Memory, embeddings: EmbeddingsService, tmp_path: Path
 ) -> None:
     whole = make_batch(
@@ -243,7 +243,9 @@ async def test_what_was_closed_can_be_opened_again(local: Mem0Memory) -> None:
     assert list(await local.probe(make_batch(make_exchange(1, "before")))) == ["s1:1"]
 
 
-async def test_nobody_to_embed_is_no_success(local: Mem0Memory, embeddings: EmbeddingsService) -> None:
+async def test_without_an_embedding_service_a_write_does_not_succeed(
+    local: Mem0Memory, embeddings: EmbeddingsService
+) -> None:
     await local.store(make_batch(make_exchange(1, "before")))
     await embeddings.stop()
     with pytest.raises(Exception):  # noqa: B017, PT011  # the library's own, or our doubt: never a success

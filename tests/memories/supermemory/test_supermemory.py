@@ -1,4 +1,4 @@
-"""Supermemory's adapter over the unmodified SDK: a document each, stored once, whatever the service does about it."""
+"""Supermemory's adapter over the unmodified SDK: one document per item, stored once, also when the service fails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_every_exchange_and_note_is_a_document_of_its_own(
 
 
 @pytest.mark.parametrize("how", ["after", "lose", "drop", "refuse", "hollow", "garbage", "empty", "twice"])
-async def test_whatever_becomes_of_the_answer_it_is_stored_once(
+async def test_an_item_is_stored_once_even_if_the_answer_is_lost(
     memory: SupermemoryMemory, service: SupermemoryService, how: str
 ) -> None:
     service.plan_fault(how, "/document$", times=2)  # type: ignore[arg-type]
@@ -100,9 +100,7 @@ async def test_what_the_service_says_tells_what_to_do(
         assert caught.value.retry_after == 7.0
 
 
-async def test_a_service_that_is_not_there_was_told_nothing(
-    memory: SupermemoryMemory, service: SupermemoryService
-) -> None:
+async def test_a_service_that_is_down_received_nothing(memory: SupermemoryMemory, service: SupermemoryService) -> None:
     await service.stop()
     with pytest.raises(Transient):
         await memory.store(make_batch(make_exchange(1, "hello")))
@@ -125,7 +123,7 @@ async def test_a_wrong_key_waits_for_the_right_one_and_is_not_repeated(make: Mak
 
 
 @pytest.mark.parametrize("namespace", ["{agent}-{person}", "everybody"])
-async def test_recall_stays_within_its_company(make: Make, namespace: str) -> None:
+async def test_recall_stays_within_its_audience(make: Make, namespace: str) -> None:
     memory = make(namespace=namespace)
     await memory.store(make_batch(make_exchange(4, "my secret garden"), name="dm"))
     await memory.store(make_batch(make_exchange(1, "our secret garden", group="club", session="s2"), name="club"))
@@ -167,7 +165,7 @@ async def test_forgetting_deletes_what_was_said_alone(memory: SupermemoryMemory,
     assert service.texts() == ["ada: ours"]
 
 
-async def test_an_agent_and_a_person_whose_names_run_together_are_told_apart(
+async def test_an_agent_and_a_person_with_ambiguous_names_are_kept_apart(
     make: Make, service: SupermemoryService
 ) -> None:
     hers, his = make(agent="a-b", namespace="{agent}-{person}"), make(agent="a", namespace="{agent}-{person}")
@@ -175,7 +173,7 @@ async def test_an_agent_and_a_person_whose_names_run_together_are_told_apart(
     assert his.get_namespace(("person:b-c",)) != "a-b-c"
     await hers.store(make_batch(make_exchange(1, "hers", who="c", agent="a-b")))
     await his.store(make_batch(make_exchange(1, "his", who="b-c", agent="a", session="s2")))
-    # as it was kept when both were one
+    # as early versions stored it, when both had one namespace
     before = make_exchange(3, "his from before", who="b-c", agent="a", session="s2")
     earlier = make(agent="a", namespace="a-{person}")
     await earlier.store(make_batch(before))

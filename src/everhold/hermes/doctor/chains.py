@@ -27,7 +27,7 @@ def check_chains(case: HermesInspection) -> Iterator[DoctorFinding]:
 
 
 def _drop_impossible_edits(finding: DoctorFinding) -> DoctorFinding:
-    """Explain that an older schema cannot archive messages, so that a fix has nowhere to put them."""
+    """Remove the edits of messages, because an older schema cannot archive messages."""
     if not any(edit.table == "messages" for edit in finding.edits):
         return finding
     remedy = "this schema cannot archive messages; open it once with hermes-agent 0.19.0, which adds what is missing"

@@ -340,7 +340,7 @@ def _check_owners(case: HermesInspection) -> Iterator[DoctorFinding]:
             found.append((session, parent))
     if found and "user_id" in case.columns["sessions"]:
         yield DoctorFinding(
-            "nobody-s",
+            "without-owner",
             f"sessions that lost their owner when they continued under another id: {len(found)}",
             where=tuple(session.id for session, _ in found),
             count=len(found),

@@ -240,7 +240,7 @@ class _ConversationWriter:
         self.seq = done.seqs[-1] + 1
 
     async def _choose_address(self) -> str:
-        """Bind the chat to the session. A chat that is already bound to a session with messages keeps its binding."""
+        """Return the chat's address. If the chat already has a session here, report it and return another."""
         address = str(self.conversation.address)
         taken = await self.store.resolve_address(address)
         if taken is None:
@@ -468,7 +468,7 @@ class _ConversationWriter:
         await self._flush_batch(session)
 
     async def _find_covered_upto(self, compression: HermesCompression, row: HermesMessage) -> int:
-        """Return the last turn that a summary covers completely."""
+        """Return the last turn that a summary covers: none of its rows is after the summary."""
         last = await self._find_operation(compression.covers[-1], compression) if compression.covers else 0
         if last and compression.tail and await self._find_operation(compression.tail[0], compression) == last:
             before = await self.store.list_operations(

@@ -98,7 +98,7 @@ def _rank_continuation(child: HermesSession, newest: Mapping[str, float]) -> tup
 
 
 def _is_circular(session: HermesSession, known: Mapping[str, HermesSession], followed: set[str]) -> bool:
-    """Break a cycle of parents, which has no beginning, at any session."""
+    """Whether the parents of a session form a cycle. A cycle has no beginning, so any of its sessions can start it."""
     seen: set[str] = set()
     here = session
     while here.id in followed and here.parent in known:

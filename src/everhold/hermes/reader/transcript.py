@@ -196,8 +196,8 @@ def _find_original(
     row.
     """
     if tail:
-        behind = before.index(tail[-1]) + 1
-        candidates = before[behind : behind + 1]
+        next_row = before.index(tail[-1]) + 1
+        candidates = before[next_row : next_row + 1]
     else:
         candidates = list(reversed(before))
     for id in candidates:

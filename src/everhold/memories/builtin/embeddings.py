@@ -147,7 +147,7 @@ class ChunkEmbeddings:
         return self._scope_cache
 
     def reload_chunks(self, db: apsw.Connection, chunks: Collection[int]) -> None:
-        """Mark these chunks as changed."""
+        """Read these chunks into the cache again, because they changed."""
         if self._scope_cache is not None and chunks:
             self._scope_cache.reload_chunks(db, chunks)
 

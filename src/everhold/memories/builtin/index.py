@@ -231,8 +231,8 @@ class MemoryIndex:
         return agents
 
     async def _check_same_log(self, store: Store) -> None:
-        """Whether the file was derived from a different log, for example before a restore: that log has other entries
-        at the same pos.
+        """Recreate the file if it was derived from a different log, for example before a restore. A different log has
+        other entries at the same pos.
         """
         landmark = await self._run_write(lambda: self._index_writer.last_entry)
         if landmark is not None:

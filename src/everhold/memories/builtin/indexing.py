@@ -134,7 +134,7 @@ class IndexWriter:
         return (session, int(seq), digest) if session else None
 
     def index_entries(self, entries: Sequence[Entry], agents: Mapping[str, str], position: int) -> IndexedBatch:
-        """Index the entries that follow the pos `after`."""
+        """Index the entries that follow `position`, which is the pos of the file."""
         known = len(self._last) + len(self._scopes) + len(self._authors) + len(self._named)
         if self._knows != position or known > MAX_CACHED_NAMES:
             for remembered in (self._scopes, self._authors, self._named, self._next, self._last):

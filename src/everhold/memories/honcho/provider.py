@@ -222,7 +222,7 @@ class HonchoMemory:
         return [message for message in found if message.metadata.get("everhold") in keys]
 
     async def _find_known_texts(self, contents: Sequence[str], listeners: Sequence[str]) -> set[str]:
-        """Return the keys that every one of these sets contains."""
+        """Return the texts for which every listener has a conclusion."""
         known = set(contents)
         for about in listeners if known else ():
             filters = {"observer_id": self.peers.agent_peer, "observed_id": about, "content": {"in": list(contents)}}
