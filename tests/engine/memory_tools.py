@@ -53,7 +53,7 @@ def add_memory_tools(
         "fetch": FakeTool("fetch", ToolEffect.PURE, act=lambda _a, _c: ToolResult(text=page)),
     }
     gateway.runtimes.model = gateway.runtimes.summariser = FakeModel(obey_last_order)
-    gateway.runtimes.settings.update(facts=facts, memory_notices=notices)
+    gateway.runtimes.settings.update(fact_cache=facts, memory_notices=notices)
     gateway.runtimes.memories = gateway.runtimes.memories or {"a": FindingProvider()}
     return facts
 

@@ -48,7 +48,7 @@ class AuditScenario:
         for n in range(3):
             gateway.send_message(f"again {n} {LONG}")
         make_compressing(gateway, window=1_200)
-        gateway.runtimes.settings.update(hard=1.2)
+        gateway.runtimes.settings.update(hard_share=1.2)
         gateway.runtimes.summariser = summing = HeldModel()
         summing.text = "short"
         gateway.send_message(f"full {LONG}", rest=False)

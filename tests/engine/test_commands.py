@@ -136,7 +136,7 @@ def test_another_configuration_ends_a_wait_that_concerns_nobody_any_more(models:
 
 
 def test_what_is_queued_waits_its_turn_where_others_would_interrupt(gateway: InProcessGateway) -> None:
-    gateway.runtimes.settings["busy"] = "interrupt"
+    gateway.runtimes.settings["busy_policy"] = "interrupt"
     gateway.runtimes.model = held = HeldModel()
     session = gateway.send_message("first", rest=False).session
     gateway.pass_time()

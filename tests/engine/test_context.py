@@ -48,7 +48,7 @@ def make_compressing(gateway: InProcessGateway, *, window: int = 1_200, keep: in
     gateway.runtimes.model = FakeModel(lambda request: structs.replace(echo_last_message(request), usage=ModelUsage()))
     gateway.runtimes.model.context_tokens = window
     gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text="the story so far", model="sum"))
-    gateway.runtimes.settings.update(soft=0.3, hard=0.6, keep=keep, ahead=ahead)
+    gateway.runtimes.settings.update(soft_share=0.3, hard_share=0.6, keep_turns=keep, compress_in_background=ahead)
     return gateway.runtimes.summariser
 
 
@@ -101,7 +101,7 @@ class TestRule13Compressions:
         make_compressing(gateway, window=2_000, keep=1)
         long = "the story so far " + "and on " * 180
         gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text=long, model="sum"))
-        gateway.runtimes.settings.update(soft=0.3, hard=0.95)
+        gateway.runtimes.settings.update(soft_share=0.3, hard_share=0.95)
         session = ""
         for n in range(40):
             session = gateway.send_message(f"{n} {LONG if n < 12 else 'x' * 60}").session
@@ -144,7 +144,7 @@ class TestRule13Compressions:
         assert all(compression.generation > 0 for compression in gateway.read_bodies(session, Compressed)), (
             "made of another view"
         )
-        assert "the view changed" in next(
+        assert "the context changed" in next(
             b.reason for b in gateway.read_bodies(session, Ended) if b.outcome == "refused"
         )
         gateway.assert_sound()
@@ -188,7 +188,7 @@ class TestRule13Compressions:
             gateway.pass_time(1)
         gateway.runtimes.model = answering = HeldModel()
         answering.context_tokens = 1_200
-        gateway.runtimes.settings["hard"] = 0.99
+        gateway.runtimes.settings["hard_share"] = 0.99
         gateway.send_message("the question", rest=False)
         gateway.pass_time(1)
         summariser.text = "short"
@@ -320,7 +320,7 @@ class TestRule13Messages:
         giant = gateway.send_message(self.GIANT).seq
         assert "the message does not fit the model" in gateway.list_shown_texts()[-1]
         assert "/undo" in gateway.list_shown_texts()[-1]
-        assert "/retry tries it again" not in gateway.list_shown_texts()[-1]
+        assert "/retry tries again" not in gateway.list_shown_texts()[-1]
         assert gateway.read_bodies(session, Compressed) == [], "a summary of the rest would not have helped"
         assert gateway.read_bodies(session, Ended)[-1].stubs == (giant,)
         asked.clear()
@@ -356,7 +356,7 @@ class TestRule13Messages:
     ) -> None:
         use_narrow_model(gateway, most=900_000, window=500_000)
         session = gateway.send_message(self.GIANT).session
-        gateway.runtimes.settings.update(hard=9.0, soft=9.0)
+        gateway.runtimes.settings.update(hard_share=9.0, soft_share=9.0)
         asked = use_narrow_model(gateway, most=8_000)
         gateway.send_message("and now?")
         assert [body.outcome for body in gateway.read_bodies(session, Ended)] == ["done", "done"]
@@ -383,7 +383,7 @@ class TestRule13Messages:
     def test_it_can_be_compressed_and_reviewed(self, gateway: InProcessGateway) -> None:
         asked = use_narrow_model(gateway, most=8_000)
         session = gateway.send_message(self.GIANT).session
-        gateway.runtimes.settings["review_every"] = 1
+        gateway.runtimes.settings["review_every_turns"] = 1
         gateway.send_message("and now?")
         gateway.send_message("/compress here 0")
         assert [compressed.messages for compressed in gateway.read_bodies(session, Compressed)] == [2]
@@ -441,15 +441,15 @@ class TestRule14Undo:
     def test_undoing_a_compression_restores_the_exact_earlier_context(self, gateway: InProcessGateway) -> None:
         make_compressing(gateway, keep=1)
         session = gateway.send_message(f"0 {LONG}").session
-        gateway.runtimes.settings["ahead"] = False
-        gateway.runtimes.settings["hard"] = 0.9
+        gateway.runtimes.settings["compress_in_background"] = False
+        gateway.runtimes.settings["hard_share"] = 0.9
         for n in range(1, 3):
             gateway.send_message(f"{n} {LONG}")
         before = texts(gateway, session)
-        gateway.runtimes.settings.update(ahead=True)
+        gateway.runtimes.settings.update(compress_in_background=True)
         gateway.send_message(f"3 {LONG}")
         assert gateway.read_bodies(session, Compressed)
-        gateway.runtimes.settings.update(ahead=False)
+        gateway.runtimes.settings.update(compress_in_background=False)
         gateway.send_message("/undo compress")
         assert texts(gateway, session)[: len(before)] == before
         gateway.assert_sound()
@@ -460,7 +460,7 @@ class TestRule14Undo:
         for n in range(3):
             session = gateway.send_message(f"{n} {LONG}").session
         assert gateway.read_bodies(session, Compressed)
-        gateway.runtimes.settings.update(ahead=False, hard=9.0)
+        gateway.runtimes.settings.update(compress_in_background=False, hard_share=9.0)
         gateway.send_message("/undo 2")
         assert "the story so far" not in " ".join(texts(gateway, session))
         assert texts(gateway, session)[0].startswith("0 ")
@@ -771,7 +771,7 @@ class TestBusy:
         assert len(gateway.read_bodies(session, Took)) == 1
 
     def test_interrupt_ends_the_running_turn_and_the_message_is_answered(self, gateway: InProcessGateway) -> None:
-        gateway.runtimes.settings["busy"] = "interrupt"
+        gateway.runtimes.settings["busy_policy"] = "interrupt"
         gateway.runtimes.model = held = HeldModel()
         session = gateway.send_message("wrong question", rest=False).session
         gateway.pass_time(1)
@@ -843,7 +843,7 @@ def test_a_note_is_kept_at_once_and_reaches_the_providers(gateway: InProcessGate
     gateway.run(gateway.control.add_note(session, "Ada likes tea", by="person:ada"))
     gateway.run_until_idle()
     assert [note.text for note in gateway.read_bodies(session, Noted)] == ["Ada likes tea"]
-    assert [type(item).__name__ for item in provider.kept[session]] == ["Exchange", "Note"]
+    assert [type(item).__name__ for item in provider.kept[session]] == ["Exchange", "MemoryNote"]
 
 
 def test_the_view_of_a_session_is_the_same_read_at_once_or_grown(gateway: InProcessGateway) -> None:
@@ -864,7 +864,7 @@ def test_a_branch_that_compressed_what_it_inherited_forgets_with_its_parent(gate
     gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text="they spoke of 4711"))
     parent = gateway.send_message(f"{SECRET} {LONG}").session
     gateway.send_message("/branch")
-    gateway.runtimes.settings["ahead"] = True
+    gateway.runtimes.settings["compress_in_background"] = True
     branch = gateway.send_message(f"on we go {LONG}").session
     assert branch != parent
     assert [compression.summary for compression in gateway.read_bodies(branch, Compressed)] == ["they spoke of 4711"]
@@ -885,7 +885,7 @@ def test_a_branch_compresses_its_inheritance_whole_and_loses_nothing(gateway: In
     gateway.send_message("/branch")
     branch = ""
     for n in range(4):
-        gateway.runtimes.settings["ahead"] = n == 3
+        gateway.runtimes.settings["compress_in_background"] = n == 3
         branch = gateway.send_message(f"child {n} {LONG}").session
     shown = " ".join(texts(gateway, branch))
     for n in range(4):

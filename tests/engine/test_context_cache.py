@@ -182,7 +182,7 @@ def test_a_turn_that_outlives_its_context_leaves_no_summary_in_the_next(gateway:
 def make_compressing(gateway: InProcessGateway, text: Callable[[], str] = lambda: "the story so far") -> None:
     gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text="I see"), context_tokens=600)
     gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text=text()))
-    gateway.runtimes.settings.update(soft=0.3, hard=0.9, keep=1, ahead=True)
+    gateway.runtimes.settings.update(soft_share=0.3, hard_share=0.9, keep_turns=1, compress_in_background=True)
 
 
 def test_a_branch_of_a_parent_whose_summary_was_erased_sees_the_originals(gateway: InProcessGateway) -> None:
@@ -191,7 +191,7 @@ def test_a_branch_of_a_parent_whose_summary_was_erased_sees_the_originals(gatewa
     for n in range(4):
         session = gateway.send_message(f"message {n} {'x' * 200}").session
     assert gateway.read_bodies(session, Compressed)
-    gateway.runtimes.settings.update(ahead=False, hard=9.0)
+    gateway.runtimes.settings.update(compress_in_background=False, hard_share=9.0)
     gateway.send_message("/branch")
     branch = gateway.send_message("in the branch").session
     assert branch != session

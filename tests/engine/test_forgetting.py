@@ -103,7 +103,7 @@ def builtin(gateway: InProcessGateway) -> MemoryIndex:
     """The real index over the house's log, as a memory that is asked about every message."""
     index = MemoryIndex(gateway.path / "index.db", inline=True, embeddings="table")
     gateway.runtimes.memories["builtin"] = BuiltinMemory(index=index, store=gateway.store, agent="main")
-    gateway.runtimes.settings.update(recalls=("builtin", *(n for n in gateway.runtimes.memories if n != "builtin")))
+    gateway.runtimes.settings.update(recall_memories=("builtin", *(n for n in gateway.runtimes.memories if n != "builtin")))
     gateway.runtimes.settings["recall_seconds"] = 1.0
     return index
 
@@ -209,7 +209,7 @@ class TestForgetting:
         gateway.run(index.wipe_erased(gateway.store))
         assert "index.db" in {name.removesuffix("-wal") for name in everywhere(gateway.path, CANARY)}
         del gateway.runtimes.memories["builtin"]
-        gateway.runtimes.settings.update(recalls=())
+        gateway.runtimes.settings.update(recall_memories=())
         report = gateway.run(memory(gateway, wipe=lambda: index.wipe_erased(gateway.store)).forget_person("ada"))
         assert report.done
         assert everywhere(gateway.path, CANARY) == []
@@ -264,7 +264,7 @@ class TestForgetting:
     def test_a_name_that_was_made_of_a_title_goes_with_it(self, gateway: InProcessGateway) -> None:
         provider = ForgettingProvider()
         gateway.runtimes.memories = {"a": provider}
-        gateway.runtimes.settings["naming"] = lambda _memory, origin: (
+        gateway.runtimes.settings["choose_memory_name"] = lambda _memory, origin: (
             memory_naming.choose_memory_name(origin, memory_naming.NamingRule()).text
         )
         gateway.send_message(f"/title all about {CANARY}")
@@ -341,7 +341,7 @@ class TestForgetting:
     def test_what_somebody_else_was_shown_of_it_is_not_on_record_any_more(self, gateway: InProcessGateway) -> None:
         finding = FindingProvider()
         gateway.runtimes.memories = {"a": finding}
-        gateway.runtimes.settings.update(recalls=("a",), recall_seconds=1.0)
+        gateway.runtimes.settings.update(recall_memories=("a",), recall_seconds=1.0)
         add_memory_tools(gateway)
         gateway.send_message("hello")
         finding.answers = [MemoryHit(text=f"ada keeps {CANARY}", person="ada")]
@@ -429,7 +429,7 @@ class TestInTheMiddle:
     def test_what_a_provider_still_told_meanwhile_is_not_on_record_afterwards(self, gateway: InProcessGateway) -> None:
         provider = ReluctantProvider()
         gateway.runtimes.memories = {"a": provider}
-        gateway.runtimes.settings.update(recalls=("a",), recall_seconds=1.0)
+        gateway.runtimes.settings.update(recall_memories=("a",), recall_seconds=1.0)
         add_memory_tools(gateway)
         gateway.send_message(f"remember {CANARY}")
         forgetting = gateway.loop.create_task(memory(gateway).forget_person("ada"))

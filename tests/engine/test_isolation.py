@@ -65,7 +65,7 @@ class LeakScenario:
         self.index = MemoryIndex(gateway.path / "index.db", inline=True, embeddings="table")
         gateway.runtimes.memories = {"blab": LeakingProvider()}
         add_memory_tools(gateway, notices=False, limits={"user": 5_000, "memory": 5_000})
-        gateway.runtimes.settings.update(recalls=("builtin", "blab"), recall_seconds=1.0)
+        gateway.runtimes.settings.update(recall_memories=("builtin", "blab"), recall_seconds=1.0)
         self.linked: dict[str, str] = {}
         gateway.admit = lambda incoming: AdmissionDecision(
             agent=incoming.agent or "main", person=self.person(incoming), group=group
@@ -319,7 +319,7 @@ def test_an_answer_that_comes_late_is_shown_where_it_belongs_or_nowhere(
     gateway: InProcessGateway, moves: tuple[str, str], seconds: float
 ) -> None:
     gateway.runtimes.memories = {"late": LateProvider(seconds)}
-    gateway.runtimes.settings.update(recalls=("late",), recall_seconds=1.0)
+    gateway.runtimes.settings.update(recall_memories=("late",), recall_seconds=1.0)
     other = gateway.send_message("in another chat", chat="other", rest=False).session
     first = gateway.send_message("first", rest=False)
     gateway.pass_time(10)
@@ -353,7 +353,7 @@ def test_an_answer_that_comes_late_is_shown_where_it_belongs_or_nowhere(
 
 def test_an_answer_for_a_view_that_is_gone_is_dropped_and_asked_for_again(gateway: InProcessGateway) -> None:
     gateway.runtimes.memories = {"late": LateProvider(0.5)}
-    gateway.runtimes.settings.update(recalls=("late",), recall_seconds=1.0)
+    gateway.runtimes.settings.update(recall_memories=("late",), recall_seconds=1.0)
     gateway.send_message("first", rest=False)
     gateway.pass_time(5)
     session = gateway.send_message("second", rest=False).session

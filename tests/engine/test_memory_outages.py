@@ -38,7 +38,7 @@ class CountingProvider(FakeMemoryProvider):
 def provider(gateway: InProcessGateway) -> CountingProvider:
     provider = CountingProvider()
     gateway.runtimes.memories["a"] = provider
-    gateway.runtimes.settings |= {"memory_notices": True, "recalls": ("a",), "recall_seconds": 0.5}
+    gateway.runtimes.settings |= {"memory_notices": True, "recall_memories": ("a",), "recall_seconds": 0.5}
     gateway.pass_time(1)
     return provider
 

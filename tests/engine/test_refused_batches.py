@@ -51,7 +51,7 @@ def picky(
 ) -> PickyProvider:
     provider = PickyProvider(delivery, keeps_before=keeps_before)
     gateway.runtimes.memories["a"] = provider
-    gateway.runtimes.settings["paces"] = {"a": parse_write_setting(write)}
+    gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(write)}
     gateway.pass_time(1)  # what was said up to the start is not held back
     return provider
 
@@ -244,7 +244,7 @@ class HalfStoringProvider(FakeMemoryProvider):
 def half(gateway: InProcessGateway) -> HalfStoringProvider:
     provider = HalfStoringProvider()
     gateway.runtimes.memories["a"] = provider
-    gateway.runtimes.settings["paces"] = {"a": parse_write_setting(5)}
+    gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(5)}
     gateway.pass_time(1)
     return provider
 

@@ -64,7 +64,7 @@ class TalkingModel(FakeModel):
 def add_agents(gateway: InProcessGateway, *, agents: int, window: int, slow: float = 55.0) -> TalkingModel:
     model = TalkingModel(window=window, slow=slow)
     gateway.runtimes.model = gateway.runtimes.summariser = model
-    gateway.runtimes.settings.update(soft=0.5, hard=0.9, keep=2)
+    gateway.runtimes.settings.update(soft_share=0.5, hard_share=0.9, keep_turns=2)
     return model
 
 
@@ -218,7 +218,7 @@ def test_two_agents_that_talk_while_both_are_compressed_see_each_other_and_fall_
         return ModelResponse(text="." if number >= 12 else f"<turn-{number + 1}> " + "words " * 200)
 
     gateway.runtimes.model = gateway.runtimes.summariser = FakeModel(answer, context_tokens=1_500)
-    gateway.runtimes.settings.update(soft=0.4, hard=0.8, keep=1)
+    gateway.runtimes.settings.update(soft_share=0.4, hard_share=0.8, keep_turns=1)
     start = ChatLocation(platform="agent", account="two", chat="one", message="start")
     gateway.accept_message(IncomingMessage(origin=start, text="<turn-0> begin", sender="one", name="one", agent="two"))
     gateway.run_until_idle(60)

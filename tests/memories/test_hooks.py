@@ -250,7 +250,7 @@ def test_a_lost_answer_about_something_that_was_never_sent_is_no_matter(house: I
 # -- where the talk takes a turn ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command, how", [("/new", "new"), ("/branch", "branch"), ("/compress here 0", "fold")])
+@pytest.mark.parametrize("command, how", [("/new", "new"), ("/branch", "branch"), ("/compress here 0", "compression")])
 def test_a_turn_of_the_talk_is_told_once_all_before_it_is_delivered(
     house: InProcessGateway, command: str, how: str
 ) -> None:

@@ -163,7 +163,7 @@ class SessionSwitch(Struct, frozen=True, kw_only=True):
     """A conversation goes on elsewhere, or afresh. Nothing has to be flushed: what was said goes out by itself."""
 
     how: str
-    """new, resume, branch, or fold."""
+    """`new`, `resume`, `branch` or `compression`."""
     before: MemoryScope
     after: MemoryScope
 

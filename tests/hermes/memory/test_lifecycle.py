@@ -151,7 +151,7 @@ async def test_where_the_talk_turns_it_hears_of_it(tmp_path: Path) -> None:
     assert stage.read_calls("on_session_switch") == [["on_session_switch", NAME, NAME, True]]
 
 
-@pytest.mark.parametrize("how", ["new", "fold", "branch", "resume"])
+@pytest.mark.parametrize("how", ["new", "compression", "branch", "resume"])
 async def test_what_is_over_ends_before_something_else_begins(tmp_path: Path, how: str) -> None:
     """A fresh start and a summary are the end of what was said before; a branch leaves it as it is."""
     stage = HermesPluginHarness(tmp_path)

@@ -55,7 +55,9 @@ class BackfillRange(Struct, frozen=True, kw_only=True):
 
 
 class BackfillRateLimit:
-    """When the next batch of a memory may be sent. It is kept in memory, so after a restart one batch may come early."""
+    """When the next batch of a memory may be sent. It is kept in memory, so after a restart one
+    batch may come early.
+    """
 
     def __init__(self) -> None:
         self.free_at = float("-inf")

@@ -56,7 +56,7 @@ async def build_session_switch(
             how = "branch" if await _is_branch_switch(store, session.id, entry.seq, other) else "resume"
             return SessionSwitch(how=how, before=here, after=scope(await store.get_session(other)))
         case Compressed():
-            return SessionSwitch(how="fold", before=here, after=here)
+            return SessionSwitch(how="compression", before=here, after=here)
         case _:
             return SessionSwitch(how="new", before=here, after=here)
 

@@ -235,7 +235,7 @@ class HermesMemory:
                 switch.before.name
             )  # in the same chat; of another one nobody knows yet where it is
         if who is not None and self._host.is_running:
-            ends = switch.how in ("new", "fold")
+            ends = switch.how in ("new", "compression")
             params = {"parent": switch.before.name, "reset": switch.how == "new", "ends": ends}
             await self._call_plugin("switch", session=switch.after.name, identity=who, **params)
 
