@@ -1,4 +1,4 @@
-"""A house whose agent has the memory tools and does with them what people tell it, word for word."""
+"""A gateway whose agent has the memory tools and calls them as messages say."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def shown(gateway: InProcessGateway, turn: int = -1) -> str:
 
 
 class FindingProvider(FakeMemoryProvider):
-    """Finds what a test hands it, whoever asks: what may be shown is not its business."""
+    """Finds what a test gives it, for every query. It does not check audiences."""
 
     def __init__(self) -> None:
         super().__init__()

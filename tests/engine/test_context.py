@@ -43,7 +43,7 @@ LONG = "x" * 400
 
 
 def make_compressing(gateway: InProcessGateway, *, window: int = 1_200, keep: int = 1, ahead: bool = True) -> FakeModel:
-    """A house whose model has a small window, and a summariser beside it."""
+    """Give the gateway a model with a small window, and a summariser."""
     # one that reports no usage: what a token is stays what it was
     gateway.runtimes.model = FakeModel(lambda request: structs.replace(echo_last_message(request), usage=ModelUsage()))
     gateway.runtimes.model.context_tokens = window
@@ -53,7 +53,7 @@ def make_compressing(gateway: InProcessGateway, *, window: int = 1_200, keep: in
 
 
 def use_cramped_model(gateway: InProcessGateway, most: int) -> FakeModel:
-    """A house whose model takes no more than so many letters."""
+    """Give the gateway a model that accepts only so many characters."""
 
     def answer(request: ModelRequest) -> ModelResponse:
         if sum(len(message.text) for message in request.messages) > most:
@@ -97,7 +97,9 @@ class TestRule13Compressions:
         gateway.assert_sound()
 
     def test_a_summary_near_the_mark_is_not_made_anew_with_every_turn(self, gateway: InProcessGateway) -> None:
-        """What is left after a fold can lie above the soft mark: then only enough news are worth another one."""
+        """What is left after a compression can be above the soft limit. The next compression waits
+        until enough is new.
+        """
         make_compressing(gateway, window=2_000, keep=1)
         long = "the story so far " + "and on " * 180
         gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text=long, model="sum"))
@@ -110,7 +112,7 @@ class TestRule13Compressions:
             for op in gateway.run(gateway.store.list_operations(session, types=("compression",)))
             if op.state == "done"
         ]
-        assert 1 <= len(compressions) <= 6, f"{len(compressions)} folds in 40 turns"
+        assert 1 <= len(compressions) <= 6, f"{len(compressions)} compressions in 40 turns"
         gateway.assert_sound()
 
     def test_at_the_hard_limit_the_chat_waits_for_the_compression(self, gateway: InProcessGateway) -> None:
@@ -122,7 +124,7 @@ class TestRule13Compressions:
         assert began
         assert all(body.blocking and body.trigger == "hard" for body in began)
         assert [text[:10] for text in gateway.list_shown_texts()].count("You said: ") == 6
-        assert any("Your message is kept" in text for text in gateway.list_shown_texts())
+        assert any("I answer your message right after" in text for text in gateway.list_shown_texts())
         gateway.assert_sound()
 
     @pytest.mark.parametrize("change", ["/new", "/undo"])
@@ -136,13 +138,13 @@ class TestRule13Compressions:
         for n in range(4):
             session = gateway.send_message(f"{n} {LONG}", rest=False).session
             gateway.pass_time(1)
-        assert held.requests, "the fold must be under way"
+        assert held.requests, "the compression must be running"
         gateway.send_message(change, rest=False)
         gateway.pass_time(1)
         held.free = True
         gateway.pass_time(5)
         assert all(compression.generation > 0 for compression in gateway.read_bodies(session, Compressed)), (
-            "made of another view"
+            "made from another context"
         )
         assert "the context changed" in next(
             b.reason for b in gateway.read_bodies(session, Ended) if b.outcome == "refused"
@@ -194,7 +196,7 @@ class TestRule13Compressions:
         summariser.text = "short"
         summariser.free = True
         gateway.pass_time(3)
-        assert gateway.read_bodies(session, Compressed), "the fold must land while the turn runs"
+        assert gateway.read_bodies(session, Compressed), "the compression must end while the turn runs"
         gateway.crash()
         gateway.start()
         gateway.pass_time(3)
@@ -291,7 +293,9 @@ class TestRule13Compressions:
 
 
 def use_narrow_model(gateway: InProcessGateway, *, most: int, window: int = 8_000) -> list[ModelRequest]:
-    """A house whose model, which also makes its summaries, refuses more than `most` characters; what it was asked."""
+    """Give the gateway a model that refuses more than `most` characters, also for summaries; return
+    what it was asked.
+    """
     asked: list[ModelRequest] = []
 
     def answer(request: ModelRequest) -> ModelResponse:

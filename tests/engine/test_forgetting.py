@@ -100,10 +100,12 @@ def memory(gateway: InProcessGateway, **more: Any) -> MemoryAdmin:
 
 
 def builtin(gateway: InProcessGateway) -> MemoryIndex:
-    """The real index over the house's log, as a memory that is asked about every message."""
+    """The real index over the gateway's log, as a memory that is asked about every message."""
     index = MemoryIndex(gateway.path / "index.db", inline=True, embeddings="table")
     gateway.runtimes.memories["builtin"] = BuiltinMemory(index=index, store=gateway.store, agent="main")
-    gateway.runtimes.settings.update(recall_memories=("builtin", *(n for n in gateway.runtimes.memories if n != "builtin")))
+    gateway.runtimes.settings.update(
+        recall_memories=("builtin", *(n for n in gateway.runtimes.memories if n != "builtin"))
+    )
     gateway.runtimes.settings["recall_seconds"] = 1.0
     return index
 
@@ -177,7 +179,7 @@ class TestForgetting:
         assert CANARY not in provider.words
         assert provider.asked
         assert any("b (agent main): it cannot delete" in line for line in report.remains)
-        # and nobody else's are touched
+        # words of other people stay
         assert OTHER in live(gateway)
         assert OTHER in provider.words
         gateway.assert_sound()
@@ -228,7 +230,7 @@ class TestForgetting:
         assert not again._read_unfinished()
 
     def test_a_fall_between_erasing_and_wiping_is_made_up_for(self, gateway: InProcessGateway) -> None:
-        """The rows are gone and their bytes still beside the file: whoever opens it next has to know."""
+        """The rows are deleted and their bytes are still beside the file, so the next process has to wipe them."""
 
         class Falling(MemoryIndex):
             def _wipe_files(self) -> None:
@@ -501,7 +503,7 @@ class TestInTheMiddle:
         gateway.pass_time(60)
         assert CANARY not in provider.words
         assert gateway.run(keeping.collect_status())["forgetting"] == []
-        # and whoever comes later is not forgotten to be forgotten
+        # A person who comes later is recorded for a later erasure, too.
         gateway.send_message(f"I am bob and like {OTHER}", chat="bobs", who="bob")
         provider.faults.fail_next(Transient("away"), times=1)
         assert not gateway.run(keeping.forget_person("bob")).done

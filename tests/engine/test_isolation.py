@@ -1,8 +1,4 @@
-"""P5: what one person, conversation or agent was told is not shown to another, whichever way it is asked for.
-
-Every test plants a word and looks for it everywhere something is shown: to the model, on the platform, in search, in
-reasons, in exports. `PLANTED` breaks the rules one by one; each of them must make a test here fail.
-"""
+"""P5: what one person, conversation or agent said is not shown to another, however it is asked for."""
 
 from __future__ import annotations
 
@@ -84,7 +80,7 @@ class LeakScenario:
         return self.linked.get(incoming.sender, incoming.sender)
 
     def _model(self, request: ModelRequest) -> ModelResponse:
-        """Notes what it is told to keep, searches for what it is asked, and repeats all it has seen."""
+        """Note what the message says to keep, search for what it asks, and repeat everything shown."""
         tools = [message.text for message in request.messages if message.role == "tool"]
         last = next(message.text for message in reversed(request.messages) if message.role == "user")
         if request.messages[-1].role != "tool" and last.startswith("keep "):
@@ -95,7 +91,7 @@ class LeakScenario:
         return ModelResponse(text="; ".join(tools) or "fine")
 
     def told(self, **where: Any) -> str:
-        """All that comes back, and all that is shown to the model, when somebody asks for the word by its beginning."""
+        """Return all replies, and everything shown to the model, when a message asks for the word by its beginning."""
         gateway = self.gateway
         asked, back = len(gateway.runtimes.model.requests), len(gateway.list_shown_texts())
         for text in (
@@ -135,7 +131,7 @@ GROUP: dict[str, Any] = {"chat": "room", "kind": "group"}
 
 def plant(scenario: LeakScenario, **where: Any) -> None:
     scenario.gateway.send_message(f"the word for zanzibar is {WORD}", **where)
-    scenario.gateway.send_message(f"keep zanzibar {WORD} in mind", **where)
+    scenario.gateway.send_message(f"keep zanzibar {WORD} for later", **where)
     scenario.gateway.send_message(f"/memory note zanzibar {WORD} noted", **where)
 
 
@@ -284,7 +280,7 @@ def test_each_planted_bug_is_found(gateway: InProcessGateway, bug: str) -> None:
 
 @contextlib.contextmanager
 def imported(name: str, new: Any, thing: Any) -> Iterator[None]:
-    """Whoever imported a name keeps what it was: exchange it there, too."""
+    """Replace a name also in the modules that have imported it."""
     from everhold.ingress import accept
 
     with contextlib.ExitStack() as stack:

@@ -22,7 +22,7 @@ from .test_operations import crash_at_step
 
 
 def reviewing(gateway: InProcessGateway, *notes: dict[str, object], every: int = 3) -> list[ModelRequest]:
-    """A house whose model, asked for a review, finds these notes."""
+    """Give the gateway a model that answers a review with these notes."""
     asked: list[ModelRequest] = []
 
     def answer(request: ModelRequest) -> ModelResponse:

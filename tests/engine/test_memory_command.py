@@ -1,4 +1,4 @@
-"""`/memory`: what is kept in mind, what an answer rested on, and what is taken back."""
+"""`/memory`: the facts, what was recalled for an answer, and what is taken back."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class TestFacts:
         assert "likes green tea" in refusal
         assert "`remember`" in refusal
         assert notes(gateway, session) == ["likes green tea"]
-        # the final size counts: making room and using it is one batch
+        # The final size counts: removing and adding is one batch.
         swap = [
             {"action": "remove", "old_text": "green"},
             {"action": "add", "target": "user", "content": "drinks anything"},

@@ -17,7 +17,7 @@ from .test_operations import crash_at_step
 
 
 class Remembering(FakeMemoryProvider):
-    """Finds what it is told to find, after a while."""
+    """Finds what a test gives it, after a delay."""
 
     def __init__(self, *texts: str, slow: float = 0.0) -> None:
         super().__init__()

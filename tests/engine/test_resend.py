@@ -1,4 +1,4 @@
-"""What a memory was handed it can be handed again: in order, under the same keys, whatever happens meanwhile."""
+"""A memory can receive again what it received: in order, under the same keys, whatever happens."""
 
 from __future__ import annotations
 
