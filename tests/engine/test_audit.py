@@ -230,8 +230,8 @@ def an_undone_compression_is_put_back_by_hand(scenario: AuditScenario) -> None:
 DAMAGE: dict[Callable[[AuditScenario], None], tuple[str, str]] = {
     the_id_changes_under_a_compression: ("P1", "its id changed"),
     a_compression_covers_a_running_turn: ("P3", "which was running"),
-    the_mark_is_taken_after_the_call: ("P2", "more than its summary was made of"),
-    a_compression_covers_what_is_no_turn_here: ("P2", "no turn of this session"),
+    the_mark_is_taken_after_the_call: ("P2", "more than its summary was made from"),
+    a_compression_covers_what_is_no_turn_here: ("P2", "not a turn of this session"),
     two_compressions_at_once: ("P3", "began while compression"),
     a_turn_during_a_blocking_compression: ("P3", "turn"),
     a_compression_of_another_generation: ("P1", "another context"),

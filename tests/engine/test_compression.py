@@ -406,7 +406,7 @@ class TestControl:
         assert "the story so far" in diff["by"][0]["text"]
         wide.assert_sound()
 
-    @pytest.mark.parametrize("text, told", [("short", "Compressed 1 messages"), ("", "Not compressed")])
+    @pytest.mark.parametrize("text, told", [("short", "Compressed 1 message:"), ("", "Not compressed")])
     def test_behind_a_summary_that_is_being_made_they_hear_what_came_of_it(
         self, gateway: InProcessGateway, text: str, told: str
     ) -> None:

@@ -212,7 +212,7 @@ class TestForgetting:
         assert "index.db" in {name.removesuffix("-wal") for name in everywhere(gateway.path, CANARY)}
         del gateway.runtimes.memories["builtin"]
         gateway.runtimes.settings.update(recall_memories=())
-        report = gateway.run(memory(gateway, wipe=lambda: index.wipe_erased(gateway.store)).forget_person("ada"))
+        report = gateway.run(memory(gateway, wipe_index=lambda: index.wipe_erased(gateway.store)).forget_person("ada"))
         assert report.done
         assert everywhere(gateway.path, CANARY) == []
         gateway.run(index.close())
@@ -222,7 +222,7 @@ class TestForgetting:
             raise OSError("no room")
 
         tell_everything(gateway)
-        report = gateway.run(memory(gateway, wipe=full).forget_person("ada"))
+        report = gateway.run(memory(gateway, wipe_index=full).forget_person("ada"))
         assert not report.done
         assert any(line.startswith("the search index: ") for line in report.remains)
         again = memory(gateway)

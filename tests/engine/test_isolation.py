@@ -226,30 +226,30 @@ async def whichever_view(
 SCOPES = candidates.find_scopes
 REASON = commands_memory.find_recall_record
 PLANTED: dict[str, tuple[Any, str, Any, Callable[[InProcessGateway], None]]] = {
-    "facts for everybody": (facts, "visible", everybody, test_two_people_do_not_meet),
-    "an index that knows no audience": (candidates, "scopes", all_scopes, test_two_people_do_not_meet),
-    "an index that knows no agents": (candidates, "scopes", any_agent, test_two_agents_share_nothing),
+    "facts for everybody": (facts, "is_visible_to", everybody, test_two_people_do_not_meet),
+    "an index that knows no audience": (candidates, "find_scopes", all_scopes, test_two_people_do_not_meet),
+    "an index that knows no agents": (candidates, "find_scopes", any_agent, test_two_agents_share_nothing),
     "a provider that is believed": (
         recalling,
-        "objection",
+        "find_objection",
         lambda *_, **__: "",
         test_two_people_do_not_meet,
     ),
     "a group is a private chat": (
         access,
-        "audience",
+        "compute_audience",
         lambda _address, person: (f"person:{person}",),
         lambda gateway: test_what_was_said_in_private_does_not_come_up_in_a_group(gateway, "per-person"),
     ),
     "an answer for a view that is gone": (
         recalling,
-        "_steady",
+        "_ask_until_stable",
         whichever_view,
         lambda gateway: test_an_answer_for_a_view_that_is_gone_is_dropped_and_asked_for_again(gateway),
     ),
     "reasons for everybody": (
         commands_memory,
-        "reason",
+        "find_recall_record",
         lambda store, session, **_: REASON(store, session),
         lambda gateway: test_reasons_are_for_those_they_were_given_to(gateway),
     ),

@@ -19,8 +19,8 @@ from everhold.testing.gateway import InProcessGateway
 from .test_delivery import use
 
 EVENTS = (
-    "message.accepted turn.started turn.done compression.started compression.done compression.refused delivery.done "
-    "delivery.in_doubt memory.stored memory.dead_lettered config.revision session.bound session.branched"
+    "message.accepted turn.started turn.completed compression.started compression.completed compression.refused delivery.done "
+    "delivery.in_doubt memory.stored memory.dead_lettered config.loaded session.bound session.branched"
 ).split()
 OF_AN_OPERATION = {event for event in EVENTS if event.startswith(("turn.", "compression."))}
 
@@ -100,8 +100,8 @@ def test_a_memory_and_a_reply_that_are_given_up_are_told_apart(gateway: InProces
         gateway.logger.find_events("delivery.dead_lettered"),
         gateway.logger.find_events("memory.dead_lettered"),
     )
-    assert (reply["reader"], reply["reason"]) == ("platform:fake:main", "blocked")
-    assert (memory["reader"], memory["reason"]) == ("memory:a", "too strange")
+    assert (reply["consumer"], reply["reason"]) == ("platform:fake:main", "blocked")
+    assert (memory["consumer"], memory["reason"]) == ("memory:a", "too strange")
     assert not gateway.logger.find_events("delivery.done")
     assert not gateway.logger.find_events("memory.stored")
 

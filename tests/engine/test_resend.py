@@ -107,7 +107,7 @@ def test_what_can_be_searched_is_not_handed_what_it_shows(gateway: InProcessGate
     attach(gateway, provider)
     for number in range(3):
         gateway.send_message(f"turn {number}")
-    assert "looked for" in replay(gateway)["repeats"]
+    assert "probed first" in replay(gateway)["repeats"]
     gateway.run_until_idle(60)
     assert len(provider.writes) == 3
     provider.forget_all()

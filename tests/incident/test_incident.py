@@ -1,8 +1,8 @@
 """The incident that began this project, as tests: agents on one host, all compressing while people and agents talk.
 
-Each test holds on the real flows, and fails on a deliberately broken variant of them: a compression that rotates the id, that
-takes its mark too late, that runs twice, that ignores what changed meanwhile, that works for whatever session was
-touched last, or that logs under another one's name.
+Each test passes with the real engine, and fails with a deliberately broken variant: a compression that rotates the id,
+that fixes its last covered operation too late, that runs twice, that ignores changes of the context, that works for
+the session that was used last, or that logs under the id of another session.
 """
 
 from __future__ import annotations
