@@ -19,8 +19,9 @@ from everhold.testing.gateway import InProcessGateway
 from .test_delivery import use
 
 EVENTS = (
-    "message.accepted turn.started turn.completed compression.started compression.completed compression.refused delivery.done "
-    "delivery.in_doubt memory.stored memory.dead_lettered config.loaded session.bound session.branched"
+    "message.accepted turn.started turn.completed compression.started compression.completed compression.refused "
+    "delivery.done delivery.in_doubt memory.stored memory.dead_lettered config.loaded session.bound "
+    "session.branched"
 ).split()
 OF_AN_OPERATION = {event for event in EVENTS if event.startswith(("turn.", "compression."))}
 
