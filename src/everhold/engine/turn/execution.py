@@ -328,7 +328,7 @@ class TurnExecution:
         )
 
     def _make_text_callback(self, draft: ReplyDraft | None, grown: list[str]) -> Callable[[str | None], None] | None:
-        """Return the callback for the pieces of a growing answer; None if no one shows them."""
+        """Return the callback for the pieces of a growing answer; None if no draft or client shows them."""
         watcher = self.context.on_text
         if draft is None and watcher is None:
             return None
