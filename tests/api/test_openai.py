@@ -177,7 +177,7 @@ async def test_another_model_is_chosen_and_answers(
         return text_of(await client.post(path, json=asking(path, text), headers={"x-everhold-session": "x"}))
 
     assert await ask("hi") == "You said: hi"
-    assert (await ask("/model")).startswith("Model for this session: fake, as configured. There are: closed, fake, of")
+    assert (await ask("/model")).startswith("Model for this session: fake, as configured. Available: closed, fake, of")
     assert await ask("/model nonsense") == "There is no model 'nonsense'. There are: closed, fake, offline, second."
     assert await ask("/model closed") == "Model closed needs NO_KEY."
     assert await ask("/model second") == "Model for this session: second."

@@ -1,4 +1,4 @@
-"""Every body there can be, for whoever has to cope with all of them."""
+"""Strategies for every kind of entry body."""
 
 from __future__ import annotations
 

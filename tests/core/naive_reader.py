@@ -1,7 +1,4 @@
-"""What a model ought to be shown, told by walking the whole log, entry by entry, as a patient reader would.
-
-Shares the nouns with core and nothing else. It knows no operations table, no selection, no pages.
-"""
+"""The expected context, computed by walking the whole log entry by entry."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from everhold.ports.model import ModelMessage
 Shown: TypeAlias = tuple[str, ...]
 Logs: TypeAlias = Mapping[str, Sequence[Entry]]
 
-_MARK = re.compile(r"(fold|because)-\w+-\d+")
+_MARK = re.compile(r"(compression|because)-\w+-\d+")
 
 
 def summarize_messages(messages: Sequence[ModelMessage]) -> list[Shown]:
@@ -66,7 +63,7 @@ class NaiveReader:
         for entry in self.log:
             if entry.seq < before:
                 self.read(entry)
-        # an erased summary can be shown to nobody, not even to one who looks at an earlier time
+        # An erased summary is never shown, not even in a context of an earlier time.
         self.compressions = [compression for compression in self.compressions if compression.body is not None]
 
     def read(self, entry: Entry) -> None:
@@ -93,7 +90,7 @@ class NaiveReader:
                     compression for compression in self.compressions if compression.op not in compressions
                 ]
             case Compressed(covers=covers):
-                # one whose mark lies before a fresh context speaks of what was left behind there
+                # A compression that covers only operations before a context reset belongs to the old context.
                 if covers >= self.reset_seq:
                     self.compressions.append(entry)
             case None if entry.kind is EntryKind.COMPRESSED:
@@ -111,7 +108,7 @@ class NaiveReader:
         return compression.body.covers if isinstance(compression.body, Compressed) else 0
 
     def read_context(self, pin: int | None = None) -> list[Shown]:
-        """What is in sight. `pin`: the fold to show it under (0: none), wherever in the log that stands."""
+        """Return the context. `pin` is the compression to show it under (0: none), wherever it is in the log."""
         if pin is None:
             compression = self.compressions[-1] if self.compressions else None
         else:
@@ -168,5 +165,5 @@ class NaiveReader:
 
 
 def make_reader(logs: Logs, session: str) -> NaiveReader:
-    """A reader of everything there is."""
+    """Return a naive reader of these logs."""
     return NaiveReader(logs, session, len(logs[session]) + 1)

@@ -1,6 +1,6 @@
 """Logs by chance: everything that can happen to a session, in any order, told as the commits that would be made.
 
-A chronicle keeps just enough to stay plausible (nobody begins a turn while one runs). It decides nothing about views:
+A chronicle keeps just enough to stay plausible (no turn begins while one runs). It decides nothing about views:
 that is what is being tested. The same commits can be made on a real store, and must give the same log.
 """
 
@@ -117,7 +117,7 @@ class RandomSession(Struct, kw_only=True):
     erasures: int = 0
     reset_seq: int = 0
     marks: list[int] = []
-    """Where commits ended: between two entries of one commit nobody can stand."""
+    """The seqs at which commits ended. No state exists between two entries of one commit."""
 
     @property
     def last(self) -> int:
@@ -316,10 +316,10 @@ class RandomLog:
         chapter.pending = sorted({*chapter.pending, *back})
         turn.takes = []
 
-    # folds
+    # compressions
 
     def _covers(self, chapter: RandomSession, count: int) -> int | None:
-        """The mark of a fold over the `count` oldest exchanges in sight, and always over all that is inherited."""
+        """Return `covers` of a compression of the `count` oldest exchanges, and always of all that is inherited."""
         own = self.visible(chapter)
         inherited = chapter.parent and not chapter.reset_seq and not chapter.compressions
         compressed = own[:count]
@@ -344,13 +344,15 @@ class RandomLog:
         chapter.running_compression = None
 
     def _commit_compression(self, chapter: RandomSession, work: RunningCompression) -> None:
-        compressed = Compressed(summary=f"fold-{chapter.id}-{work.op}", covers=work.covers, generation=work.generation)
+        compressed = Compressed(
+            summary=f"compression-{chapter.id}-{work.op}", covers=work.covers, generation=work.generation
+        )
         self.commit(chapter, compressed, Ended(), op=work.op)
         chapter.compressions[work.op] = work.covers
         chapter.own_generation += 1
 
     def _pin(self, chapter: RandomSession, _number: int) -> None:
-        """A running turn does not fit: all before it is folded, and the turn goes on with that."""
+        """Compress everything before a running turn that does not fit, and let the turn continue with the summary."""
         turn = chapter.running
         if turn is None or turn.open or chapter.running_compression:
             return
@@ -408,7 +410,9 @@ class RandomLog:
             self.erase(chapter, {possible[number % len(possible)]})
 
     def erase(self, chapter: RandomSession, seqs: set[int]) -> None:
-        """Remove words, with the folds that hold them; whoever runs has read them and ends; branches forget, too."""
+        """Erase entries, with the compressions that contain them. A running operation has read them and ends. Branches
+        erase them, too.
+        """
         holders = {
             e.op
             for e in chapter.log

@@ -1,4 +1,4 @@
-"""A file is known by what is in it; its name is a label, whatever somebody writes there."""
+"""The content identifies a file; its name is only a label."""
 
 from __future__ import annotations
 

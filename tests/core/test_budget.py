@@ -1,4 +1,4 @@
-"""A limit holds before the call, not after it: whoever reserves the worst case never spends beyond it."""
+"""A limit holds before the call: a caller that reserves the worst case never spends more than the limit."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ DAY = st.tuples(
     st.lists(st.none() | MONEY, min_size=1, max_size=3),
     st.lists(st.tuples(st.booleans(), MONEY, st.integers(0, 8), st.integers(0, 10)), max_size=25),
 )
-"""The limits of the purses a call is charged to, and what happens: (begin a call or end one, worst, share, which)."""
+"""The limits of the budgets that pay for a call, and the events: (begin a call or end one, worst, share, which)."""
 
 
 def spend_a_day(
     day: tuple[list[float | None], list[tuple[bool, float, int, int]]], reserve_: Reserve = reserve_amount
 ) -> None:
-    """Calls begin and end in any order, each costing at most its worst case. No purse is ever overdrawn."""
+    """Calls begin and end in any order, each costing at most its worst case. No budget is ever overdrawn."""
     limits, events = day
-    budgets = [DailyBudget(name=f"purse {n}", limit=limit) for n, limit in enumerate(limits)]
+    budgets = [DailyBudget(name=f"budget {n}", limit=limit) for n, limit in enumerate(limits)]
     open_calls: list[tuple[float, float]] = []
     cost = 0.0
     for begin, worst, eighths, which in events:

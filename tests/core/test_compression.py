@@ -1,4 +1,6 @@
-"""D: what folds, what must not, and when. A fold stands for whole ended operations and hides nothing else."""
+"""D: what is compressed, what is not, and when. A compression replaces whole ended operations and
+hides nothing else.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,11 @@ def is_over(view: SessionContext) -> list[bool]:
 
 
 def commit_plan(chronicle: RandomLog, chapter: RandomSession, made: CompressionPlan) -> None:
-    """Commit the fold that was planned."""
+    """Commit the planned compression."""
     generation = chronicle.generation(chapter)
     op = chronicle.commit(chapter, Began(type="compression", generation=generation))
     compressed = Compressed(
-        summary=f"fold-{op}", covers=made.covers, generation=generation, kept=made.kept, effects=made.effects
+        summary=f"compression-{op}", covers=made.covers, generation=generation, kept=made.kept, effects=made.effects
     )
     chronicle.commit(chapter, compressed, Ended(), op=op)
     chapter.compressions[op] = made.covers
@@ -65,18 +67,20 @@ def commit_plan(chronicle: RandomLog, chapter: RandomSession, made: CompressionP
 
 
 def check_random_compression(seed: int, keep: int, plan_: Planner = plan_compression) -> bool:
-    """Plan over a random history and fold by it: a summary and exactly what was to stay is in sight. Whether it did."""
+    """Plan over a random log and compress: the context is a summary and exactly what was to stay. Return whether it was
+    compressed.
+    """
     chronicle = RandomLog().perform(make_random_actions(seed, 100))
     chapter = list(chronicle.sessions.values())[seed % len(chronicle.sessions)]
     view = select_context(chronicle, chapter)
     made = plan_(view, keep=keep, session=chapter.id)
     over = is_over(view)
     if made is None:
-        assert sum(over) <= keep, "there was something to fold"
+        assert sum(over) <= keep, "there was something to compress"
         return False
     compressed = len(made.covered_context.turns)
     assert made.covered_context.turns == view.turns[:compressed], "not from the oldest on"
-    assert all(over[:compressed]), "what still runs is folded"
+    assert all(over[:compressed]), "a running turn is compressed"
     inherited = sum(exchange.steps[0].session != chapter.id for exchange in view.turns)
     assert compressed == max(sum(over) - keep, inherited)
     assert made.tokens_before == estimate_message_tokens(render_messages(view))
@@ -134,7 +138,7 @@ def test_a_plan_that_hides_too_much_or_too_little_is_found(bug: Planner) -> None
 
 
 def test_what_nobody_has_consumed_is_never_hidden_by_a_compression() -> None:
-    """D3: the message that triggered it, and what arrived meanwhile, is in the next turn's context, in order."""
+    """D3: the message that triggered it, and later messages, are in the next turn's context, in order."""
     for seed in range(60):
         chronicle = RandomLog().perform(make_random_actions(seed))
         chapter = chronicle.sessions["s0"]
@@ -338,7 +342,7 @@ def test_the_summariser_is_shown_everything_it_stands_for() -> None:
     chronicle.finish(chapter, "done")
     again = make_plan(chronicle, chapter)
     assert again.based_on in chapter.compressions
-    assert "fold-" in build_summary_request(again).messages[0].text, "the summary before it goes into the next"
+    assert "compression-" in build_summary_request(again).messages[0].text, "the summary before it goes into the next"
 
 
 def test_the_summariser_is_not_told_again_what_stays_word_for_word() -> None:

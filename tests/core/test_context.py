@@ -1,4 +1,4 @@
-"""The context is a view: quick ways to it agree with a patient reader of the whole log, whatever happened to it."""
+"""The context from the fast functions agrees with a naive reader of the whole log, whatever happened."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def check_readers_agree(story: list[Action], choose_: Choose = select_operations
 
 
 def list_pinned_compressions(log: Sequence[Entry], op: int) -> list[int]:
-    """The folds a turn was answered under, one after the other."""
+    """Return the compressions that a turn was answered under, in order."""
     bodies = [entry.body for entry in log if entry.op == op]
     return [body.compression for body in bodies if isinstance(body, Began | Took) and body.compression is not None]
 
@@ -212,7 +212,7 @@ def never_orphans(known: Sequence[Operation], **how: Any) -> ContextSelection:
 
 
 def a_late_summary_of_what_was_left(known: Sequence[Operation], *, at: int, **how: Any) -> ContextSelection:
-    """Goes by when a fold was made, not by what it speaks of."""
+    """Goes by the time of a compression, not by what it covers."""
     fresh = max((it.op for it in known if it.type == "context_reset" and it.op < at), default=0)
     moved = [
         structs.replace(it, covers=max(it.covers, fresh)) if it.type == "compression" and it.op > fresh else it
@@ -229,8 +229,8 @@ def a_late_summary_of_what_was_left(known: Sequence[Operation], *, at: int, **ho
         pytest.param(
             every(lambda it: structs.replace(it, undone_at=1) if it.undone_at else it), id="undone before it was"
         ),
-        pytest.param(every(takes("compression", "refused", "done")), id="a refused fold counts"),
-        pytest.param(every(lambda it: None if it.type == "compression" else it), id="folds do not count"),
+        pytest.param(every(takes("compression", "refused", "done")), id="a refused compression counts"),
+        pytest.param(every(lambda it: None if it.type == "compression" else it), id="compressions do not count"),
         pytest.param(every(takes("turn", "released", "done")), id="released turns are shown"),
         pytest.param(every(takes("turn", "erased", "done")), id="erased turns are shown"),
         pytest.param(every(takes("turn", "failed", "refused")), id="failed turns are hidden"),

@@ -141,7 +141,7 @@ def test_what_moves_from_one_field_to_the_next_shows(line: dict[str, Any], tail:
 
 
 def test_a_digest_is_the_same_for_ever() -> None:
-    """Written down, so that a change of format shows here and not in somebody's log."""
+    """The digest is written down, so that a change of the format fails here."""
     made = compute_entry_digest(
         salt=bytes(range(16)),
         session="s",

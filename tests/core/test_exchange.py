@@ -1,4 +1,4 @@
-"""P4, P5: memory is handed what was said, once, under the identity of its time, and for those who heard it."""
+"""P4, P5: memories receive what was said, once, under the stamp of its time, and for its audience."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def texts(found: list[Fact]) -> list[str]:
     return [fact.text for fact in found]
 
 
-# -- the fold, against somebody who goes through everything again for every question -------------------------------
+# -- the facts, compared with a computation that reads all notes for every question --------------------------------
 
 
 Version = tuple[str, str, str, frozenset[str]]

@@ -1,4 +1,4 @@
-"""Foreign code may hand over what is no text; a turn keeps the rest and goes on."""
+"""Plug-ins may return invalid text; a turn keeps the rest and continues."""
 
 from __future__ import annotations
 

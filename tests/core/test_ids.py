@@ -1,4 +1,4 @@
-"""P1: an id is made once, sorts by when it was made, and is nobody else's."""
+"""P1: an id is made once, sorts by its time, and is unique."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class InboxState(Struct, frozen=True, kw_only=True):
 
 
 def compute_expected_decision(state: InboxState) -> InboxDecision:
-    """The rules of E4 as one would tell them, letter by letter."""
+    """The rules of E4, message by message."""
     waiting = [message for message in state.messages if message.command is None]
     asking = [message for message in waiting if message.asks]
     if state.running is None:
@@ -87,13 +87,13 @@ def check_invariants(state: InboxState, decide_: Decide = decide_next_step) -> N
         assert taken, "an operation over nothing"
         assert len(set(taken)) == len(taken), "taken twice"
         assert [seq for seq in order if seq in taken] == list(taken), "out of order"
-        assert not any(by_seq[seq].command for seq in taken), "a command is not for the mind"
+        assert not any(by_seq[seq].command for seq in taken), "a turn takes no command"
         left = [message for message in state.messages if message.seq not in taken and message.command is None]
         assert all(message.seq > taken[-1] for message in left), "somebody was overtaken"
     match decision:
         case BeginTurn(takes):
             assert state.running is None, "two turns at once"
-            assert not state.compressing, "a turn beside a blocking fold"
+            assert not state.compressing, "a turn beside a blocking compression"
             assert any(message.asks for message in state.messages if message.seq in takes), (
                 "a turn that nobody asked for"
             )
@@ -216,7 +216,7 @@ def test_an_inbox_that_breaks_a_rule_is_found(bug: Decide) -> None:
 
 
 class InboxMachine(RuleBasedStateMachine):
-    """People write, turns run, folds come between: in the end every letter was taken once, in order."""
+    """People write, turns run, compressions come between: in the end every message was taken once, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,7 +279,7 @@ class InboxMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.op is not None)
     @rule()
     def release(self) -> None:
-        """Nobody to ask: the messages are pending again, where they stood."""
+        """No model can be asked, so the messages are pending again, in their order."""
         back = [message for message in self.written if message.seq in self.mine]
         self.pending = sorted(self.pending + back, key=lambda message: message.seq)
         self.op, self.stop, self.mine = None, False, []
@@ -296,7 +296,7 @@ class InboxMachine(RuleBasedStateMachine):
 
     @rule()
     def take_command(self) -> None:
-        """The desk takes a command from between the letters; nobody at the mailbox notices."""
+        """The command worker takes a command from between the messages; the inbox is not affected."""
         command = next((message for message in self.pending if message.command), None)
         if command:
             self.pending.remove(command)

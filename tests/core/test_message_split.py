@@ -103,7 +103,7 @@ BLOCKS = st.lists(
 
 
 def opened(text: str) -> str:
-    """The mark of the block of code that is open at the end of a text, as whoever shows it would see it."""
+    """Return the mark of the code block that is open at the end of a text."""
     mark = ""
     for line in text.split("\n"):
         found = FENCE.fullmatch(line)

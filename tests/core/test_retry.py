@@ -1,4 +1,4 @@
-"""Waits grow, stay bounded, and end in a parked item: an outage is waited out, a dead service is not waited for."""
+"""Delays grow, stay bounded, and end in a dead letter: a long outage is survived, a dead service is given up."""
 
 from __future__ import annotations
 

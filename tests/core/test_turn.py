@@ -64,13 +64,13 @@ Step: TypeAlias = Callable[[TurnState, TurnEvent, Mapping[str, ToolEffect]], tup
 Fate: TypeAlias = Literal["ok", "dies", "cut", "down", "breaks", "long", "steered"]
 
 TOOLS = ("pure", "keyed", "probe", "once", "moody", "unknown")
-"""What each does is its name; `moody` is declared anew in every life, `unknown` is never declared."""
+"""Each tool is named by its effect; `moody` has another effect after each restart, `unknown` has none."""
 TROUBLES: tuple[Fate, ...] = ("cut", "down", "breaks", "long", "steered")
 IDS = ("", "", "a", "b", "call-0-0", "call-0-1", "call-1-0")
 
 
 class TurnScript(Struct, frozen=True, kw_only=True):
-    """What a model wants, what befalls whoever works on it, and what `moody` is in each life."""
+    """What a model asks for, what happens to the worker, and the effect of `moody` after each restart."""
 
     answers: tuple[tuple[tuple[str, str], ...], ...] = ()
     fates: tuple[Fate, ...] = ()
@@ -508,7 +508,7 @@ def test_taken_up_at_any_entry_it_goes_on_and_never_back(story: TurnScript) -> N
 @settings(max_examples=60, deadline=None)
 @given(STORY)
 def test_what_was_replayed_is_what_was_stepped_through(story: TurnScript) -> None:
-    """The state a worker holds in its hands and the one its successor reads from the log are the same."""
+    """The state of a worker is the same as the one that the next worker reads from the log."""
     seen: list[TurnState] = []
 
     def watched(turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]) -> tuple[TurnState, TurnAction]:

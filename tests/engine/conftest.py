@@ -1,4 +1,4 @@
-"""A house for every test, awake."""
+"""Shared fixtures: a started in-process gateway for every test."""
 
 from __future__ import annotations
 

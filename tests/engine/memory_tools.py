@@ -1,4 +1,4 @@
-"""A house whose agent has the memory tools and does with them what people tell it, word for word."""
+"""A gateway whose agent has the memory tools and calls them as messages say."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def add_memory_tools(
         "fetch": FakeTool("fetch", ToolEffect.PURE, act=lambda _a, _c: ToolResult(text=page)),
     }
     gateway.runtimes.model = gateway.runtimes.summariser = FakeModel(obey_last_order)
-    gateway.runtimes.settings.update(facts=facts, memory_notices=notices)
+    gateway.runtimes.settings.update(fact_cache=facts, memory_notices=notices)
     gateway.runtimes.memories = gateway.runtimes.memories or {"a": FindingProvider()}
     return facts
 
@@ -68,7 +68,7 @@ def shown(gateway: InProcessGateway, turn: int = -1) -> str:
 
 
 class FindingProvider(FakeMemoryProvider):
-    """Finds what a test hands it, whoever asks: what may be shown is not its business."""
+    """Finds what a test gives it, for every query. It does not check audiences."""
 
     def __init__(self) -> None:
         super().__init__()

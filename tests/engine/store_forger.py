@@ -1,4 +1,4 @@
-"""Changes a store behind everhold's back, and makes the digests fit again."""
+"""Alters the database directly, and makes the digests match again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StoreForger:
         self.seal(session, seq)
 
     def append(self, session: str, *bodies: tuple[EntryBody, int | None]) -> int:
-        """Entries that nobody wrote, each with its operation (None: itself); the seq of the first."""
+        """Append forged entries, each with its operation (None: itself); return the seq of the first."""
         (first,) = next(self.db.execute("select next_seq from sessions where id = ?", (session,)))
         assert isinstance(first, int)
         for seq, (body, op) in enumerate(bodies, start=first):

@@ -169,7 +169,7 @@ class TestRule4OneSessionPerCommit:
         gateway.assert_sound()
 
     def test_whoever_does_not_own_a_session_cannot_branch_it(self, gateway: InProcessGateway) -> None:
-        """Ada leads a group to a session of her own: what it holds is hers, whoever may lead the group elsewhere."""
+        """Ada binds a group to a session of hers: its content stays hers, whoever may bind the group elsewhere."""
         private = gateway.send_message("mine").session
         group = gateway.send_message("hello all", **ROOM).session
         gateway.send_message(f"/resume {private}", **ROOM)
@@ -216,7 +216,7 @@ class TestRule4OneSessionPerCommit:
         for name in ("Secret", secret, secret[:-1], foreign, other):
             assert ask(f"/resume {name}") == absent.replace("nothing", name), "as if it were not there"
         assert "2 of your sessions" in ask(f"/resume {here[:1]}")
-        assert ask("/resume") == "Say which one: /resume ID. /sessions lists yours."
+        assert ask("/resume") == "Name a session: /resume ID. /sessions lists yours."
         assert garden in ask("/resume garden"), "whatever others have called theirs"
         assert gateway.send_message("moved", chat="b1", who="bob").session == garden
 

@@ -40,7 +40,7 @@ def gateway(gateway: InProcessGateway) -> InProcessGateway:
 
 
 def send_letter(gateway: InProcessGateway, **more: Any) -> str:
-    """Ada sends a letter along."""
+    """Ada sends a file."""
     letter = build_attachment(LETTER, name="letter.txt", media="text/plain")
     return gateway.send_message("look at this", attachments=(letter,), files=(LETTER,), **more).session
 

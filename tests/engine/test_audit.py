@@ -1,6 +1,6 @@
 """P8, D1 to D4: what compression promises is proven from the store alone, and a store damaged by hand is found out.
 
-Whoever damages it here is clever: digests are made to fit again, so that only the promise itself can tell.
+Each forgery makes the digests match again, so that only the check of the promise can find it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .test_context import LONG, make_compressing
 
 
 class AuditScenario:
-    """Two chats with folds in both, one of them made while a turn was running, and a hand in the database."""
+    """Two chats with compressions in both, one of them made while a turn was running, and access to the database."""
 
     def __init__(self, path: Path, gateway: InProcessGateway) -> None:
         self.gateway = gateway
@@ -43,12 +43,14 @@ class AuditScenario:
         return session
 
     def _compress_during_a_turn(self) -> None:
-        """A fold made ahead that begins before, and ends while, a turn is running; another turn ends meanwhile."""
+        """A background compression that begins before a turn and ends while it is running; another turn ends in
+        between.
+        """
         gateway = self.gateway
         for n in range(3):
             gateway.send_message(f"again {n} {LONG}")
         make_compressing(gateway, window=1_200)
-        gateway.runtimes.settings.update(hard=1.2)
+        gateway.runtimes.settings.update(hard_share=1.2)
         gateway.runtimes.summariser = summing = HeldModel()
         summing.text = "short"
         gateway.send_message(f"full {LONG}", rest=False)
@@ -89,7 +91,9 @@ def scenario(tmp_path: Path, gateway: InProcessGateway) -> AuditScenario:
 
 
 def find_overtaken_compression(scenario: AuditScenario) -> tuple[Entry, int, int]:
-    """The fold that was made beside turns: its entry, a turn that ended meanwhile, and one that was still running."""
+    """Return the compression that was made beside turns: its entry, a turn that ended during it, and one that was
+    running.
+    """
     log = scenario.log()
     compressed = next(entry for entry in log if isinstance(entry.body, Compressed) and entry.body.summary == "short")
     began = compressed.op or 0
@@ -104,7 +108,7 @@ def find_overtaken_compression(scenario: AuditScenario) -> tuple[Entry, int, int
 
 
 def the_id_changes_under_a_compression(scenario: AuditScenario) -> None:
-    """What came after the fold goes on in a new session under the old address, numbered as if it had begun there."""
+    """What came after the compression continues in a new session with the same address, numbered from its beginning."""
     db = scenario.forger.db
     after = scenario.first(Compressed).seq + 1
     moved = [entry for entry in scenario.log() if entry.seq > after]
@@ -213,7 +217,7 @@ def a_summary_is_exchanged(scenario: AuditScenario) -> None:
 
 
 def a_message_is_archived_unread(scenario: AuditScenario) -> None:
-    """Pending, and then not: somebody took the row away without an operation that had read it."""
+    """A pending row is deleted without an operation that consumed the message."""
     seq = scenario.forger.append(scenario.session, (scenario.first(Heard).body, None))  # type: ignore[arg-type]
     scenario.forger.db.execute("update entries set op = null where session = ? and seq = ?", (scenario.session, seq))
     scenario.forger.seal(scenario.session, seq)
@@ -226,8 +230,8 @@ def an_undone_compression_is_put_back_by_hand(scenario: AuditScenario) -> None:
 DAMAGE: dict[Callable[[AuditScenario], None], tuple[str, str]] = {
     the_id_changes_under_a_compression: ("P1", "its id changed"),
     a_compression_covers_a_running_turn: ("P3", "which was running"),
-    the_mark_is_taken_after_the_call: ("P2", "more than its summary was made of"),
-    a_compression_covers_what_is_no_turn_here: ("P2", "no turn of this session"),
+    the_mark_is_taken_after_the_call: ("P2", "more than its summary was made from"),
+    a_compression_covers_what_is_no_turn_here: ("P2", "not a turn of this session"),
     two_compressions_at_once: ("P3", "began while compression"),
     a_turn_during_a_blocking_compression: ("P3", "turn"),
     a_compression_of_another_generation: ("P1", "another context"),

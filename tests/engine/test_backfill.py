@@ -1,4 +1,4 @@
-"""A memory that came later is handed what was said before: once, in order, at a rate, whatever happens meanwhile."""
+"""A memory that was added later receives what was said before: once, in order, at a rate, whatever happens."""
 
 from __future__ import annotations
 

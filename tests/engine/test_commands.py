@@ -18,7 +18,7 @@ from .conftest import HeldModel
 
 
 def say(gateway: InProcessGateway, text: str) -> str:
-    """What is seen last after somebody said this."""
+    """Send a message and return the last text that is shown."""
     gateway.send_message(text)
     return gateway.list_shown_texts()[-1]
 
@@ -61,10 +61,10 @@ def test_a_model_that_is_not_there_is_refused_and_nothing_changes(models: InProc
 
 
 def test_the_word_alone_shows_the_model_and_changes_nothing(models: InProcessGateway) -> None:
-    there = "There are: first, second. /model NAME chooses, /model default goes back."
+    there = "Available: first, second. /model NAME chooses one, /model default resets it."
     assert say(models, "/model") == f"Model for this session: first, as configured. {there}"
     say(models, "/model second")
-    assert say(models, "/model") == f"Model for this session: second, chosen here. {there}"
+    assert say(models, "/model") == f"Model for this session: second, chosen for this session. {there}"
     assert say(models, "who?") == "I am the second"
     del models.runtimes.other_models["second"]
     assert say(models, "/model").startswith(
@@ -136,7 +136,7 @@ def test_another_configuration_ends_a_wait_that_concerns_nobody_any_more(models:
 
 
 def test_what_is_queued_waits_its_turn_where_others_would_interrupt(gateway: InProcessGateway) -> None:
-    gateway.runtimes.settings["busy"] = "interrupt"
+    gateway.runtimes.settings["busy_policy"] = "interrupt"
     gateway.runtimes.model = held = HeldModel()
     session = gateway.send_message("first", rest=False).session
     gateway.pass_time()
@@ -157,7 +157,7 @@ def test_usage_is_what_the_turns_have_cost(gateway: InProcessGateway) -> None:
         gateway.send_message("hello")
     here, everywhere = say(gateway, "/usage").splitlines()
     assert here == "30 tokens in, 15 out, 0.0000 USD."
-    assert everywhere == "You, everywhere, today: 45 tokens, 0.0000 USD."
+    assert everywhere == "You today, with all agents: 45 tokens, 0.0000 USD."
     gateway.send_message("/undo")
     assert say(gateway, "/usage").startswith("30 tokens in"), "what was taken back was paid for"
 
@@ -168,12 +168,12 @@ def test_usage_is_what_the_turns_have_cost(gateway: InProcessGateway) -> None:
 @pytest.mark.parametrize("argument", ["abc", "0", "-1", "two", "1 2", "²"])
 def test_undo_takes_back_nothing_that_nobody_asked_for(gateway: InProcessGateway, argument: str) -> None:
     session = gateway.send_message("hello").session
-    assert say(gateway, f"/undo {argument}") == "Say /undo, /undo N for the last N turns, or /undo compress."
+    assert say(gateway, f"/undo {argument}") == "Use /undo, /undo N for the last N turns, or /undo compress."
     assert gateway.read_bodies(session, Changed) == []
 
 
 @pytest.mark.parametrize("word", ["queue", "steer"])
 def test_nothing_is_not_put_to_a_model(gateway: InProcessGateway, word: str) -> None:
-    assert say(gateway, f"/{word}") == f"Say what: /{word} TEXT"
+    assert say(gateway, f"/{word}") == f"Add a text: /{word} TEXT"
     assert say(gateway, f"/{word} something") == "You said: something"
     assert len(gateway.runtimes.model.requests) == 1

@@ -43,17 +43,17 @@ LONG = "x" * 400
 
 
 def make_compressing(gateway: InProcessGateway, *, window: int = 1_200, keep: int = 1, ahead: bool = True) -> FakeModel:
-    """A house whose model has a small window, and a summariser beside it."""
+    """Give the gateway a model with a small window, and a summariser."""
     # one that reports no usage: what a token is stays what it was
     gateway.runtimes.model = FakeModel(lambda request: structs.replace(echo_last_message(request), usage=ModelUsage()))
     gateway.runtimes.model.context_tokens = window
     gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text="the story so far", model="sum"))
-    gateway.runtimes.settings.update(soft=0.3, hard=0.6, keep=keep, ahead=ahead)
+    gateway.runtimes.settings.update(soft_share=0.3, hard_share=0.6, keep_turns=keep, compress_in_background=ahead)
     return gateway.runtimes.summariser
 
 
 def use_cramped_model(gateway: InProcessGateway, most: int) -> FakeModel:
-    """A house whose model takes no more than so many letters."""
+    """Give the gateway a model that accepts only so many characters."""
 
     def answer(request: ModelRequest) -> ModelResponse:
         if sum(len(message.text) for message in request.messages) > most:
@@ -97,11 +97,13 @@ class TestRule13Compressions:
         gateway.assert_sound()
 
     def test_a_summary_near_the_mark_is_not_made_anew_with_every_turn(self, gateway: InProcessGateway) -> None:
-        """What is left after a fold can lie above the soft mark: then only enough news are worth another one."""
+        """What is left after a compression can be above the soft limit. The next compression waits
+        until enough is new.
+        """
         make_compressing(gateway, window=2_000, keep=1)
         long = "the story so far " + "and on " * 180
         gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text=long, model="sum"))
-        gateway.runtimes.settings.update(soft=0.3, hard=0.95)
+        gateway.runtimes.settings.update(soft_share=0.3, hard_share=0.95)
         session = ""
         for n in range(40):
             session = gateway.send_message(f"{n} {LONG if n < 12 else 'x' * 60}").session
@@ -110,7 +112,7 @@ class TestRule13Compressions:
             for op in gateway.run(gateway.store.list_operations(session, types=("compression",)))
             if op.state == "done"
         ]
-        assert 1 <= len(compressions) <= 6, f"{len(compressions)} folds in 40 turns"
+        assert 1 <= len(compressions) <= 6, f"{len(compressions)} compressions in 40 turns"
         gateway.assert_sound()
 
     def test_at_the_hard_limit_the_chat_waits_for_the_compression(self, gateway: InProcessGateway) -> None:
@@ -122,7 +124,7 @@ class TestRule13Compressions:
         assert began
         assert all(body.blocking and body.trigger == "hard" for body in began)
         assert [text[:10] for text in gateway.list_shown_texts()].count("You said: ") == 6
-        assert any("Your message is kept" in text for text in gateway.list_shown_texts())
+        assert any("I answer your message right after" in text for text in gateway.list_shown_texts())
         gateway.assert_sound()
 
     @pytest.mark.parametrize("change", ["/new", "/undo"])
@@ -136,15 +138,15 @@ class TestRule13Compressions:
         for n in range(4):
             session = gateway.send_message(f"{n} {LONG}", rest=False).session
             gateway.pass_time(1)
-        assert held.requests, "the fold must be under way"
+        assert held.requests, "the compression must be running"
         gateway.send_message(change, rest=False)
         gateway.pass_time(1)
         held.free = True
         gateway.pass_time(5)
         assert all(compression.generation > 0 for compression in gateway.read_bodies(session, Compressed)), (
-            "made of another view"
+            "made from another context"
         )
-        assert "the view changed" in next(
+        assert "the context changed" in next(
             b.reason for b in gateway.read_bodies(session, Ended) if b.outcome == "refused"
         )
         gateway.assert_sound()
@@ -188,13 +190,13 @@ class TestRule13Compressions:
             gateway.pass_time(1)
         gateway.runtimes.model = answering = HeldModel()
         answering.context_tokens = 1_200
-        gateway.runtimes.settings["hard"] = 0.99
+        gateway.runtimes.settings["hard_share"] = 0.99
         gateway.send_message("the question", rest=False)
         gateway.pass_time(1)
         summariser.text = "short"
         summariser.free = True
         gateway.pass_time(3)
-        assert gateway.read_bodies(session, Compressed), "the fold must land while the turn runs"
+        assert gateway.read_bodies(session, Compressed), "the compression must end while the turn runs"
         gateway.crash()
         gateway.start()
         gateway.pass_time(3)
@@ -291,7 +293,9 @@ class TestRule13Compressions:
 
 
 def use_narrow_model(gateway: InProcessGateway, *, most: int, window: int = 8_000) -> list[ModelRequest]:
-    """A house whose model, which also makes its summaries, refuses more than `most` characters; what it was asked."""
+    """Give the gateway a model that refuses more than `most` characters, also for summaries; return
+    what it was asked.
+    """
     asked: list[ModelRequest] = []
 
     def answer(request: ModelRequest) -> ModelResponse:
@@ -320,7 +324,7 @@ class TestRule13Messages:
         giant = gateway.send_message(self.GIANT).seq
         assert "the message does not fit the model" in gateway.list_shown_texts()[-1]
         assert "/undo" in gateway.list_shown_texts()[-1]
-        assert "/retry tries it again" not in gateway.list_shown_texts()[-1]
+        assert "/retry tries again" not in gateway.list_shown_texts()[-1]
         assert gateway.read_bodies(session, Compressed) == [], "a summary of the rest would not have helped"
         assert gateway.read_bodies(session, Ended)[-1].stubs == (giant,)
         asked.clear()
@@ -356,7 +360,7 @@ class TestRule13Messages:
     ) -> None:
         use_narrow_model(gateway, most=900_000, window=500_000)
         session = gateway.send_message(self.GIANT).session
-        gateway.runtimes.settings.update(hard=9.0, soft=9.0)
+        gateway.runtimes.settings.update(hard_share=9.0, soft_share=9.0)
         asked = use_narrow_model(gateway, most=8_000)
         gateway.send_message("and now?")
         assert [body.outcome for body in gateway.read_bodies(session, Ended)] == ["done", "done"]
@@ -383,7 +387,7 @@ class TestRule13Messages:
     def test_it_can_be_compressed_and_reviewed(self, gateway: InProcessGateway) -> None:
         asked = use_narrow_model(gateway, most=8_000)
         session = gateway.send_message(self.GIANT).session
-        gateway.runtimes.settings["review_every"] = 1
+        gateway.runtimes.settings["review_every_turns"] = 1
         gateway.send_message("and now?")
         gateway.send_message("/compress here 0")
         assert [compressed.messages for compressed in gateway.read_bodies(session, Compressed)] == [2]
@@ -441,15 +445,15 @@ class TestRule14Undo:
     def test_undoing_a_compression_restores_the_exact_earlier_context(self, gateway: InProcessGateway) -> None:
         make_compressing(gateway, keep=1)
         session = gateway.send_message(f"0 {LONG}").session
-        gateway.runtimes.settings["ahead"] = False
-        gateway.runtimes.settings["hard"] = 0.9
+        gateway.runtimes.settings["compress_in_background"] = False
+        gateway.runtimes.settings["hard_share"] = 0.9
         for n in range(1, 3):
             gateway.send_message(f"{n} {LONG}")
         before = texts(gateway, session)
-        gateway.runtimes.settings.update(ahead=True)
+        gateway.runtimes.settings.update(compress_in_background=True)
         gateway.send_message(f"3 {LONG}")
         assert gateway.read_bodies(session, Compressed)
-        gateway.runtimes.settings.update(ahead=False)
+        gateway.runtimes.settings.update(compress_in_background=False)
         gateway.send_message("/undo compress")
         assert texts(gateway, session)[: len(before)] == before
         gateway.assert_sound()
@@ -460,7 +464,7 @@ class TestRule14Undo:
         for n in range(3):
             session = gateway.send_message(f"{n} {LONG}").session
         assert gateway.read_bodies(session, Compressed)
-        gateway.runtimes.settings.update(ahead=False, hard=9.0)
+        gateway.runtimes.settings.update(compress_in_background=False, hard_share=9.0)
         gateway.send_message("/undo 2")
         assert "the story so far" not in " ".join(texts(gateway, session))
         assert texts(gateway, session)[0].startswith("0 ")
@@ -771,7 +775,7 @@ class TestBusy:
         assert len(gateway.read_bodies(session, Took)) == 1
 
     def test_interrupt_ends_the_running_turn_and_the_message_is_answered(self, gateway: InProcessGateway) -> None:
-        gateway.runtimes.settings["busy"] = "interrupt"
+        gateway.runtimes.settings["busy_policy"] = "interrupt"
         gateway.runtimes.model = held = HeldModel()
         session = gateway.send_message("wrong question", rest=False).session
         gateway.pass_time(1)
@@ -843,7 +847,7 @@ def test_a_note_is_kept_at_once_and_reaches_the_providers(gateway: InProcessGate
     gateway.run(gateway.control.add_note(session, "Ada likes tea", by="person:ada"))
     gateway.run_until_idle()
     assert [note.text for note in gateway.read_bodies(session, Noted)] == ["Ada likes tea"]
-    assert [type(item).__name__ for item in provider.kept[session]] == ["Exchange", "Note"]
+    assert [type(item).__name__ for item in provider.kept[session]] == ["Exchange", "MemoryNote"]
 
 
 def test_the_view_of_a_session_is_the_same_read_at_once_or_grown(gateway: InProcessGateway) -> None:
@@ -864,7 +868,7 @@ def test_a_branch_that_compressed_what_it_inherited_forgets_with_its_parent(gate
     gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text="they spoke of 4711"))
     parent = gateway.send_message(f"{SECRET} {LONG}").session
     gateway.send_message("/branch")
-    gateway.runtimes.settings["ahead"] = True
+    gateway.runtimes.settings["compress_in_background"] = True
     branch = gateway.send_message(f"on we go {LONG}").session
     assert branch != parent
     assert [compression.summary for compression in gateway.read_bodies(branch, Compressed)] == ["they spoke of 4711"]
@@ -885,7 +889,7 @@ def test_a_branch_compresses_its_inheritance_whole_and_loses_nothing(gateway: In
     gateway.send_message("/branch")
     branch = ""
     for n in range(4):
-        gateway.runtimes.settings["ahead"] = n == 3
+        gateway.runtimes.settings["compress_in_background"] = n == 3
         branch = gateway.send_message(f"child {n} {LONG}").session
     shown = " ".join(texts(gateway, branch))
     for n in range(4):

@@ -78,7 +78,9 @@ def test_the_view_of_a_store_is_what_a_patient_reader_sees(store: SqliteStore) -
 
 
 def test_a_kept_view_is_the_view_that_would_be_read(store: SqliteStore) -> None:
-    """As the mind uses it: kept when a turn begins, grown when it ends, read anew when anything else happened."""
+    """As the turn worker uses it: kept when a turn begins, extended when it ends, loaded again when anything else
+    happened.
+    """
     views = ContextCache(max_sessions=2)
     grown = 0
 
@@ -135,7 +137,7 @@ def _turn(body: object) -> bool:
     return getattr(body, "type", "") == "turn"
 
 
-# -- in a whole house --------------------------------------------------------------------------------------------------
+# -- in a gateway ------------------------------------------------------------------------------------------------------
 
 
 def list_shown_texts(gateway: InProcessGateway, session: str) -> list[str]:
@@ -147,7 +149,9 @@ def list_shown_texts(gateway: InProcessGateway, session: str) -> list[str]:
 
 
 def test_a_turn_that_outlives_its_context_leaves_no_summary_in_the_next(gateway: InProcessGateway) -> None:
-    """/new while a turn runs, which then does not fit and folds what came before it: a fold of the old context."""
+    """/new while a turn runs, which then does not fit and compresses what came before it: a compression of the old
+    context.
+    """
     session = ""
     for n in range(3):
         session = gateway.send_message(f"old {n}").session
@@ -171,7 +175,7 @@ def test_a_turn_that_outlives_its_context_leaves_no_summary_in_the_next(gateway:
     gateway.pass_time(1)
     gateway.send_message("/new", rest=False)
     gateway.pass_time(30)
-    assert gateway.read_bodies(session, Compressed), "the turn must have folded after the fresh start"
+    assert gateway.read_bodies(session, Compressed), "the turn must have compressed after the context reset"
     assert gateway.list_shown_texts()[-1] == "done"
     assert list_shown_texts(gateway, session) == []
     gateway.send_message("something new")
@@ -182,7 +186,7 @@ def test_a_turn_that_outlives_its_context_leaves_no_summary_in_the_next(gateway:
 def make_compressing(gateway: InProcessGateway, text: Callable[[], str] = lambda: "the story so far") -> None:
     gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text="I see"), context_tokens=600)
     gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text=text()))
-    gateway.runtimes.settings.update(soft=0.3, hard=0.9, keep=1, ahead=True)
+    gateway.runtimes.settings.update(soft_share=0.3, hard_share=0.9, keep_turns=1, compress_in_background=True)
 
 
 def test_a_branch_of_a_parent_whose_summary_was_erased_sees_the_originals(gateway: InProcessGateway) -> None:
@@ -191,7 +195,7 @@ def test_a_branch_of_a_parent_whose_summary_was_erased_sees_the_originals(gatewa
     for n in range(4):
         session = gateway.send_message(f"message {n} {'x' * 200}").session
     assert gateway.read_bodies(session, Compressed)
-    gateway.runtimes.settings.update(ahead=False, hard=9.0)
+    gateway.runtimes.settings.update(compress_in_background=False, hard_share=9.0)
     gateway.send_message("/branch")
     branch = gateway.send_message("in the branch").session
     assert branch != session
@@ -206,9 +210,11 @@ def test_a_branch_of_a_parent_whose_summary_was_erased_sees_the_originals(gatewa
 
 
 def test_every_question_asked_is_the_one_the_log_tells_of(gateway: InProcessGateway) -> None:
-    """Through folds, undo, fresh starts and branches the model was asked what a patient reader would have asked."""
+    """Through compressions, undo, context resets and branches the model was asked what a naive
+    reader would have asked.
+    """
     numbers = iter(range(10_000))
-    make_compressing(gateway, lambda: f"fold-x-{next(numbers)}")
+    make_compressing(gateway, lambda: f"compression-x-{next(numbers)}")
     gateway.runtimes.tools = {"t": FakeTool("t", ToolEffect.PURE)}
 
     def answer(request: ModelRequest) -> ModelResponse:

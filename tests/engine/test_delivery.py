@@ -1,4 +1,4 @@
-"""Rules 9 to 12: lanes, doubt, waits, and where a reply goes."""
+"""Rules 9 to 12: cursors, doubt, delays, and where a reply goes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class TestRule9Cursors:
         session = gateway.send_message("tell me", rest=False).session
         gateway.pass_time(0.2)
         assert gateway.run(gateway.control.replay_dead_letters()) == 1, (
-            "the lane waits to see whether the second part arrived"
+            "the cursor waits to see whether the second part arrived"
         )
         gateway.run_until_idle(120)
         (said,) = gateway.read_bodies(session, Said)
@@ -455,7 +455,9 @@ class TestRule12Destinations:
         assert [out.edits for out in platform.shown_messages] == ["draft-1", "", ""]
 
     def test_a_turn_whose_draft_is_seen_has_its_number_for_good(self, gateway: InProcessGateway) -> None:
-        """A draft is known by it. Begun anew after a power cut, the turn would show a second one beside the first."""
+        """A draft is identified by the turn's id. After a power cut a turn with another id would
+        show a second draft.
+        """
         growing(gateway)
         assert gateway.process is not None
         disk, lasting = gateway.process.disk, list[bool]()

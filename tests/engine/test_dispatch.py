@@ -1,4 +1,4 @@
-"""Due lanes are looked for when there may be some, and then at once; never only to find nothing."""
+"""The dispatcher looks for due cursors when there may be some, and then at once; never without a reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .conftest import FailingStore, HeldModel
 
 
 def looks(gateway: InProcessGateway) -> list[dict[str, Any]]:
-    """What is asked for due lanes from here on by whoever hands out work; nobody looks without being told to."""
+    """Record the queries for due cursors from here on. The dispatcher is not woken otherwise."""
     assert gateway.process is not None
     process, asked = gateway.process, list[dict[str, Any]]()
     process.supervisor.poll_seconds = 1e6
@@ -102,7 +102,7 @@ def test_a_waiting_cursor_gets_a_slot_when_one_is_free(gateway: InProcessGateway
 
 
 def crowd(gateway: InProcessGateway, *, chats: int = 5) -> None:
-    """So many speak at once, before anybody has begun to answer."""
+    """Send so many messages at once, before any is answered."""
 
     async def all_at_once() -> None:
         assert gateway.process is not None
@@ -243,7 +243,7 @@ def test_what_could_not_be_delivered_is_tried_again_in_time(gateway: InProcessGa
 
 @pytest.mark.parametrize("error", [StoreFull("no room"), StoreBusy("locked")])
 def test_once_there_is_room_everything_goes_on_within_seconds(gateway: InProcessGateway, error: StoreError) -> None:
-    """Fault tests 5 and 6: whoever hands out work, keeps leases or works waits for the store, however long."""
+    """Fault tests 5 and 6: the dispatcher, the lease renewal and the workers wait for the store, however long."""
     assert gateway.process is not None
     gateway.process.supervisor.max_workers_per_consumer = 1  # so that somebody has to be looked for
     gateway.runtimes.model = held = HeldModel()
@@ -279,7 +279,7 @@ def test_a_clock_that_is_set_gives_nobody_else_what_is_worked_on_here(gateway: I
 
 
 async def test_a_cancelled_accept_still_starts_a_worker_for_its_cursor(tmp_path: Path) -> None:
-    """It is taken with the commit; nobody else could for the two minutes of its lease."""
+    """The cursor is claimed in the commit, so no other process could claim it during its lease."""
     taken: list[Claim] = []
 
     class Hand:

@@ -36,7 +36,7 @@ def erase(gateway: InProcessGateway, session: str, seq: int) -> None:
 
 
 def erase_and_fall(gateway: InProcessGateway, session: str, seq: int) -> None:
-    """Only the commit that erases; whoever made it falls before the branches are done."""
+    """Make only the commit that erases, and crash before the branches are done."""
 
     async def work() -> None:
         plan = await session_changes.plan_erasure(

@@ -28,7 +28,7 @@ def recalled_elsewhere(
     """Something said in one chat is recalled in another one; where it was said, and the other session."""
     finding = FindingProvider()
     gateway.runtimes.memories = {"a": finding}
-    gateway.runtimes.settings.update(recalls=("a",), recall_seconds=0.5)
+    gateway.runtimes.settings.update(recall_memories=("a",), recall_seconds=0.5)
     add_memory_tools(gateway)
     first = gateway.send_message(f"the key is under {CANARY}", chat="said", rest=False)
     gateway.pass_time(1)

@@ -100,10 +100,12 @@ def memory(gateway: InProcessGateway, **more: Any) -> MemoryAdmin:
 
 
 def builtin(gateway: InProcessGateway) -> MemoryIndex:
-    """The real index over the house's log, as a memory that is asked about every message."""
+    """The real index over the gateway's log, as a memory that is asked about every message."""
     index = MemoryIndex(gateway.path / "index.db", inline=True, embeddings="table")
     gateway.runtimes.memories["builtin"] = BuiltinMemory(index=index, store=gateway.store, agent="main")
-    gateway.runtimes.settings.update(recalls=("builtin", *(n for n in gateway.runtimes.memories if n != "builtin")))
+    gateway.runtimes.settings.update(
+        recall_memories=("builtin", *(n for n in gateway.runtimes.memories if n != "builtin"))
+    )
     gateway.runtimes.settings["recall_seconds"] = 1.0
     return index
 
@@ -177,7 +179,7 @@ class TestForgetting:
         assert CANARY not in provider.words
         assert provider.asked
         assert any("b (agent main): it cannot delete" in line for line in report.remains)
-        # and nobody else's are touched
+        # words of other people stay
         assert OTHER in live(gateway)
         assert OTHER in provider.words
         gateway.assert_sound()
@@ -209,8 +211,8 @@ class TestForgetting:
         gateway.run(index.wipe_erased(gateway.store))
         assert "index.db" in {name.removesuffix("-wal") for name in everywhere(gateway.path, CANARY)}
         del gateway.runtimes.memories["builtin"]
-        gateway.runtimes.settings.update(recalls=())
-        report = gateway.run(memory(gateway, wipe=lambda: index.wipe_erased(gateway.store)).forget_person("ada"))
+        gateway.runtimes.settings.update(recall_memories=())
+        report = gateway.run(memory(gateway, wipe_index=lambda: index.wipe_erased(gateway.store)).forget_person("ada"))
         assert report.done
         assert everywhere(gateway.path, CANARY) == []
         gateway.run(index.close())
@@ -220,7 +222,7 @@ class TestForgetting:
             raise OSError("no room")
 
         tell_everything(gateway)
-        report = gateway.run(memory(gateway, wipe=full).forget_person("ada"))
+        report = gateway.run(memory(gateway, wipe_index=full).forget_person("ada"))
         assert not report.done
         assert any(line.startswith("the search index: ") for line in report.remains)
         again = memory(gateway)
@@ -228,7 +230,7 @@ class TestForgetting:
         assert not again._read_unfinished()
 
     def test_a_fall_between_erasing_and_wiping_is_made_up_for(self, gateway: InProcessGateway) -> None:
-        """The rows are gone and their bytes still beside the file: whoever opens it next has to know."""
+        """The rows are deleted and their bytes are still beside the file, so the next process has to wipe them."""
 
         class Falling(MemoryIndex):
             def _wipe_files(self) -> None:
@@ -264,7 +266,7 @@ class TestForgetting:
     def test_a_name_that_was_made_of_a_title_goes_with_it(self, gateway: InProcessGateway) -> None:
         provider = ForgettingProvider()
         gateway.runtimes.memories = {"a": provider}
-        gateway.runtimes.settings["naming"] = lambda _memory, origin: (
+        gateway.runtimes.settings["choose_memory_name"] = lambda _memory, origin: (
             memory_naming.choose_memory_name(origin, memory_naming.NamingRule()).text
         )
         gateway.send_message(f"/title all about {CANARY}")
@@ -341,7 +343,7 @@ class TestForgetting:
     def test_what_somebody_else_was_shown_of_it_is_not_on_record_any_more(self, gateway: InProcessGateway) -> None:
         finding = FindingProvider()
         gateway.runtimes.memories = {"a": finding}
-        gateway.runtimes.settings.update(recalls=("a",), recall_seconds=1.0)
+        gateway.runtimes.settings.update(recall_memories=("a",), recall_seconds=1.0)
         add_memory_tools(gateway)
         gateway.send_message("hello")
         finding.answers = [MemoryHit(text=f"ada keeps {CANARY}", person="ada")]
@@ -429,7 +431,7 @@ class TestInTheMiddle:
     def test_what_a_provider_still_told_meanwhile_is_not_on_record_afterwards(self, gateway: InProcessGateway) -> None:
         provider = ReluctantProvider()
         gateway.runtimes.memories = {"a": provider}
-        gateway.runtimes.settings.update(recalls=("a",), recall_seconds=1.0)
+        gateway.runtimes.settings.update(recall_memories=("a",), recall_seconds=1.0)
         add_memory_tools(gateway)
         gateway.send_message(f"remember {CANARY}")
         forgetting = gateway.loop.create_task(memory(gateway).forget_person("ada"))
@@ -501,7 +503,7 @@ class TestInTheMiddle:
         gateway.pass_time(60)
         assert CANARY not in provider.words
         assert gateway.run(keeping.collect_status())["forgetting"] == []
-        # and whoever comes later is not forgotten to be forgotten
+        # A person who comes later is recorded for a later erasure, too.
         gateway.send_message(f"I am bob and like {OTHER}", chat="bobs", who="bob")
         provider.faults.fail_next(Transient("away"), times=1)
         assert not gateway.run(keeping.forget_person("bob")).done

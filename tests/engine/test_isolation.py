@@ -1,8 +1,4 @@
-"""P5: what one person, conversation or agent was told is not shown to another, whichever way it is asked for.
-
-Every test plants a word and looks for it everywhere something is shown: to the model, on the platform, in search, in
-reasons, in exports. `PLANTED` breaks the rules one by one; each of them must make a test here fail.
-"""
+"""P5: what one person, conversation or agent said is not shown to another, however it is asked for."""
 
 from __future__ import annotations
 
@@ -65,7 +61,7 @@ class LeakScenario:
         self.index = MemoryIndex(gateway.path / "index.db", inline=True, embeddings="table")
         gateway.runtimes.memories = {"blab": LeakingProvider()}
         add_memory_tools(gateway, notices=False, limits={"user": 5_000, "memory": 5_000})
-        gateway.runtimes.settings.update(recalls=("builtin", "blab"), recall_seconds=1.0)
+        gateway.runtimes.settings.update(recall_memories=("builtin", "blab"), recall_seconds=1.0)
         self.linked: dict[str, str] = {}
         gateway.admit = lambda incoming: AdmissionDecision(
             agent=incoming.agent or "main", person=self.person(incoming), group=group
@@ -84,7 +80,7 @@ class LeakScenario:
         return self.linked.get(incoming.sender, incoming.sender)
 
     def _model(self, request: ModelRequest) -> ModelResponse:
-        """Notes what it is told to keep, searches for what it is asked, and repeats all it has seen."""
+        """Note what the message says to keep, search for what it asks, and repeat everything shown."""
         tools = [message.text for message in request.messages if message.role == "tool"]
         last = next(message.text for message in reversed(request.messages) if message.role == "user")
         if request.messages[-1].role != "tool" and last.startswith("keep "):
@@ -95,7 +91,7 @@ class LeakScenario:
         return ModelResponse(text="; ".join(tools) or "fine")
 
     def told(self, **where: Any) -> str:
-        """All that comes back, and all that is shown to the model, when somebody asks for the word by its beginning."""
+        """Return all replies, and everything shown to the model, when a message asks for the word by its beginning."""
         gateway = self.gateway
         asked, back = len(gateway.runtimes.model.requests), len(gateway.list_shown_texts())
         for text in (
@@ -135,7 +131,7 @@ GROUP: dict[str, Any] = {"chat": "room", "kind": "group"}
 
 def plant(scenario: LeakScenario, **where: Any) -> None:
     scenario.gateway.send_message(f"the word for zanzibar is {WORD}", **where)
-    scenario.gateway.send_message(f"keep zanzibar {WORD} in mind", **where)
+    scenario.gateway.send_message(f"keep zanzibar {WORD} for later", **where)
     scenario.gateway.send_message(f"/memory note zanzibar {WORD} noted", **where)
 
 
@@ -230,30 +226,30 @@ async def whichever_view(
 SCOPES = candidates.find_scopes
 REASON = commands_memory.find_recall_record
 PLANTED: dict[str, tuple[Any, str, Any, Callable[[InProcessGateway], None]]] = {
-    "facts for everybody": (facts, "visible", everybody, test_two_people_do_not_meet),
-    "an index that knows no audience": (candidates, "scopes", all_scopes, test_two_people_do_not_meet),
-    "an index that knows no agents": (candidates, "scopes", any_agent, test_two_agents_share_nothing),
+    "facts for everybody": (facts, "is_visible_to", everybody, test_two_people_do_not_meet),
+    "an index that knows no audience": (candidates, "find_scopes", all_scopes, test_two_people_do_not_meet),
+    "an index that knows no agents": (candidates, "find_scopes", any_agent, test_two_agents_share_nothing),
     "a provider that is believed": (
         recalling,
-        "objection",
+        "find_objection",
         lambda *_, **__: "",
         test_two_people_do_not_meet,
     ),
     "a group is a private chat": (
         access,
-        "audience",
+        "compute_audience",
         lambda _address, person: (f"person:{person}",),
         lambda gateway: test_what_was_said_in_private_does_not_come_up_in_a_group(gateway, "per-person"),
     ),
     "an answer for a view that is gone": (
         recalling,
-        "_steady",
+        "_ask_until_stable",
         whichever_view,
         lambda gateway: test_an_answer_for_a_view_that_is_gone_is_dropped_and_asked_for_again(gateway),
     ),
     "reasons for everybody": (
         commands_memory,
-        "reason",
+        "find_recall_record",
         lambda store, session, **_: REASON(store, session),
         lambda gateway: test_reasons_are_for_those_they_were_given_to(gateway),
     ),
@@ -284,7 +280,7 @@ def test_each_planted_bug_is_found(gateway: InProcessGateway, bug: str) -> None:
 
 @contextlib.contextmanager
 def imported(name: str, new: Any, thing: Any) -> Iterator[None]:
-    """Whoever imported a name keeps what it was: exchange it there, too."""
+    """Replace a name also in the modules that have imported it."""
     from everhold.ingress import accept
 
     with contextlib.ExitStack() as stack:
@@ -319,7 +315,7 @@ def test_an_answer_that_comes_late_is_shown_where_it_belongs_or_nowhere(
     gateway: InProcessGateway, moves: tuple[str, str], seconds: float
 ) -> None:
     gateway.runtimes.memories = {"late": LateProvider(seconds)}
-    gateway.runtimes.settings.update(recalls=("late",), recall_seconds=1.0)
+    gateway.runtimes.settings.update(recall_memories=("late",), recall_seconds=1.0)
     other = gateway.send_message("in another chat", chat="other", rest=False).session
     first = gateway.send_message("first", rest=False)
     gateway.pass_time(10)
@@ -353,7 +349,7 @@ def test_an_answer_that_comes_late_is_shown_where_it_belongs_or_nowhere(
 
 def test_an_answer_for_a_view_that_is_gone_is_dropped_and_asked_for_again(gateway: InProcessGateway) -> None:
     gateway.runtimes.memories = {"late": LateProvider(0.5)}
-    gateway.runtimes.settings.update(recalls=("late",), recall_seconds=1.0)
+    gateway.runtimes.settings.update(recall_memories=("late",), recall_seconds=1.0)
     gateway.send_message("first", rest=False)
     gateway.pass_time(5)
     session = gateway.send_message("second", rest=False).session

@@ -22,7 +22,7 @@ from .test_operations import crash_at_step
 
 
 def reviewing(gateway: InProcessGateway, *notes: dict[str, object], every: int = 3) -> list[ModelRequest]:
-    """A house whose model, asked for a review, finds these notes."""
+    """Give the gateway a model that answers a review with these notes."""
     asked: list[ModelRequest] = []
 
     def answer(request: ModelRequest) -> ModelResponse:
@@ -32,7 +32,7 @@ def reviewing(gateway: InProcessGateway, *notes: dict[str, object], every: int =
         return echo_last_message(request)
 
     gateway.runtimes.model = FakeModel(answer)
-    gateway.runtimes.settings["review_every"] = every
+    gateway.runtimes.settings["review_every_turns"] = every
     return asked
 
 
@@ -184,7 +184,7 @@ class TestReview:
 
     def test_a_review_that_fails_never_holds_a_compression_up(self, gateway: InProcessGateway) -> None:
         make_compressing(gateway, keep=1)
-        gateway.runtimes.settings["review_every"] = 1_000
+        gateway.runtimes.settings["review_every_turns"] = 1_000
 
         def answer(request: ModelRequest) -> ModelResponse:
             if request.system == review.REVIEW_PROMPT:

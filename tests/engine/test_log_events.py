@@ -19,19 +19,20 @@ from everhold.testing.gateway import InProcessGateway
 from .test_delivery import use
 
 EVENTS = (
-    "message.accepted turn.started turn.done compression.started compression.done compression.refused delivery.done "
-    "delivery.in_doubt memory.stored memory.parked config.revision session.bound session.branched"
+    "message.accepted turn.started turn.completed compression.started compression.completed compression.refused "
+    "delivery.done delivery.in_doubt memory.stored memory.dead_lettered config.loaded session.bound "
+    "session.branched"
 ).split()
 OF_AN_OPERATION = {event for event in EVENTS if event.startswith(("turn.", "compression."))}
 
 
 def drive(gateway: InProcessGateway, home: Home) -> str:
-    """Through everything that is told of; the session it began in."""
+    """Cause every logged event; return the session it began in."""
     gateway.runtimes.memories = {"a": (provider := FakeMemoryProvider())}
     provider.faults.succeed_next()
     provider.faults.fail_next(Refused("too strange"))
     session = gateway.send_message("hello").session
-    gateway.send_message("parked")
+    gateway.send_message("refused")
     gateway.platform.faults.fail_next(InDoubt("no answer"))
     gateway.send_message("in doubt", rest=False)
     gateway.run_until_idle(600)
@@ -100,8 +101,8 @@ def test_a_memory_and_a_reply_that_are_given_up_are_told_apart(gateway: InProces
         gateway.logger.find_events("delivery.dead_lettered"),
         gateway.logger.find_events("memory.dead_lettered"),
     )
-    assert (reply["reader"], reply["reason"]) == ("platform:fake:main", "blocked")
-    assert (memory["reader"], memory["reason"]) == ("memory:a", "too strange")
+    assert (reply["consumer"], reply["reason"]) == ("platform:fake:main", "blocked")
+    assert (memory["consumer"], memory["reason"]) == ("memory:a", "too strange")
     assert not gateway.logger.find_events("delivery.done")
     assert not gateway.logger.find_events("memory.stored")
 
@@ -123,4 +124,4 @@ def test_what_is_held_because_nobody_can_tell_is_told_as_given_up(gateway: InPro
     gateway.send_message("hello", rest=False)
     gateway.run_until_idle(600)
     (dead_letter,) = gateway.logger.find_events("delivery.dead_lettered")
-    assert dead_letter["doubtful"] is True
+    assert dead_letter["in_doubt"] is True

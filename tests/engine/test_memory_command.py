@@ -1,4 +1,4 @@
-"""`/memory`: what is kept in mind, what an answer rested on, and what is taken back."""
+"""`/memory`: the facts, what was recalled for an answer, and what is taken back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SlowProvider(FakeMemoryProvider):
 def recalling(gateway: InProcessGateway, *, tokens: int = 1_700) -> FindingProvider:
     finding = FindingProvider()
     gateway.runtimes.memories = {"a": finding, "late": SlowProvider()}
-    gateway.runtimes.settings.update(recalls=("a", "late"), recall_seconds=0.5, recall_tokens=tokens)
+    gateway.runtimes.settings.update(recall_memories=("a", "late"), recall_seconds=0.5, recall_tokens=tokens)
     return finding
 
 
@@ -53,16 +53,16 @@ class TestWhy:
         gateway.send_message("when was the boiler repaired?", rest=False)
         gateway.pass_time(1)
         said = ask(gateway)
-        assert "Facts I kept in mind:" in said
+        assert "Facts in the prompt:" in said
         assert "“likes tea”" in said
         assert (
             f"- a, ada, 1970-01-01 00:00 UTC, entry {first.seq} of {first.session}: “the boiler was repaired in May”"
             in said
         )
-        assert "because something shown says the same: 1" in said
-        assert "for want of room: 1" in said
+        assert "duplicates of shown items: 1" in said
+        assert "over the token limit: 1" in said
         assert "No answer within 0.5 s: late" in said
-        assert "tokens used" in said
+        assert " tokens." in said
 
     def test_it_is_recorded_with_the_turn_and_outlives_the_process(self, gateway: InProcessGateway) -> None:
         recalling(gateway).answers = [MemoryHit(text="known from afar", person="ada")]
@@ -135,7 +135,7 @@ class TestNoting:
         add_memory_tools(gateway)
         session = gateway.send_message("/memory note   ").session
         assert gateway.read_bodies(session, Noted) == []
-        assert gateway.list_shown_texts()[-1].startswith("Say what to note")
+        assert gateway.list_shown_texts()[-1].startswith("Add a text of at most")
 
     def test_it_lists_the_facts_and_how_to_use_it(self, gateway: InProcessGateway) -> None:
         add_memory_tools(gateway)
@@ -165,13 +165,13 @@ class TestForgetting:
         assert [action for action, _ in got] == ["add", "add", "remove", "remove"]
         assert all(old for action, old in got if action == "remove")
         gateway.send_message("/memory forget tea")
-        assert "nothing that contains that" in gateway.list_shown_texts()[-1]
+        assert "No fact or note contains that" in gateway.list_shown_texts()[-1]
 
     def test_somebody_elses_are_not_even_found(self, gateway: InProcessGateway) -> None:
         facts = add_memory_tools(gateway)
         gateway.send_message(asked_for(add("likes tea")))
         gateway.send_message("/memory forget tea", who="bob", chat="bobs")
-        assert "nothing that contains that" in gateway.list_shown_texts()[-1]
+        assert "No fact or note contains that" in gateway.list_shown_texts()[-1]
         assert len(gateway.run(facts.list_valid("main", ("person:ada",)))) == 1
 
     def test_what_was_noted_lately_is_listed_until_it_is_taken_back(self, gateway: InProcessGateway) -> None:
@@ -207,7 +207,7 @@ class TestSearch:
     def test_nothing_is_said_when_there_is_nothing(self, gateway: InProcessGateway) -> None:
         recalling(gateway).answers = []
         assert ask(gateway, "/memory search boiler").startswith("Nothing was found.")
-        assert "Say what to look for" in ask(gateway, "/memory search")
+        assert "Add words to search for" in ask(gateway, "/memory search")
 
     def test_without_recall_it_says_so(self, gateway: InProcessGateway) -> None:
         assert "recall is off" in ask(gateway, "/memory search boiler")

@@ -45,7 +45,7 @@ def named(gateway: InProcessGateway, name: str = "one-name") -> FakeMemoryProvid
     provider = FakeMemoryProvider()
     gateway.runtimes.memories = {"a": provider}
     add_memory_tools(gateway)
-    gateway.runtimes.settings["naming"] = lambda _memory, origin: f"{name}-{origin.owner}"
+    gateway.runtimes.settings["choose_memory_name"] = lambda _memory, origin: f"{name}-{origin.owner}"
     return provider
 
 
@@ -88,7 +88,7 @@ def test_an_existing_fact_is_not_imported_again(gateway: InProcessGateway) -> No
 
 def test_a_throw_away_session_is_refused(gateway: InProcessGateway) -> None:
     named(gateway)
-    gateway.runtimes.settings["naming"] = lambda _memory, origin: origin.session
+    gateway.runtimes.settings["choose_memory_name"] = lambda _memory, origin: origin.session
     session = gateway.send_message("hello").session
     with pytest.raises(InvalidRequest, match="a name of its own"):
         bring(gateway, session)

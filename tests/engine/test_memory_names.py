@@ -14,7 +14,7 @@ from everhold.testing.gateway import InProcessGateway
 def remembering(gateway: InProcessGateway, *instances: str) -> dict[str, FakeMemoryProvider]:
     providers = {instance: FakeMemoryProvider() for instance in instances}
     gateway.runtimes.memories = dict(providers)
-    gateway.runtimes.settings["naming"] = lambda memory, origin: (
+    gateway.runtimes.settings["choose_memory_name"] = lambda memory, origin: (
         f"{memory}-{choose_memory_name(origin, NamingRule()).text}"
     )
     return providers
@@ -43,7 +43,7 @@ def test_all_turns_of_a_chat_go_on_in_one_memory_session(gateway: InProcessGatew
 def test_the_name_stays_although_the_rule_was_changed(gateway: InProcessGateway) -> None:
     provider = remembering(gateway, "a")["a"]
     gateway.send_message("one", chat="77")
-    gateway.runtimes.settings["naming"] = lambda memory, origin: "something-else"
+    gateway.runtimes.settings["choose_memory_name"] = lambda memory, origin: "something-else"
     gateway.send_message("two", chat="77")
     assert list(provider.kept) == ["a-agent-main-fake-dm-77"]
 
@@ -101,7 +101,7 @@ def test_a_terminal_is_named_by_the_strategy(gateway: InProcessGateway) -> None:
         origins.append(origin)
         return choose_memory_name(origin, NamingRule(strategy="per-directory")).text
 
-    gateway.runtimes.settings["naming"] = naming
+    gateway.runtimes.settings["choose_memory_name"] = naming
     gateway.send_message("hello", directory="/home/ada/garden", repo="/home/ada/garden")
     assert origins[0].address == ""
     assert next(iter(provider.kept)).startswith("garden-")

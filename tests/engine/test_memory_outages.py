@@ -1,4 +1,4 @@
-"""A memory that fails is loud: in the status, in the chat once, and before the model. And it costs nobody anything."""
+"""A failing memory is reported: in the status, in the chat once, and to the model. It delays nothing else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CountingProvider(FakeMemoryProvider):
 def provider(gateway: InProcessGateway) -> CountingProvider:
     provider = CountingProvider()
     gateway.runtimes.memories["a"] = provider
-    gateway.runtimes.settings |= {"memory_notices": True, "recalls": ("a",), "recall_seconds": 0.5}
+    gateway.runtimes.settings |= {"memory_notices": True, "recall_memories": ("a",), "recall_seconds": 0.5}
     gateway.pass_time(1)
     return provider
 
@@ -199,7 +199,7 @@ def test_the_model_is_told_that_what_is_said_does_not_arrive(
     gateway.send_message("two", rest=False)
     gateway.pass_time(5)
     shown = "\n".join(message.text for message in gateway.runtimes.model.requests[-1].messages)
-    assert "Memory is behind right now: a takes nothing in" in shown
+    assert "Memory is incomplete right now: a stores nothing new" in shown
     back(provider)
     gateway.run_until_idle(300)
     gateway.send_message("three")
@@ -254,4 +254,4 @@ def test_status_in_the_chat_names_what_is_not_well(gateway: InProcessGateway, pr
     gateway.pass_time(2)
     gateway.send_message("/status", rest=False)
     gateway.pass_time(0.5)
-    assert any("memory a is failing, 1 not yet there" in text for text in gateway.list_shown_texts())
+    assert any("memory a is failing, 1 not yet stored" in text for text in gateway.list_shown_texts())

@@ -34,7 +34,7 @@ class BatchRecordingProvider(FakeMemoryProvider):
 def writing(gateway: InProcessGateway, write: str | int) -> BatchRecordingProvider:
     provider = BatchRecordingProvider()
     gateway.runtimes.memories["a"] = provider
-    gateway.runtimes.settings["paces"] = {"a": parse_write_setting(write)}
+    gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(write)}
     gateway.pass_time(1)  # what was said up to the start is not held back
     return provider
 

@@ -59,7 +59,7 @@ class UnreliableProvider(FakeMemoryProvider):
 def attached(gateway: InProcessGateway, delivery: DeliveryGuarantee, write: str | int) -> UnreliableProvider:
     provider = UnreliableProvider(delivery)
     gateway.runtimes.memories["a"] = provider
-    gateway.runtimes.settings["paces"] = {"a": parse_write_setting(write)}
+    gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(write)}
     gateway.pass_time(1)  # what was said up to the start is not held back
     return provider
 

@@ -1,4 +1,4 @@
-"""While no model can be asked: the chat hears when the next try is, and what can be done meanwhile."""
+"""While no model can be asked, the chat shows when the next try is, and what can be done until then."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def lose_model(gateway: InProcessGateway, *, seconds: float = 600.0) -> None:
 def test_the_notice_says_when_it_is_tried_again_and_how_to_stop(gateway: InProcessGateway) -> None:
     lose_model(gateway)
     (notice,) = gateway.list_shown_texts()
-    assert "I try again in about 10 minutes; /stop puts the message aside." in notice
+    assert "I retry in about 10 minutes; /stop puts the message aside." in notice
 
 
 def test_stop_puts_the_waiting_message_aside_and_counts_it_well(gateway: InProcessGateway) -> None:
@@ -31,8 +31,8 @@ def test_stop_puts_the_waiting_message_aside_and_counts_it_well(gateway: InProce
 @pytest.mark.parametrize(
     "command, said",
     [
-        ("/undo", "Your message has no answer yet that could be undone. /stop puts the message aside."),
-        ("/retry", "Your message is kept, and it is tried again without being asked."),
+        ("/undo", "Your message has no answer yet, so there is nothing to undo. /stop puts the message aside."),
+        ("/retry", "Your message is kept, and I retry it automatically."),
     ],
 )
 def test_undo_and_retry_know_of_the_message_that_waits(gateway: InProcessGateway, command: str, said: str) -> None:

@@ -100,7 +100,7 @@ class TestFacts:
         assert "likes green tea" in refusal
         assert "`remember`" in refusal
         assert notes(gateway, session) == ["likes green tea"]
-        # the final size counts: making room and using it is one batch
+        # The final size counts: removing and adding is one batch.
         swap = [
             {"action": "remove", "old_text": "green"},
             {"action": "add", "target": "user", "content": "drinks anything"},
@@ -289,7 +289,7 @@ class TestWhoseWords:
         assert [fact.text for fact in gateway.run(facts.list_valid("main", ("person:ada",)))] == ["likes tea"]
 
     def test_the_mark_goes_with_it_to_providers_and_back_into_the_prompt(self, gateway: InProcessGateway) -> None:
-        gateway.runtimes.settings.update(recalls=("a",), recall_seconds=1.0)
+        gateway.runtimes.settings.update(recall_memories=("a",), recall_seconds=1.0)
         facts = add_memory_tools(gateway)
         session = gateway.send_message(asked_for(("remember", {"text": "the vault opens at noon"})), bot=True).session
         item = next(item for item in provider(gateway).kept[session] if isinstance(item, MemoryNote))

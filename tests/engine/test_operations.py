@@ -68,14 +68,14 @@ class SlowTool(FakeTool):
 
 
 def wake_dispatcher(gateway: InProcessGateway) -> None:
-    """Have somebody look for lanes that are due, now."""
+    """Make the dispatcher look for due cursors now."""
     assert gateway.process is not None
     gateway.process.wakeups.work_available.set()
     gateway.pass_time(0.1)
 
 
 def delay_commit_result(gateway: InProcessGateway, step: Step, *, seconds: float) -> None:
-    """Let whoever is there hear only so much later that the next `step` was committed."""
+    """Delay the result of the next commit of `step`."""
     assert gateway.process is not None
     disk = gateway.process.disk
     real, left = disk.commit, [step]
@@ -386,7 +386,7 @@ class TestRule7Tools:
         assert "broken pipe" in gateway.list_shown_texts()[0]
 
     def test_whoever_takes_over_asks_what_a_tool_did_only_after_its_deadline(self, gateway: InProcessGateway) -> None:
-        """Until then it may be done yet, by somebody who is stalled and not dead."""
+        """Until then a stalled worker may still complete it."""
 
         class Late(FakeTool):
             async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:

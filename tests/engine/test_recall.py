@@ -17,7 +17,7 @@ from .test_operations import crash_at_step
 
 
 class Remembering(FakeMemoryProvider):
-    """Finds what it is told to find, after a while."""
+    """Finds what a test gives it, after a delay."""
 
     def __init__(self, *texts: str, slow: float = 0.0) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Remembering(FakeMemoryProvider):
 
 def recalling(gateway: InProcessGateway, **providers: Remembering) -> None:
     gateway.runtimes.memories = dict(providers)
-    gateway.runtimes.settings.update(recalls=tuple(providers), recall_seconds=1.0)
+    gateway.runtimes.settings.update(recall_memories=tuple(providers), recall_seconds=1.0)
 
 
 def shown(gateway: InProcessGateway, turn: int = -1) -> list[str]:
@@ -233,7 +233,7 @@ def test_a_note_that_was_taken_back_is_not_shown_whoever_still_has_it(gateway: I
 def test_of_a_fact_only_what_holds_is_shown(gateway: InProcessGateway) -> None:
     provider = FindingProvider()
     gateway.runtimes.memories = {"a": provider}
-    gateway.runtimes.settings.update(recalls=("a",), recall_seconds=1.0)
+    gateway.runtimes.settings.update(recall_memories=("a",), recall_seconds=1.0)
     add_memory_tools(gateway)
     session = gateway.send_message(asked_for(add("Ada drives a Saab"))).session
     (first,) = [entry for entry in gateway.read_log(session) if isinstance(entry.body, Noted)]

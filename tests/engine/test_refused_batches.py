@@ -1,4 +1,6 @@
-"""One bad item costs nobody else a memory: a refused batch goes item by item, and only what is to blame is parked."""
+"""One bad item does not affect others: a refused batch is sent item by item, and only refused items become dead
+letters.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def picky(
 ) -> PickyProvider:
     provider = PickyProvider(delivery, keeps_before=keeps_before)
     gateway.runtimes.memories["a"] = provider
-    gateway.runtimes.settings["paces"] = {"a": parse_write_setting(write)}
+    gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(write)}
     gateway.pass_time(1)  # what was said up to the start is not held back
     return provider
 
@@ -220,7 +222,7 @@ def test_what_is_erased_while_it_waits_to_go_a_second_time_where_nobody_can_tell
     assert not any("four" in batch for batch in provider.batches[1:])
     assert [(one.in_doubt, one.reason.partition(",")[0]) for one in read_dead_letters(gateway)] == [
         (True, "no bad"),
-        (True, "it was erased on its way"),
+        (True, "it was erased in flight"),
     ]
     gateway.assert_sound()
 
@@ -244,7 +246,7 @@ class HalfStoringProvider(FakeMemoryProvider):
 def half(gateway: InProcessGateway) -> HalfStoringProvider:
     provider = HalfStoringProvider()
     gateway.runtimes.memories["a"] = provider
-    gateway.runtimes.settings["paces"] = {"a": parse_write_setting(5)}
+    gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(5)}
     gateway.pass_time(1)
     return provider
 
@@ -278,6 +280,6 @@ def test_what_is_erased_while_nobody_can_tell_whether_it_arrived_is_named(
     gateway.run_until_idle(60)
     assert not {word for batch in provider.batches[1:] for word in batch} & set(WORDS[-erased:])
     assert [(one.in_doubt, one.reason.partition(",")[0]) for one in read_dead_letters(gateway)] == [
-        (True, "it was erased on its way")
+        (True, "it was erased in flight")
     ] * erased
     gateway.assert_sound()

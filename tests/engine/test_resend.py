@@ -1,4 +1,4 @@
-"""What a memory was handed it can be handed again: in order, under the same keys, whatever happens meanwhile."""
+"""A memory can receive again what it received: in order, under the same keys, whatever happens."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_what_can_be_searched_is_not_handed_what_it_shows(gateway: InProcessGate
     attach(gateway, provider)
     for number in range(3):
         gateway.send_message(f"turn {number}")
-    assert "looked for" in replay(gateway)["repeats"]
+    assert "probed first" in replay(gateway)["repeats"]
     gateway.run_until_idle(60)
     assert len(provider.writes) == 3
     provider.forget_all()

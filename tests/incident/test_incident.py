@@ -1,8 +1,8 @@
 """The incident that began this project, as tests: agents on one host, all compressing while people and agents talk.
 
-Each test holds on the real flows, and fails on a deliberately broken variant of them: a fold that rotates the id, that
-takes its mark too late, that runs twice, that ignores what changed meanwhile, that works for whatever session was
-touched last, or that logs under another one's name.
+Each test passes with the real engine, and fails with a deliberately broken variant: a compression that rotates the id,
+that fixes its last covered operation too late, that runs twice, that ignores changes of the context, that works for
+the session that was used last, or that logs under the id of another session.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TalkingModel(FakeModel):
 def add_agents(gateway: InProcessGateway, *, agents: int, window: int, slow: float = 55.0) -> TalkingModel:
     model = TalkingModel(window=window, slow=slow)
     gateway.runtimes.model = gateway.runtimes.summariser = model
-    gateway.runtimes.settings.update(soft=0.5, hard=0.9, keep=2)
+    gateway.runtimes.settings.update(soft_share=0.5, hard_share=0.9, keep_turns=2)
     return model
 
 
@@ -200,7 +200,7 @@ def test_a_session_keeps_its_id_over_two_hundred_messages(gateway: InProcessGate
 def test_two_agents_that_talk_while_both_are_compressed_see_each_other_and_fall_silent(
     gateway: InProcessGateway,
 ) -> None:
-    """Each hears what the other said, whatever is compressed meanwhile, and nobody answers a bare `.` for ever."""
+    """Each agent hears the other, whatever is compressed, and neither answers a bare `.` for ever."""
     from everhold.platforms.agent import AgentPlatform
 
     assert gateway.process is not None
@@ -218,7 +218,7 @@ def test_two_agents_that_talk_while_both_are_compressed_see_each_other_and_fall_
         return ModelResponse(text="." if number >= 12 else f"<turn-{number + 1}> " + "words " * 200)
 
     gateway.runtimes.model = gateway.runtimes.summariser = FakeModel(answer, context_tokens=1_500)
-    gateway.runtimes.settings.update(soft=0.4, hard=0.8, keep=1)
+    gateway.runtimes.settings.update(soft_share=0.4, hard_share=0.8, keep_turns=1)
     start = ChatLocation(platform="agent", account="two", chat="one", message="start")
     gateway.accept_message(IncomingMessage(origin=start, text="<turn-0> begin", sender="one", name="one", agent="two"))
     gateway.run_until_idle(60)
@@ -237,7 +237,7 @@ def test_two_agents_that_talk_while_both_are_compressed_see_each_other_and_fall_
 
 
 def rotate_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fold moves the chat to a new session, as the systems before us do."""
+    """A compression moves the chat to a new session."""
     real = compression_worker.SessionCompressor._commit
 
     async def commit(
@@ -278,7 +278,7 @@ def late_mark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two workers fold one session, each thinking it is alone."""
+    """Two workers compress one session, each as if it were alone."""
     real = compression_worker.CompressionWorker.run
 
     async def run(self: compression_worker.CompressionWorker) -> None:
@@ -308,7 +308,7 @@ def ambient_session(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _AmbientLogger:
-    """A log bound to whoever was touched last."""
+    """A logger bound to the session that was used last."""
 
     def __init__(self, log: RecordingLogger, current: list[Claim], **bound: object) -> None:
         self.log, self.current, self.bound = log, current, bound
@@ -323,9 +323,9 @@ class _AmbientLogger:
 
 
 BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]]] = {
-    "the id rotates on a fold": (rotate_id, lambda gateway, sessions, model: ids_are_stable(gateway, sessions)),
+    "the id rotates on a compression": (rotate_id, lambda gateway, sessions, model: ids_are_stable(gateway, sessions)),
     "the mark is taken after the call": (late_mark, nothing_is_missed),
-    "two workers fold one session": (
+    "two workers compress one session": (
         run_two_workers,
         lambda gateway, sessions, model: one_at_a_time(gateway, sessions),
     ),

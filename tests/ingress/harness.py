@@ -1,4 +1,4 @@
-"""A door with the real reception and a real store, people at it, and a clock that a test moves."""
+"""An ingress with the real admission and a real store, and a clock that a test moves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ManualClock:
 
 
 class IngressHarness:
-    """Say something at it and see what became of it."""
+    """Sends messages through admission and accept, and reads what was stored."""
 
     def __init__(self, path: Path, config: str = CONFIG) -> None:
         self.settings: Settings = parse_settings(config)
@@ -57,7 +57,7 @@ class IngressHarness:
         self.said = 0
 
     def open_admission(self) -> AdmissionControl:
-        """The reception as another process would find it."""
+        """Return an admission as another process would build it."""
         self.chat_aliases = ChatAliases(self.store, clock=self.clock, log=self.log)
         return AdmissionControl(
             chat_aliases=self.chat_aliases,
@@ -80,7 +80,7 @@ class IngressHarness:
         return await self.accept(IncomingMessage(origin=place, text=text, sender=sender, kind=kind, **more))
 
     async def send_and_read(self, text: str, **more: Any) -> Heard:
-        """Say something that is kept; what was kept of it."""
+        """Send a message that is accepted; return the stored body."""
         verdict = await self.send_message(text, **more)
         assert verdict.outcome == "accepted", verdict
         entry: Entry = await self.store.get_entry(verdict.session, verdict.seq)
@@ -88,7 +88,7 @@ class IngressHarness:
         return entry.body
 
     async def read_notices(self) -> list[str]:
-        """What strangers were told, once everything that was on its way has arrived."""
+        """Return the texts sent to strangers, after all sends have ended."""
         import asyncio
 
         await asyncio.gather(*self.admission._sends)

@@ -1,4 +1,4 @@
-"""Who may speak: nobody who was not let in, by ids that nobody can take, and strangers hear one word an hour."""
+"""Admission: only admitted identities may speak, identities cannot be forged, and a stranger gets one reply an hour."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_whoever_was_let_in_as_somebody_is_a_stranger_again_when_that_is_t
 
 
 async def test_who_was_somebody_before_they_were_let_in_stays_that(harness: IngressHarness) -> None:
-    """Nobody knows of an old grant, either, what came with it."""
+    """An old grant does not say which person it made."""
     pairing = harness.admission.pairing
     code = await code_for(harness)
     await harness.store.link_identity("fake:666", "ada", at=harness.clock.at)
@@ -469,14 +469,14 @@ async def test_a_halt_reaches_every_conversation_of_its_chat(harness: IngressHar
 
 
 async def alone(harness: IngressHarness, text: str, *, sender: str, chat: str = "!room", **more: Any) -> AcceptResult:
-    """Said alone with the agent, on a platform where the other one in a chat may become somebody else."""
+    """Send a message alone with the agent, on a platform where the other person in a chat may change."""
     verdict = await harness.send_message(text, sender=sender, chat=chat, kind="dm", can_change_owner=True, **more)
     assert verdict.outcome == "accepted", verdict
     return verdict
 
 
 async def test_a_direct_chat_stays_with_whoever_was_first_in_it(harness: IngressHarness) -> None:
-    """Ada leaves, and Eve is alone with the agent in the same room: she is told nothing of what Ada told it."""
+    """Ada leaves, and Eve is alone with the agent in the same chat: she sees nothing of what Ada wrote."""
     ada = await alone(harness, "my secret", sender="1001")
     eve = await alone(harness, "hello", sender="7")
     assert eve.session != ada.session
@@ -491,7 +491,7 @@ async def test_a_direct_chat_stays_with_whoever_was_first_in_it(harness: Ingress
 
 
 async def test_a_direct_chat_from_before_that_was_kept_is_whose_it_was(harness: IngressHarness) -> None:
-    """The log knows who spoke first: an older session stays what it is, whoever speaks first after an update."""
+    """The log shows who spoke first, so an older session keeps its owner after an update."""
     old = await harness.send_message("my secret", chat="!room", kind="dm")
     assert await harness.store.list_state_records(StateNamespace.DM_OWNER) == []
     assert (await alone(harness, "hello", sender="7")).session != old.session

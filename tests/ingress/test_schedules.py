@@ -1,4 +1,4 @@
-"""A schedule speaks in the conversation it was made in, once per tick, whoever was down, and only for whom it may."""
+"""A schedule fires in its conversation, once per tick, also after a downtime, and only for people who may speak."""
 
 from __future__ import annotations
 
@@ -279,5 +279,5 @@ def test_a_schedule_spends_what_background_work_may_and_nobody_else_s(tmp_path: 
         gateway.send_message("good morning", event=SCHEDULED_EVENT, id="schedule/s1@3")
         assert "budget" in gateway.list_shown_texts()[-1]
         gateway.send_message("are you there?")
-        assert gateway.list_shown_texts()[-1] == "You said: are you there?", "who speaks has a purse of their own"
+        assert gateway.list_shown_texts()[-1] == "You said: are you there?", "a person's messages have another budget"
         gateway.assert_sound()

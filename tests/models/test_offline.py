@@ -188,7 +188,7 @@ async def test_what_goes_wrong_is_said() -> None:
     chat = Chat(*TOOLS)
     await chat.say("hello")
     assert await chat.say("use tool rocket {}") == "There is no tool “rocket” here. I have: memory, session_search."
-    assert "no JSON object" in await chat.say('use tool memory {"a": ')
+    assert "not a JSON object" in await chat.say('use tool memory {"a": ')
     assert (
         await chat.say("use tool memory {}", result="text is missing", error=True) == "memory failed: text is missing"
     )

@@ -58,7 +58,7 @@ async def halt(room: AgentRoom) -> None:
     after = await room.agent_texts()
     assert after == before, f"somebody answered: {Counter(after) - Counter(before)}"
     await room.say("!wake")
-    await room.wait_until_obeyed("Listening again.", 1)
+    await room.wait_until_obeyed("The agents in this chat answer again.", 1)
     await room.call_everybody("again")
     await room.wait_until_settled()
 

@@ -327,7 +327,9 @@ def _render_compression(compressed: Compressed) -> str:
 
 
 def render_summary(summary: str, kept: Sequence[VerbatimMessage], effects: Sequence[str]) -> str:
-    """Return a compression as the model reads it: the summary, then the verbatim messages, then the external effects."""
+    """Return a compression as the model reads it: the summary, then the verbatim messages, then the
+    external effects.
+    """
     parts = [
         "[Summary of the conversation so far, made by everhold so that it fits. "
         "The originals are kept and can be searched; the numbers are their entries.]",

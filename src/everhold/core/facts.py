@@ -164,7 +164,9 @@ def find_foreign_source(text: str, *, said: Iterable[str], sources: Sequence[str
 def collect_turn_sources(
     heard: Iterable[Entry], steps: Iterable[Entry], why: RecallRecord | None = None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what people said in a turn, and the other sources of its text: bots, tools, and recalled items of those."""
+    """Return what people said in a turn, and the other sources of its text: bots, tools, and
+    recalled items of those.
+    """
     said: list[str] = []
     sources: dict[str, None] = {}
     for entry in heard:

@@ -76,7 +76,9 @@ def _is_memory_name_change(entry: Entry) -> bool:
 
 
 def is_scheduled_by(schedule: Schedule, names: Collection[str]) -> bool:
-    """Return whether a person with one of `names` made a schedule. A schedule stores the person's id on its platform."""
+    """Return whether a person with one of `names` made a schedule. A schedule stores the person's
+    id on its platform.
+    """
     return schedule.sender in names or f"{schedule.place.platform}:{schedule.sender}" in names
 
 

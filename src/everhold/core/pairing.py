@@ -1,4 +1,6 @@
-"""Codes that prove control of two accounts or chats. A code is shown once and expires after one use or a few minutes."""
+"""Codes that prove control of two accounts or chats. A code is shown once and expires after one use
+or a few minutes.
+"""
 
 from __future__ import annotations
 

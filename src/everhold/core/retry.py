@@ -13,7 +13,9 @@ MAX_ATTEMPTS: Final = 2_030
 
 
 def retry_delay_seconds(attempt: int, *, jitter: float) -> float | None:
-    """Return the seconds to wait after failed `attempt` (from 1), or None to give the item up. `jitter` is in [0, 1)."""
+    """Return the seconds to wait after failed `attempt` (from 1), or None to give the item up.
+    `jitter` is in [0, 1).
+    """
     assert attempt >= 1
     if attempt >= MAX_ATTEMPTS:
         return None

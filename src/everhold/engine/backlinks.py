@@ -38,7 +38,7 @@ class BacklinkWorker:
                     other, record = parent, Changed(change=BranchCreated(session=session.id, at=at))
                 case _:
                     continue
-            key = f"tie:{session.id}:{entry.seq}"
+            key = f"backlink:{session.id}:{entry.seq}"
             await self.gates.commit(
                 Change(
                     step=Step.BACKLINK,

@@ -106,7 +106,9 @@ class BudgetReservation:
             self._held = True
 
     def release(self) -> None:
-        """Release the reservation, after the cost was committed or if there was none. A second release has no effect."""
+        """Release the reservation, after the cost was committed or if there was none. A second
+        release has no effect.
+        """
         if self._held:
             self._held = False
             self._ledger.release(self._limits, self._worst_case)

@@ -79,7 +79,9 @@ class WorkerPool(Protocol):
     """The pool of workers of this process."""
 
     def reserve_worker(self, wakeup: Wakeup) -> Wakeup:
-        """Return the wakeup with a claim request, if a worker is free. The worker is reserved until `start_reserved`."""
+        """Return the wakeup with a claim request, if a worker is free. The worker is reserved until
+        `start_reserved`.
+        """
 
     def start_reserved(self, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
         """End the reservations of these wakeups, and start workers for the claims."""

@@ -216,30 +216,30 @@ class MemoryClient:
             self.liveness.hook_errors[name] = problem
 
     @contextlib.contextmanager
-    def _track_call(self, beat: CallLiveness | None, what: str) -> Iterator[None]:
+    def _track_call(self, calls: CallLiveness | None, what: str) -> Iterator[None]:
         """Record the outcome of a call. A refusal does not count as a failure of the provider."""
         with self.hold_open():
             try:
                 yield
             except (Refused, PartiallyDone):
-                self._record_call(beat, "")
+                self._record_call(calls, "")
                 raise
             except asyncio.CancelledError:
-                self._record_call(beat, f"no answer to `{what}` in time")
+                self._record_call(calls, f"no answer to `{what}` in time")
                 raise
             except BaseException as error:
                 known = isinstance(error, EverholdError)
-                self._record_call(beat, str(error) if known else f"{type(error).__name__}: {error}")
+                self._record_call(calls, str(error) if known else f"{type(error).__name__}: {error}")
                 raise
-            self._record_call(beat, "")
+            self._record_call(calls, "")
 
-    def _record_call(self, beat: CallLiveness | None, problem: str) -> None:
-        if self.liveness is None or beat is None:
+    def _record_call(self, calls: CallLiveness | None, problem: str) -> None:
+        if self.liveness is None or calls is None:
             return
         if problem:
-            self.liveness.record_failure(beat, problem)
+            self.liveness.record_failure(calls, problem)
         else:
-            self.liveness.record_success(beat)
+            self.liveness.record_success(calls)
 
     def _select_wanted(self, batch: MemoryBatch) -> MemoryBatch:
         if batch.jobs and not self.has_capability(MemoryCapability.JOBS):

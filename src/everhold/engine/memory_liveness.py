@@ -55,26 +55,26 @@ class MemoryLiveness:
     def is_failing(self) -> bool:
         return self.store_calls.is_failing or self.find_calls.is_failing
 
-    def record_success(self, beat: CallLiveness) -> None:
-        if beat.is_failing:
-            what = "storing" if beat is self.store_calls else "finding"
-            self.log.info("memory.recovered", what=what, failures=beat.failures, since=beat.failing_since)
-        beat.last_success_at, beat.failures, beat.failing_since, beat.rests_until = self.clock.now(), 0, None, 0.0
+    def record_success(self, calls: CallLiveness) -> None:
+        if calls.is_failing:
+            what = "storing" if calls is self.store_calls else "finding"
+            self.log.info("memory.recovered", what=what, failures=calls.failures, since=calls.failing_since)
+        calls.last_success_at, calls.failures, calls.failing_since, calls.rests_until = self.clock.now(), 0, None, 0.0
 
-    def record_failure(self, beat: CallLiveness, error: str) -> None:
+    def record_failure(self, calls: CallLiveness, error: str) -> None:
         now = self.clock.now()
-        beat.failures += 1
-        beat.error, beat.last_failure_at = error, now
-        if beat.failing_since is None:
-            beat.failing_since = now
-            what = "storing" if beat is self.store_calls else "finding"
+        calls.failures += 1
+        calls.error, calls.last_failure_at = error, now
+        if calls.failing_since is None:
+            calls.failing_since = now
+            what = "storing" if calls is self.store_calls else "finding"
             self.log.warning("memory.failing", what=what, error=error)
-        tries = beat.failures - MAX_FAILURES_IN_A_ROW
+        tries = calls.failures - MAX_FAILURES_IN_A_ROW
         if tries >= 0:
             wait = retry_delay_seconds(tries + 3, jitter=0.0)
-            beat.rests_until = now + min(MAX_REST_SECONDS, wait or MAX_REST_SECONDS)
+            calls.rests_until = now + min(MAX_REST_SECONDS, wait or MAX_REST_SECONDS)
 
-    def get_rest_seconds(self, beat: CallLiveness) -> float:
+    def get_rest_seconds(self, calls: CallLiveness) -> float:
         """Return for how many seconds no call should be made. A clock that went back ends the pause."""
-        left = beat.rests_until - self.clock.now()
+        left = calls.rests_until - self.clock.now()
         return left if 0 < left <= MAX_REST_SECONDS else 0.0

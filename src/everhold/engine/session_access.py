@@ -21,7 +21,9 @@ async def find_session_owner(store: Store, session: Session) -> str | None:
 
 
 async def find_last_stamp(store: Store, session: Session) -> Stamp:
-    """Return the stamp for what happens in a session: that of the last speaker. A branch continues with its parent's."""
+    """Return the stamp for what happens in a session: that of the last speaker. A branch continues
+    with its parent's.
+    """
     one, upto, window = session, session.last_seq, PAGE_ENTRIES
     while True:
         while upto > 0:

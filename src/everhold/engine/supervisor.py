@@ -230,7 +230,7 @@ class WorkerSupervisor:
             task.cancel()
 
     async def release_held_memories(self) -> None:
-        """Release what is held back from memories, because the configuration changed or the process is about to stop."""
+        """Release what is held back from memories: after a start, after a change of configuration, before a stop."""
         self.released_upto = self.gates.clock.now()
         if await self.gates.store.retry_now(at=self.released_upto, held=MEMORY_CONSUMERS):
             self.wakeups.work_available.set()

@@ -414,9 +414,7 @@ def _find_configured(given: Mapping[str, T], *names: str) -> T | None:
 def _check_configured(
     incoming: IncomingMessage, agent: str, account: AccountSettings | None, settings: Settings
 ) -> None:
-    """Raise if the agent or account of a schedule is not configured, so that its message waits. Its removal was not
-    decided.
-    """
+    """Raise if the agent or account of a schedule is not configured, so that its message waits."""
     origin = incoming.origin
     if agent not in settings.agents:
         raise Transient(f"there is no agent {agent!r}", remedy="configure it, or remove the schedule")

@@ -165,7 +165,7 @@ class SessionSwitch(Struct, frozen=True, kw_only=True):
     """
 
     how: str
-    """new, resume, branch, or compression."""
+    """`new`, `resume`, `branch` or `compression`."""
     before: MemoryScope
     after: MemoryScope
 

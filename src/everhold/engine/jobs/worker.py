@@ -420,7 +420,7 @@ class JobWorker:
                 at=self.gates.clock.now(),
                 entries=(*own, *heard),
                 claim=self.claim,
-                # An entry that the job read may have been erased meanwhile. In that case nothing of its result may be
+                # An entry that the job read may have been erased since. In that case nothing of its result may be
                 # stored.
                 generation=generation,
                 cursor=update,

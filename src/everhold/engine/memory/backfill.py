@@ -55,7 +55,9 @@ class BackfillRange(Struct, frozen=True, kw_only=True):
 
 
 class BackfillRateLimit:
-    """When the next batch of a memory may be sent. It is kept in memory, so after a restart one batch may come early."""
+    """When the next batch of a memory may be sent. It is kept in memory, so after a restart one
+    batch may come early.
+    """
 
     def __init__(self) -> None:
         self.free_at = float("-inf")
@@ -148,7 +150,7 @@ async def find_backfill_range(
     ordered = await store.get_state_record(StateNamespace.BACKFILL, _order_key(instance, session.id))
     begun = await store.get_cursor(backfill_consumer(instance), session.id)
     stood = begun.processed_seq if begun is not None else -1
-    handed = await _list_backfilled_seqs(store, session.id, instance) if begun is not None else set()
+    delivered = await _list_backfilled_seqs(store, session.id, instance) if begun is not None else set()
     upto = min(session.last_seq, await _find_own_start(store, session, instance))
     first, last, items, tokens = 0, 0, 0, 0
     earliest = latest = 0.0
@@ -156,7 +158,7 @@ async def find_backfill_range(
     while at < upto:
         page = await store.list_entries(session.id, after=at, upto=upto, kinds=_BACKFILL_KINDS, limit=PAGE_ENTRIES)
         within = [entry for entry in page if since <= entry.at < until]
-        new = [entry for entry in within if is_memory_entry(entry) and entry.seq not in handed]
+        new = [entry for entry in within if is_memory_entry(entry) and entry.seq not in delivered]
         places = [
             entry
             for entry in await select_valid_entries(store, notes, session, new)
@@ -201,10 +203,14 @@ async def _find_own_start(store: Store, session: Session, instance: str) -> int:
 async def _list_backfilled_seqs(store: Store, session: str, instance: str) -> set[int]:
     """Return the seqs that a backfill has sent, is sending, or has given up."""
     consumer = backfill_consumer(instance)
-    handed = {one.seq for one in await store.list_receipts(session, consumer=consumer)}
-    handed |= {one.seq for one in await store.list_dead_letters(session=session, consumer=consumer, state="")}
+    delivered = {one.seq for one in await store.list_receipts(session, consumer=consumer)}
+    delivered |= {one.seq for one in await store.list_dead_letters(session=session, consumer=consumer, state="")}
     cursor = await store.get_cursor(consumer, session)
-    return handed | {item.seq for item in cursor.in_flight.items} if cursor is not None and cursor.in_flight else handed
+    return (
+        delivered | {item.seq for item in cursor.in_flight.items}
+        if cursor is not None and cursor.in_flight
+        else delivered
+    )
 
 
 async def _has_text_left(store: Store, place: Entry) -> bool:

@@ -59,7 +59,10 @@ MAX_BATCH_ITEMS: Final = 20
 PAGE_ENTRIES: Final = 200
 NOTICE_AT_ATTEMPT: Final = 3
 """After so many failed attempts the chat gets a notice. A short outage is not worth one."""
-OUTAGE_TEXT: Final = "My memory {memory} is not answering. Nothing is lost: our messages are stored, and I send them there when it is back."
+OUTAGE_TEXT: Final = (
+    "My memory {memory} is not answering. "
+    "Nothing is lost: our messages are stored, and I send them there when it is back."
+)
 HOOK_DEADLINE_SECONDS: Final = 10.0
 """For hooks of a provider that nothing else depends on."""
 READ_KINDS: Final = (*MEMORY_KINDS, EntryKind.COMPRESSED)

@@ -64,15 +64,15 @@ async def collect_conditions(
     gates: Gates, attached: Sequence[MemoryClient], *, agent: str = ""
 ) -> list[MemoryCondition]:
     """Return the condition of every memory that is in use or has a backlog; of one agent, if one is named."""
-    behind = {
+    backlogs = {
         (it.consumer.removeprefix(MEMORY_PREFIX), it.agent): it for it in await gates.store.list_backlogs(MEMORY_PREFIX)
     }
     there = {(it.instance, it.agent): it for it in attached}
-    keys = sorted(key for key in {*behind, *there} if not agent or key[1] == agent)
+    keys = sorted(key for key in {*backlogs, *there} if not agent or key[1] == agent)
     said = await asyncio.gather(*(_ask_health(gates, there.get(key)) for key in keys))
-    told = await _count_unacknowledged(gates, there)
+    delivered = await _count_unacknowledged(gates, there)
     return [
-        _build_condition(key, there.get(key), behind.get(key), says, told.get(key))
+        _build_condition(key, there.get(key), backlogs.get(key), says, delivered.get(key))
         for key, says in zip(keys, said, strict=True)
     ]
 
@@ -98,42 +98,44 @@ def _build_condition(
     attached: MemoryClient | None,
     backlog: MemoryBacklog | None,
     says: ProviderHealth | None,
-    told: ReceiptCount | None,
+    delivered: ReceiptCount | None,
 ) -> MemoryCondition:
-    pulse = attached.liveness if attached is not None else None
-    failing = bool((pulse and pulse.is_failing) or (backlog and backlog.error) or (says and not says.well))
-    error, since = _find_newest_failure(pulse)
-    behind = backlog is not None and backlog.items > 0
+    liveness = attached.liveness if attached is not None else None
+    failing = bool((liveness and liveness.is_failing) or (backlog and backlog.error) or (says and not says.well))
+    error, since = _find_newest_failure(liveness)
+    has_backlog = backlog is not None and backlog.items > 0
     return MemoryCondition(
         memory=key[0],
         agent=key[1],
-        state="failing" if failing else "behind" if behind else "well",
+        state="failing" if failing else "behind" if has_backlog else "well",
         lag=backlog.items if backlog else 0,
         oldest=backlog.oldest if backlog else None,
-        stored=pulse.store_calls.last_success_at if pulse else None,
-        found=pulse.find_calls.last_success_at if pulse else None,
+        stored=liveness.store_calls.last_success_at if liveness else None,
+        found=liveness.find_calls.last_success_at if liveness else None,
         error=(backlog.error if backlog else "") or error,
         since=since,
         attempts=backlog.attempts if backlog else 0,
         again=backlog.due if backlog and backlog.error else None,
-        rests=pulse.get_rest_seconds(pulse.find_calls) if pulse else 0.0,
+        rests=liveness.get_rest_seconds(liveness.find_calls) if liveness else 0.0,
         says=says.text if says else "",
-        hooks=dict(pulse.hook_errors) if pulse else {},
+        hooks=dict(liveness.hook_errors) if liveness else {},
         delivery=attached.delivery if attached else "",
-        handed=told.items if told else None,
-        seen=told.named if told else 0,
+        handed=delivered.items if delivered else None,
+        seen=delivered.named if delivered else 0,
     )
 
 
-def _find_newest_failure(pulse: MemoryLiveness | None) -> tuple[str, float | None]:
+def _find_newest_failure(liveness: MemoryLiveness | None) -> tuple[str, float | None]:
     """Return the newest failure, and since when calls have been failing."""
-    beats = (
-        [beat for beat in (pulse.store_calls, pulse.find_calls) if beat.last_failure_at is not None] if pulse else []
+    calls = (
+        [one for one in (liveness.store_calls, liveness.find_calls) if one.last_failure_at is not None]
+        if liveness
+        else []
     )
-    if not beats:
+    if not calls:
         return "", None
-    newest = max(beats, key=lambda beat: beat.last_failure_at or 0.0)
-    return newest.error, min((beat.failing_since for beat in beats if beat.failing_since is not None), default=None)
+    newest = max(calls, key=lambda one: one.last_failure_at or 0.0)
+    return newest.error, min((one.failing_since for one in calls if one.failing_since is not None), default=None)
 
 
 async def _ask_health(gates: Gates, attached: MemoryClient | None) -> ProviderHealth | None:

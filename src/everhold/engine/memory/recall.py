@@ -132,7 +132,9 @@ def _list_lagging_memories(runtimes: AgentRuntimes, runtime: AgentRuntime, agent
 
 
 class RecallFilter:
-    """Decides which hits a turn may be shown. The log says for which audience an entry is, whichever memory found it."""
+    """Decides which hits a turn may be shown. The log says for which audience an entry is,
+    whichever memory found it.
+    """
 
     def __init__(
         self,

@@ -124,7 +124,7 @@ class Destination(Protocol):
 
     @property
     def rebuilds_in_flight(self) -> bool:
-        """Whether a rebuilt batch has the same bytes as the one in flight."""
+        """Whether a batch whose in-flight record is lost is rebuilt identically, and recognised by the remote side."""
 
     async def next_batch(self, claim: Claim, *, after: int, done: Sequence[DeliveryItem] = ()) -> BatchScan:
         """Return the next batch after a seq. `done` are the items that have just been delivered."""

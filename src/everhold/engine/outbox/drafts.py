@@ -189,13 +189,13 @@ async def find_left_draft(store: Store, session: str, op: int, place: ChatLocati
     return next((receipt.remote for receipt in shown if receipt.part == DRAFT_PART), "")
 
 
-async def render_cut_off_notice(ended: Ended, sketch: ReplyDraft | None) -> str:
+async def render_cut_off_notice(ended: Ended, draft: ReplyDraft | None) -> str:
     """Return the notice that replaces a draft that will not be finished; empty if no draft is visible."""
-    if sketch is None or ended.outcome not in CUT_OUTCOMES:
+    if draft is None or ended.outcome not in CUT_OUTCOMES:
         return ""
-    if not await find_left_draft(sketch.gates.store, sketch.claim.session, sketch.op, sketch.place):
+    if not await find_left_draft(draft.gates.store, draft.claim.session, draft.op, draft.place):
         return ""
-    return f"{sketch.text[: sketch.limit - len(STOPPED_SUFFIX)].rstrip()}{STOPPED_SUFFIX}".strip()
+    return f"{draft.text[: draft.limit - len(STOPPED_SUFFIX)].rstrip()}{STOPPED_SUFFIX}".strip()
 
 
 def build_draft_key(session: str, op: int) -> str:

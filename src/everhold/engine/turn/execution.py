@@ -255,21 +255,21 @@ class TurnExecution:
 
     async def _ask_model(self) -> TurnEvent:
         """Ask the model for the next step: build the request, reserve its cost, and record the answer."""
-        asking = await self._prepare_request()
+        prepared = await self._prepare_request()
         self.draft = self._build_draft()
         grown: list[str] = []
         asked = engine_effects.ask_models(
             self.gates,
             self.runtime.models,
-            asking.request,
+            prepared.request,
             deadline=self.runtime.model_deadline_seconds,
-            record=functools.partial(self._thought_of, asking),
-            on_text=self._text_watcher(self.draft, grown),
+            record=functools.partial(self._build_thought, prepared),
+            on_text=self._make_text_callback(self.draft, grown),
         )
-        event = await self._ask_within_budget(asked, asking.weight, self.draft)
+        event = await self._ask_within_budget(asked, prepared.weight, self.draft)
         if isinstance(event, TurnCutShort):
             return msgspec.structs.replace(
-                event, usage=self.runtime.estimate_abandoned_usage(asking.weight, "".join(grown))
+                event, usage=self.runtime.estimate_abandoned_usage(prepared.weight, "".join(grown))
             )
         return event
 
@@ -308,42 +308,42 @@ class TurnExecution:
             tools=runtime.tools_blob.digest,
         )
 
-    def _thought_of(self, asking: PreparedRequest, answer: ModelResponse) -> Thought:
+    def _build_thought(self, prepared: PreparedRequest, answer: ModelResponse) -> Thought:
         """Return the entry of an answer."""
-        self.runtime.meter.learn(asking.weight, answer.usage)
+        self.runtime.meter.learn(prepared.weight, answer.usage)
         return Thought(
             text=answer.text,
             calls=answer.calls,
             reasoning=answer.reasoning,
             model=answer.model,
             generation=self.session.generation,
-            request=asking.digest,
-            prompt=asking.prompt,
-            tools=asking.tools,
-            recall=asking.recall,
-            why=asking.why,
-            stubs=asking.stubs,
+            request=prepared.digest,
+            prompt=prepared.prompt,
+            tools=prepared.tools,
+            recall=prepared.recall,
+            why=prepared.why,
+            stubs=prepared.stubs,
             usage=answer.usage,
             finish=answer.finish,
         )
 
-    def _text_watcher(self, sketch: ReplyDraft | None, grown: list[str]) -> Callable[[str | None], None] | None:
-        """Return the callback for the pieces of a growing answer; None if no one shows them."""
+    def _make_text_callback(self, draft: ReplyDraft | None, grown: list[str]) -> Callable[[str | None], None] | None:
+        """Return the callback for the pieces of a growing answer; None if no draft or client shows them."""
         watcher = self.context.on_text
-        if sketch is None and watcher is None:
+        if draft is None and watcher is None:
             return None
 
         def on_text(piece: str | None) -> None:
             grown.append(piece or "")
-            if sketch is not None:
-                sketch.add_text(piece)
+            if draft is not None:
+                draft.add_text(piece)
             if watcher is not None:
                 watcher(self.session.id, self.op, piece)
 
         return on_text
 
     async def _ask_within_budget(
-        self, asked: Coroutine[Any, Any, TurnEvent], weight: int, sketch: ReplyDraft | None
+        self, asked: Coroutine[Any, Any, TurnEvent], weight: int, draft: ReplyDraft | None
     ) -> TurnEvent:
         """Reserve the highest cost of the request, then wait for the answer."""
         runtime = self.runtime
@@ -359,11 +359,11 @@ class TurnExecution:
             asked.close()
             return TurnBroken(reason=str(error))
         except BaseException:
-            if sketch is not None:
-                sketch.abandon()
+            if draft is not None:
+                draft.abandon()
             raise
-        if sketch is not None:
-            await sketch.close()
+        if draft is not None:
+            await draft.close()
         return event
 
     async def _recall_once(self) -> TurnRecall:
