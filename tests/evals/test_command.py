@@ -36,7 +36,10 @@ def talk(tmp_path: Path) -> Path:
 def test_it_prints_a_table_and_draws_a_plot(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = talk.with_suffix(".svg")
     assert (
-        run_command(["eval", "compression", "--conversations", str(talk), "--compressions", "1", "--plot", str(picture)]) == 0
+        run_command(
+            ["eval", "compression", "--conversations", str(talk), "--compressions", "1", "--plot", str(picture)]
+        )
+        == 0
     )
     shown = capsys.readouterr().out
     assert shown.splitlines()[0].startswith("CONVERSATION  COMPRESSIONS")
@@ -48,7 +51,10 @@ def test_it_prints_a_table_and_draws_a_plot(talk: Path, capsys: pytest.CaptureFi
 
 def test_for_programs_it_is_json(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        run_command(["eval", "compression", "--conversations", str(talk), "--compressions", "1", "--keep", "1", "--json"]) == 0
+        run_command(
+            ["eval", "compression", "--conversations", str(talk), "--compressions", "1", "--keep", "1", "--json"]
+        )
+        == 0
     )
     found = json.loads(capsys.readouterr().out)
     (score,) = found["scores"]
