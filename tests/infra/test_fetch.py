@@ -128,7 +128,7 @@ async def test_a_few_redirects_are_followed_and_many_are_not(web: Web) -> None:
         there = f"/{number + 1}" if number < 5 else "/cat.png"
         web.pages[f"/{number}"] = LoopbackResponse(status=302, headers={"location": there})
     assert (await UrlFetcher(allows=loopback)(f"{web.url}/4")).data == b"meow"
-    with pytest.raises(Refused, match="again and again"):
+    with pytest.raises(Refused, match="redirects too often"):
         await UrlFetcher(allows=loopback)(f"{web.url}/0")
 
 
@@ -171,7 +171,7 @@ async def test_an_endless_body_is_cut_off(web: Web) -> None:
 
 async def test_a_response_with_a_content_encoding_is_refused(web: Web) -> None:
     web.pages["/bomb"] = LoopbackResponse(body=b"\x1f\x8b", headers={"content-encoding": "gzip"})
-    with pytest.raises(Refused, match="packed"):
+    with pytest.raises(Refused, match="content encoding"):
         await UrlFetcher(allows=loopback)(f"{web.url}/bomb")
 
 

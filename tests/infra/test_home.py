@@ -117,7 +117,7 @@ def test_a_large_file_and_a_directory_are_refused(tmp_path: Path) -> None:
         read_file(tmp_path)
     assert read_file(tmp_path / "none") is None
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="leads nowhere"):
+    with pytest.raises(ConfigError, match="without a target"):
         read_file(tmp_path / "link")
 
 

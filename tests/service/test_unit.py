@@ -103,7 +103,7 @@ def test_every_change_is_noticed(text: str) -> None:
 
 @pytest.mark.parametrize("bad", ["a\nExecStartPre=/bin/evil", "a\0b"])
 def test_a_path_cannot_add_lines(bad: str) -> None:
-    with pytest.raises(InvalidRequest, match="cannot stand"):
+    with pytest.raises(InvalidRequest, match="cannot be used"):
         wanted(f"/srv/{bad}")
     with pytest.raises(InvalidRequest, match="cannot name a service"):
         unit.ServiceSpec(home=Path("/x"), program=("/y",), search_path="", version="1", name="../../evil")
@@ -212,9 +212,9 @@ def test_only_absolute_paths_are_in_a_service_s_path() -> None:
     "changes, level, text",
     [
         ({}, "", ""),
-        ({"version": "0.0.1"}, "note", "is of everhold 0.0.1"),
-        ({"program": ("/nowhere/everhold",)}, "wrong", "/nowhere/everhold, which is not there"),
-        ({"program": ("/bin/sh",)}, "note", "starts /bin/sh, and this is"),
+        ({"version": "0.0.1"}, "note", "written by everhold 0.0.1"),
+        ({"program": ("/nowhere/everhold",)}, "wrong", "/nowhere/everhold, which does not exist"),
+        ({"program": ("/bin/sh",)}, "note", "starts /bin/sh; this is"),
     ],
 )
 def test_problems_of_a_description_are_reported(
