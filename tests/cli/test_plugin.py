@@ -57,7 +57,7 @@ def test_listing_names_every_plug_in_with_its_package(capsys: pytest.CaptureFixt
 
 
 def test_the_skeleton_keeps_the_whole_promise(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, written = run(capsys, "plugin", "new", "note-book")
+    code, written = run(capsys, "plugin", "new", "memory", "note-book")
     assert code == 0
     assert "everhold_note_book/__init__.py" in written["files"]
     sys.path.insert(0, str(here / "everhold-note-book"))
@@ -72,7 +72,7 @@ def test_the_skeleton_keeps_the_whole_promise(here: Path, capsys: pytest.Capture
 
 
 def test_a_good_one_is_told_from_a_bad_one_by_the_exit_code(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plugin", "new", "shelf", "--in", "."]) == 0
+    assert main(["plugin", "new", "memory", "shelf", "--in", "."]) == 0
     target, only = "everhold_shelf:Shelf", ("--only", "basics", "--only", "restart")
     capsys.readouterr()
     code, found = run(capsys, "plugin", "test", target, *only, "--set", "most=9", "--patience", "0.1")
@@ -117,14 +117,14 @@ def test_a_plug_in_that_cannot_be_used_is_said_so_once(here: Path, capsys: pytes
         (("plugin", "test", "everhold_shelf:Shelf", "--set", "most"), 2, "is not K=V"),
         (("plugin", "test", "everhold_shelf:Shelf", "--set", "key_env=NOT_SET"), 2, "NOT_SET is not set"),
         (("plugin", "test", "everhold_shelf:Shelf", "--only", "magic"), 1, "there is no check 'magic'"),
-        (("plugin", "new", "Bad Name"), 2, "is not a name"),
-        (("plugin", "new", "again", "--in", "."), 2, "is not empty"),
+        (("plugin", "new", "memory", "Bad Name"), 2, "is not a name"),
+        (("plugin", "new", "memory", "again", "--in", "."), 2, "is not empty"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_a_remedy(
     here: Path, capsys: pytest.CaptureFixture[str], args: Sequence[str], code: int, says: str
 ) -> None:
-    assert main(["plugin", "new", "shelf", "--in", "."]) == 0
+    assert main(["plugin", "new", "memory", "shelf", "--in", "."]) == 0
     assert main(args) == code
     told = capsys.readouterr().err
     assert says in told
@@ -152,7 +152,7 @@ def package_of(name: str, here: Path) -> Path:
     """A stranger's package: one of their own making, or what `plugin new` begins with."""
     if name == "tin":
         return Path(shutil.copytree(TIN, here / "everhold-tin"))
-    assert main(["plugin", "new", name]) == 0
+    assert main(["plugin", "new", "memory", name]) == 0
     return here / f"everhold-{name}"
 
 
@@ -202,7 +202,7 @@ async def test_a_stranger_s_tool_is_offered_and_run(here: Path, monkeypatch: pyt
             # two of one name: the first has it, and the other is named with the reason
             assert t.app.agents.get_runtime("other", {}).tools["roll"].deadline == 6.0
             (problem,) = t.app.describe()["problems"]
-            assert (problem["key"], "another tool is called roll" in problem["message"]) == ("tools.big", True)
+            assert (problem["key"], "another tool is already called roll" in problem["message"]) == ("tools.big", True)
             config["tools"]["big"]["sides"] = "many"
             t.configure(json.dumps(config))
             server.add_steps(ModelServerReply(text="As before."))
@@ -210,7 +210,7 @@ async def test_a_stranger_s_tool_is_offered_and_run(here: Path, monkeypatch: pyt
             assert [it["key"] for it in t.app.describe()["refused"]] == ["tools.big.sides"]
 
 
-@pytest.mark.parametrize("wrong, says", [("raise OSError('no dice')", "no dice"), ("return 3", "is no tool")])
+@pytest.mark.parametrize("wrong, says", [("raise OSError('no dice')", "no dice"), ("return 3", "is not a tool")])
 async def test_a_tool_that_cannot_be_built_costs_itself_only(
     here: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, says: str
 ) -> None:

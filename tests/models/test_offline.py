@@ -107,10 +107,10 @@ FENCES = [
 
 
 @pytest.mark.parametrize("fence", FENCES)
-@pytest.mark.parametrize("behind", [False, True])
-async def test_it_answers_from_what_was_recalled(fence: str, behind: bool) -> None:
+@pytest.mark.parametrize("after", [False, True])
+async def test_it_answers_from_what_was_recalled(fence: str, after: bool) -> None:
     block = fence.format("Ada's cat is called Minka (2026-03-01)")
-    text = f"What is my cat called?\n\n{block}" if behind else f"{block}What is my cat called?"
+    text = f"What is my cat called?\n\n{block}" if after else f"{block}What is my cat called?"
     assert "I remember: “Ada's cat is called Minka" in await Chat().say(text)
     said, recalled = split_recalled(text)
     assert said == "What is my cat called?"

@@ -178,7 +178,7 @@ async def test_names_of_tools_come_home_as_they_left(server: ModelServer, connec
 async def test_what_is_offered_is_what_this_request_offers(make: Any) -> None:
     model, other = make(), ToolSpec(name="note", description="Another note.", parameters={})
     for tools in ((NOTE, TIME), (NOTE,), (), (other,), (NOTE, TIME)):
-        assert await model.body(ask(user("a"), tools=tools)) == await make().body(ask(user("a"), tools=tools))
+        assert await model.encode_request(ask(user("a"), tools=tools)) == await make().body(ask(user("a"), tools=tools))
 
 
 async def test_whatever_was_told_before_the_bytes_are_those_of_who_tells_it_for_the_first_time(
@@ -394,9 +394,9 @@ async def test_what_cannot_be_shown_is_mentioned(server: ModelServer, connect: C
     )
     text = json.dumps(await sent(server, connect(load_blob=blob), request))
     for words in (
-        "bmp.img (image/jpeg, 14 bytes): of a kind that cannot be looked at",
-        "big.img (image/jpeg, 14 bytes): too large to look at",
-        "gone.img (image/jpeg, 14 bytes): no longer there",
+        "bmp.img (image/jpeg, 14 bytes): of a kind that cannot be shown",
+        "big.img (image/jpeg, 14 bytes): too large to show",
+        "gone.img (image/jpeg, 14 bytes): no longer stored",
         "plan.pdf (application/pdf, 9 bytes)]",
     ):
         assert words in text
@@ -427,8 +427,8 @@ def unmarked(body: bytes) -> bytes:
 
 @pytest.mark.parametrize("make", [openai_model, anthropic_model])
 async def test_the_same_request_is_the_same_bytes(make: Any) -> None:
-    first = await make().body(ask(*TALK, temperature=1, top_p=0.5))
-    again = await make().body(
+    first = await make().encode_request(ask(*TALK, temperature=1, top_p=0.5))
+    again = await make().encode_request(
         ModelRequest(system="Be brief.", messages=TALK, tools=(NOTE, TIME), params={"top_p": 0.5, "temperature": 1})
     )
     assert first == again

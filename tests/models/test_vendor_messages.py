@@ -22,7 +22,7 @@ from everhold.models.errors import (
 )
 from everhold.models.sse import SseParser, StreamTooLarge
 
-WHOM = ModelEndpoint(model="m", host="h.example", secrets=(SecretString("topsecretvalue"),))
+ENDPOINT = ModelEndpoint(model="m", host="h.example", secrets=(SecretString("topsecretvalue"),))
 NOW = 1_800_000_000.0
 
 
@@ -276,14 +276,14 @@ NOT_TOO_LONG: dict[str, tuple[int, Any, type[EverholdError]]] = {
 @pytest.mark.parametrize("who", TOO_LONG)
 def test_too_long_in_every_vendors_words(who: str) -> None:
     status, body = TOO_LONG[who]
-    error = build_http_error(WHOM, status=status, headers={}, body=json.dumps(body).encode(), now=NOW)
+    error = build_http_error(ENDPOINT, status=status, headers={}, body=json.dumps(body).encode(), now=NOW)
     assert type(error) is TooLong, error
 
 
 @pytest.mark.parametrize("who", NOT_TOO_LONG)
 def test_what_only_sounds_too_long(who: str) -> None:
     status, body, kind = NOT_TOO_LONG[who]
-    error = build_http_error(WHOM, status=status, headers={}, body=json.dumps(body).encode(), now=NOW)
+    error = build_http_error(ENDPOINT, status=status, headers={}, body=json.dumps(body).encode(), now=NOW)
     assert type(error) is kind, error
 
 
@@ -310,12 +310,12 @@ def test_what_only_sounds_too_long(who: str) -> None:
 )
 def test_words_are_found_in_any_shape(body: bytes, words: str) -> None:
     assert parse_error_body(body).message == words
-    assert isinstance(build_http_error(WHOM, status=418, headers={}, body=body, now=NOW), Refused)
+    assert isinstance(build_http_error(ENDPOINT, status=418, headers={}, body=body, now=NOW), Refused)
 
 
 @given(st.binary(max_size=300), st.integers(min_value=300, max_value=599))
 def test_any_body_becomes_an_error(body: bytes, status: int) -> None:
-    error = build_http_error(WHOM, status=status, headers={}, body=body, now=NOW)
+    error = build_http_error(ENDPOINT, status=status, headers={}, body=body, now=NOW)
     assert isinstance(error, Overloaded | Refused)
 
 
@@ -333,7 +333,7 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["error", "type", "message"]), JSON, max_size=3))
 def test_any_error_object_becomes_an_error(body: dict[str, Any]) -> None:
-    assert isinstance(build_body_error(WHOM, body, now=NOW), Overloaded | Refused)
+    assert isinstance(build_body_error(ENDPOINT, body, now=NOW), Overloaded | Refused)
 
 
 @pytest.mark.parametrize(
@@ -347,14 +347,14 @@ def test_any_error_object_becomes_an_error(body: dict[str, Any]) -> None:
     ],
 )
 def test_keys_are_masked(text: str) -> None:
-    shown = WHOM.redact_text(text)
+    shown = ENDPOINT.redact_text(text)
     assert "***" in shown
     for key in ("topsecret", "sk-proj", "wxyz", "abcdef", "gsk_abc"):
         assert key not in shown
 
 
 def test_long_and_strange_words_are_tamed() -> None:
-    shown = WHOM.redact_text("a\n\tb\x1b[31m\u202e" + "x" * 1000)
+    shown = ENDPOINT.redact_text("a\n\tb\x1b[31m\u202e" + "x" * 1000)
     assert shown.startswith("a b[31mxxx")
     assert len(shown) == 300
 
@@ -428,7 +428,7 @@ def test_waits_in_every_notation(headers: dict[str, str], status: int, seconds: 
     ],
 )
 def test_waits_in_words(body: Any, seconds: float | None) -> None:
-    error = build_http_error(WHOM, status=429, headers={}, body=json.dumps(body).encode(), now=NOW)
+    error = build_http_error(ENDPOINT, status=429, headers={}, body=json.dumps(body).encode(), now=NOW)
     assert isinstance(error, Overloaded)
     assert error.retry_after == (pytest.approx(seconds) if seconds is not None else None)
 

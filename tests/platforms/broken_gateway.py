@@ -13,7 +13,7 @@ from everhold.platforms.matrix import adapter, parsing
 from everhold.ports.platform import AcceptMessage, IncomingMessage, OutgoingMessage
 
 
-class StartsAfresh(adapter.MatrixPlatform):
+class DropsPendingUpdates(adapter.MatrixPlatform):
     """Throws away what was said while it was away."""
 
     looked = False
@@ -22,12 +22,12 @@ class StartsAfresh(adapter.MatrixPlatform):
         first, self.looked = not self.looked, True
         if since is None or not first:
             return await super()._accept_events(news, since, accept)
-        # a homeserver may repeat the answer that our predecessor waited for: more is behind it
+        # a homeserver may repeat the answer that our predecessor waited for: more comes after it
         while (later := await self._client.sync(str(news["next_batch"]), seconds=0)).get("rooms"):
             news = later
-        behind = str(news["next_batch"])
-        await self._account_context.offsets.advance(adapter.SYNC_POSITION_KEY, behind)
-        return behind
+        next_batch = str(news["next_batch"])
+        await self._account_context.offsets.advance(adapter.SYNC_POSITION_KEY, next_batch)
+        return next_batch
 
 
 class SaysItTwice(adapter.MatrixPlatform):

@@ -256,14 +256,14 @@ class AgentRoom:
 
     # -- people ------------------------------------------------------------------------------------------------------
 
-    async def say(self, text: str, *whom: int) -> str:
-        mentions = {"user_ids": [self.agents[number].id for number in whom]}
+    async def say(self, text: str, *mentioned: int) -> str:
+        mentions = {"user_ids": [self.agents[number].id for number in mentioned]}
         return await self.ada.send_text(self.id, text, **{"m.mentions": mentions})
 
-    async def task(self, whom: int, name: str, *, counts: bool = True) -> None:
+    async def task(self, agent: int, name: str, *, counts: bool = True) -> None:
         if counts:
-            self.tasks.append(f"{name}-{whom}")
-        await self.say(f"<task-{name}-{whom}> please, {FILLER}", whom)
+            self.tasks.append(f"{name}-{agent}")
+        await self.say(f"<task-{name}-{agent}> please, {FILLER}", agent)
 
     async def round(self, name: str, *, counts: bool = True) -> None:
         """A task for everybody. `counts`: it must be done in the end."""

@@ -114,7 +114,7 @@ class AcquaintedDiscord(DiscordPlatform):
 @asynccontextmanager
 async def open_remote_discord(adapter: type[DiscordPlatform] = AcquaintedDiscord) -> AsyncIterator[RemoteDiscord]:
     async with DiscordServer() as server:
-        server.bot(TOKEN)
-        server.direct(RemoteDiscord.chat)
-        server.channel(RemoteDiscord.group)
+        server.add_bot(TOKEN)
+        server.add_direct_channel(RemoteDiscord.chat)
+        server.add_channel(RemoteDiscord.group)
         yield RemoteDiscord(server, adapter)

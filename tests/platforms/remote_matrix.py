@@ -199,7 +199,7 @@ async def open_remote_matrix(
         await synapse.find_or_register("eve"),
         await synapse.register_member("bot"),
     )
-    async with ada, bot, eve, FaultyProxy(synapse.url) as door:
+    async with ada, bot, eve, FaultyProxy(synapse.url) as proxy:
         chat, group = await asyncio.gather(ada.create_room(bot.id, direct=True), ada.create_room(bot.id, eve.id))
         await asyncio.gather(bot.join_room(chat), bot.join_room(group))  # an invited Eve is company enough
-        yield RemoteMatrix(door, chat=chat, group=group, people=(ada, eve, bot), adapter=adapter)
+        yield RemoteMatrix(proxy, chat=chat, group=group, people=(ada, eve, bot), adapter=adapter)

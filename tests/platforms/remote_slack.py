@@ -105,7 +105,7 @@ class RemoteSlack:
 @asynccontextmanager
 async def open_remote_slack() -> AsyncIterator[RemoteSlack]:
     async with SlackServer() as server:
-        app = server.app(BOT_TOKEN, APP_TOKEN)
-        server.invite(app, RemoteSlack.chat)
-        server.invite(app, RemoteSlack.group)
+        app = server.add_app(BOT_TOKEN, APP_TOKEN)
+        server.invite_app(app, RemoteSlack.chat)
+        server.invite_app(app, RemoteSlack.group)
         yield RemoteSlack(server)

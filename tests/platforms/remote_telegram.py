@@ -106,5 +106,5 @@ class RemoteTelegram:
 @asynccontextmanager
 async def open_remote_telegram(adapter: type[TelegramPlatform] = TelegramPlatform) -> AsyncIterator[RemoteTelegram]:
     async with TelegramServer() as server:
-        server.bot(TOKEN, reads_all=True)
+        server.add_bot(TOKEN, reads_all=True)
         yield RemoteTelegram(server, adapter)

@@ -59,34 +59,34 @@ class MatrixPromises:
     patience = 20.0
 
     @platform_promise()
-    async def test_a_gap_is_filled(self, desk: PlatformHarness) -> None:
-        assert isinstance(desk.remote, RemoteMatrix)
-        desk.remote.proxy.cap = 3
-        desk.start()
-        await desk.remote.write("before", to=desk.remote.chat)
-        await desk.wait_until_heard("before")
-        await desk.stop()
+    async def test_a_gap_is_filled(self, harness: PlatformHarness) -> None:
+        assert isinstance(harness.remote, RemoteMatrix)
+        harness.remote.proxy.cap = 3
+        harness.start()
+        await harness.remote.write("before", to=harness.remote.chat)
+        await harness.wait_until_heard("before")
+        await harness.stop()
         for number in range(8):
-            await desk.remote.write(f"meanwhile {number}", to=desk.remote.chat)
-        await desk.restart()
-        await desk.wait_until_heard("meanwhile 7")
-        assert len(await desk.read_texts()) == 9
+            await harness.remote.write(f"meanwhile {number}", to=harness.remote.chat)
+        await harness.restart()
+        await harness.wait_until_heard("meanwhile 7")
+        assert len(await harness.read_texts()) == 9
 
     @platform_promise()
-    async def test_own_words_are_not_heard(self, desk: PlatformHarness) -> None:
-        desk.start()
-        await desk.platform.send(desk.make_outgoing("from here"))
-        await desk.remote.write("hello", to=desk.remote.chat)
-        await desk.wait_until_heard("hello")
-        assert await desk.read_texts() == ["hello"]
+    async def test_own_words_are_not_heard(self, harness: PlatformHarness) -> None:
+        harness.start()
+        await harness.platform.send(harness.make_outgoing("from here"))
+        await harness.remote.write("hello", to=harness.remote.chat)
+        await harness.wait_until_heard("hello")
+        assert await harness.read_texts() == ["hello"]
 
 
 BROKEN: list[tuple[type[MatrixPlatform], str]] = [
-    (MovesFirst, "nothing_is_confirmed_before_it_is_kept"),
-    (AnotherEachTime, "a_lost_answer_is_no_answer"),
+    (MovesFirst, "nothing_is_confirmed_before_the_commit"),
+    (AnotherEachTime, "a_lost_answer_is_reported_as_in_doubt"),
     (LeavesGaps, "a_gap_is_filled"),
     (HearsItself, "own_words_are_not_heard"),
-    (EditsAreOne, "an_edit_is_heard_as_a_new_one_and_once"),
+    (EditsAreOne, "an_edit_is_heard_as_a_new_message_and_once"),
 ]
 
 

@@ -44,8 +44,8 @@ async def confirms_first(self: SlackPlatform, envelope: Any, line: Any, accept: 
 
 
 async def reads_no_history(self: Any, hear: Any, *, now: float) -> None:
-    self._behind = set()
-    await self.lived(now)
+    self._unread_channels = set()
+    await self.record_alive(now)
 
 
 def jumps_over_gaps(self: slack_backlog.SlackCatchUp, channel: str, ts: str) -> str:
@@ -96,7 +96,7 @@ async def confirms_commands_first(self: DiscordPlatform, data: Any, accept: Acce
 
 SLACK: list[tuple[Plant, Any]] = [
     (
-        instead(SlackPlatform, "_take", confirms_first),
+        instead(SlackPlatform, "_accept_envelope", confirms_first),
         test_slack.test_an_event_is_confirmed_after_it_is_kept_and_not_before,
     ),
     (
@@ -104,18 +104,18 @@ SLACK: list[tuple[Plant, Any]] = [
         test_slack.test_what_slack_has_given_up_telling_is_read_from_its_history,
     ),
     (
-        instead(slack_backlog.SlackCatchUp, "_replies", forgets_threads),
+        instead(slack_backlog.SlackCatchUp, "_fetch_replies", forgets_threads),
         test_slack.test_what_slack_has_given_up_telling_is_read_from_its_history,
     ),
     (
-        instead(slack_backlog.SlackCatchUp, "position", jumps_over_gaps),
+        instead(slack_backlog.SlackCatchUp, "advance_position", jumps_over_gaps),
         test_slack.test_a_gap_is_not_jumped_over_by_what_is_new,
     ),
-    (instead(SlackPlatform, "probe", never_finds), "a_lost_answer_is_no_answer"),
-    (instead(SlackPlatform, "probe", never_finds), "a_lost_answer_about_a_file_is_no_answer"),
+    (instead(SlackPlatform, "probe", never_finds), "a_lost_answer_is_reported_as_in_doubt"),
+    (instead(SlackPlatform, "probe", never_finds), "a_lost_answer_about_a_file_is_reported_as_in_doubt"),
     (instead(SlackPlatform, "probe", never_finds), test_slack.test_a_probe_looks_back_to_what_is_answered),
     (
-        instead(SlackPlatform, "_download", fetches_from_anywhere),
+        instead(SlackPlatform, "_download_file", fetches_from_anywhere),
         test_slack.test_a_file_that_lies_elsewhere_is_named_and_the_token_stays_here,
     ),
 ]
@@ -125,15 +125,15 @@ DISCORD: list[tuple[Plant, Any]] = [
         test_discord.test_a_session_that_is_lost_is_made_up_for_from_the_history,
     ),
     (
-        instead(discord_backlog.DiscordCatchUp, "_catch_up", one_page_is_all),
+        instead(discord_backlog.DiscordCatchUp, "_read_channel_history", one_page_is_all),
         test_discord.test_a_session_that_is_lost_is_made_up_for_from_the_history,
     ),
     (
-        instead(discord_backlog.DiscordCatchUp, "note_direct", forgets_direct_chats),
+        instead(discord_backlog.DiscordCatchUp, "add_direct_chat", forgets_direct_chats),
         test_discord.test_a_session_that_is_lost_is_made_up_for_from_the_history,
     ),
     (
-        instead(discord_backlog.DiscordCatchUp, "channel", takes_threads_for_channels),
+        instead(discord_backlog.DiscordCatchUp, "get_channel", takes_threads_for_channels),
         test_discord.test_a_thread_belongs_to_its_channel_and_is_answered_there,
     ),
     (
@@ -143,7 +143,7 @@ DISCORD: list[tuple[Plant, Any]] = [
         test_discord.test_a_connection_that_breaks_is_resumed_and_told_what_it_missed,
     ),
     (
-        instead(DiscordPlatform, "_command", confirms_commands_first),
+        instead(DiscordPlatform, "_accept_command", confirms_commands_first),
         test_discord.test_a_slash_command_that_was_not_kept_is_not_confirmed,
     ),
     (
@@ -152,11 +152,11 @@ DISCORD: list[tuple[Plant, Any]] = [
     ),
     (
         lambda patch: patch.setattr(discord_adapter, "make_nonce", lambda key: secrets.token_hex(12)),
-        "a_lost_answer_about_a_file_is_no_answer",
+        "a_lost_answer_about_a_file_is_reported_as_in_doubt",
     ),
     (
         lambda patch: patch.setattr(discord_adapter, "make_nonce", lambda key: secrets.token_hex(12)),
-        "a_lost_answer_is_no_answer",
+        "a_lost_answer_is_reported_as_in_doubt",
     ),
     (
         lambda patch: patch.setattr(discord_adapter, "make_nonce", lambda key: secrets.token_hex(12)),
@@ -181,15 +181,15 @@ def found(stages: Any, plant: Plant, promise: Any, path: Path, patch: pytest.Mon
 
     async def play() -> None:
         wanted = inspect.signature(promise).parameters
-        async with stages() as stage:
-            given = {"stage": stage, "server": stage.server, "tmp_path": path, "monkeypatch": patch}
-            if "desk" in wanted:
-                given["desk"] = PlatformHarness(stage, path, patience=PATIENCE)
+        async with stages() as remote:
+            given = {"remote": remote, "server": remote.server, "tmp_path": path, "monkeypatch": patch}
+            if "harness" in wanted:
+                given["harness"] = PlatformHarness(remote, path, patience=PATIENCE)
             try:
                 await promise(**{key: given[key] for key in wanted})
             finally:
-                if "desk" in wanted:
-                    await given["desk"].close()
+                if "harness" in wanted:
+                    await given["harness"].close()
 
     plant(patch)
     patch.setattr(test_slack, "PATIENCE", PATIENCE)

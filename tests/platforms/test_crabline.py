@@ -188,6 +188,6 @@ class TestCrabline(PlatformContract):
 
     @asynccontextmanager
     async def open_remote(self) -> AsyncIterator[RemoteCrabline]:
-        async with CrablineProxy(self.crabline) as door:
-            yield RemoteCrabline(door)
+        async with CrablineProxy(self.crabline) as proxy:
+            yield RemoteCrabline(proxy)
             await asyncio.sleep(0)

@@ -34,70 +34,70 @@ CHAT, GROUP, ME = RemoteDiscord.chat, RemoteDiscord.group, "900"
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[RemoteDiscord]:
-    async with open_remote_discord(DiscordPlatform) as stage:
-        yield stage
+async def remote() -> AsyncIterator[RemoteDiscord]:
+    async with open_remote_discord(DiscordPlatform) as remote:
+        yield remote
 
 
 @pytest.fixture
-async def desk(stage: RemoteDiscord, tmp_path: Path) -> AsyncIterator[PlatformHarness]:
-    desk = PlatformHarness(stage, tmp_path)
-    yield desk
-    await desk.close()
+async def harness(remote: RemoteDiscord, tmp_path: Path) -> AsyncIterator[PlatformHarness]:
+    harness = PlatformHarness(remote, tmp_path)
+    yield harness
+    await harness.close()
 
 
 @pytest.fixture
-def server(stage: RemoteDiscord) -> DiscordServer:
-    return stage.server
+def server(remote: RemoteDiscord) -> DiscordServer:
+    return remote.server
 
 
-async def connected(desk: PlatformHarness) -> None:
+async def connected(harness: PlatformHarness) -> None:
     """Listen, and have looked for what was missed: from here on it is the gateway that tells."""
-    desk.start()
+    harness.start()
 
     async def met() -> bool:
-        return await desk.offset("alive") is not None
+        return await harness.offset("alive") is not None
 
-    await desk.wait_until(met, what="connecting")
+    await harness.wait_until(met, what="connecting")
 
 
-async def heard(desk: PlatformHarness, server: DiscordServer, text: str, **more: Any) -> Heard:
+async def heard(harness: PlatformHarness, server: DiscordServer, text: str, **more: Any) -> Heard:
     """Write something and see what became of it."""
-    await connected(desk)
+    await connected(harness)
     await server.write_message(text, **{"channel": GROUP, **more})
     await server.write_message("that was it", channel=CHAT)
-    await desk.wait_until_heard("that was it")
-    return (await desk.read_heard())[0]
+    await harness.wait_until_heard("that was it")
+    return (await harness.read_heard())[0]
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_connection_that_breaks_is_resumed_and_told_what_it_missed(
-    desk: PlatformHarness, server: DiscordServer
+    harness: PlatformHarness, server: DiscordServer
 ) -> None:
-    await connected(desk)
+    await connected(harness)
     await server.write_message("before", channel=CHAT)
-    await desk.wait_until_heard("before")
+    await harness.wait_until_heard("before")
     looks = [name for name, _ in server.calls].count("GET messages")
     server.abort_sockets()
     for number in range(3):
         await server.write_message(f"meanwhile {number}", channel=CHAT)
-    await desk.wait_until_heard("meanwhile 2")
+    await harness.wait_until_heard("meanwhile 2")
     assert (server.identified, server.resumed) == (1, 1)
-    assert await desk.read_texts() == ["before", *(f"meanwhile {number}" for number in range(3))]
+    assert await harness.read_texts() == ["before", *(f"meanwhile {number}" for number in range(3))]
     assert [name for name, _ in server.calls].count("GET messages") == looks, "nothing had to be looked for"
 
 
 async def test_a_session_that_is_lost_is_made_up_for_from_the_history(
-    desk: PlatformHarness, server: DiscordServer
+    harness: PlatformHarness, server: DiscordServer
 ) -> None:
     server.add_channel("3002")
     server.add_channel("4001", parent=GROUP)
-    await connected(desk)
+    await connected(harness)
     await server.write_message("before", channel=CHAT)
     await server.write_message("before, too", channel=GROUP)
-    await desk.wait_until_heard("before", "before, too")
+    await harness.wait_until_heard("before", "before, too")
     server.disconnect()
     server.forget_sessions()
     for number in range(250):
@@ -106,124 +106,124 @@ async def test_a_session_that_is_lost_is_made_up_for_from_the_history(
     await server.write_message("in a thread", channel="4001")
     await server.write_message("in private", channel=CHAT)
     server.reconnect()
-    await desk.wait_until_heard("much 249", "in a channel that was silent", "in a thread", "in private")
+    await harness.wait_until_heard("much 249", "in a channel that was silent", "in a thread", "in private")
     assert server.identified == 2
-    texts = await desk.read_texts()
+    texts = await harness.read_texts()
     assert [it for it in texts if it.startswith("much")] == [f"much {number}" for number in range(250)]
     assert len(texts) == 255
-    thread = next(body for body in await desk.read_heard() if body.text == "in a thread")
+    thread = next(body for body in await harness.read_heard() if body.text == "in a thread")
     assert (thread.origin.chat, thread.origin.thread) == (GROUP, "4001")
 
 
 async def test_the_first_word_of_somebody_who_is_let_in_is_heard_even_if_nobody_listened(
-    stage: RemoteDiscord, tmp_path: Path
+    remote: RemoteDiscord, tmp_path: Path
 ) -> None:
     class Friends(PlatformHarness):
         def make_context(self) -> PluginContext:
             context = super().make_context()
             assert context.account_context is not None
-            station = msgspec.structs.replace(
+            account_context = msgspec.structs.replace(
                 context.account_context, list_known_senders=lambda: frozenset({"1001", "1002", "nobody"})
             )
-            return msgspec.structs.replace(context, account_context=station)
+            return msgspec.structs.replace(context, account_context=account_context)
 
-    desk = Friends(stage, tmp_path)
-    await stage.server.write_message("hello?", channel=CHAT)
-    await connected(desk)
-    await desk.wait_until_heard("hello?")
-    asked = [fields for name, fields in stage.server.calls if name == "POST users"]
-    await desk.restart()
-    await stage.server.write_message("again", channel=CHAT)
-    await desk.wait_until_heard("again")
-    assert len([fields for name, fields in stage.server.calls if name == "POST users"]) == len(asked) == 2
-    await desk.close()
+    harness = Friends(remote, tmp_path)
+    await remote.server.write_message("hello?", channel=CHAT)
+    await connected(harness)
+    await harness.wait_until_heard("hello?")
+    asked = [fields for name, fields in remote.server.calls if name == "POST users"]
+    await harness.restart()
+    await remote.server.write_message("again", channel=CHAT)
+    await harness.wait_until_heard("again")
+    assert len([fields for name, fields in remote.server.calls if name == "POST users"]) == len(asked) == 2
+    await harness.close()
 
 
 async def test_buckets_are_minded_before_they_run_empty(tmp_path: Path) -> None:
     async with DiscordServer(bucket=3, window=0.2) as server:
-        server.bot(TOKEN)
-        server.direct(CHAT)
-        desk = PlatformHarness(RemoteDiscord(server, DiscordPlatform), tmp_path)
+        server.add_bot(TOKEN)
+        server.add_direct_channel(CHAT)
+        harness = PlatformHarness(RemoteDiscord(server, DiscordPlatform), tmp_path)
         for number in range(8):
-            await desk.platform.send(desk.make_outgoing(str(number), key=f"s:{number}:0"))
-        assert [it["content"] for it in server.shown(CHAT)] == [str(number) for number in range(8)]
-        assert server.limited == 0
-        await desk.close()
+            await harness.platform.send(harness.make_outgoing(str(number), key=f"s:{number}:0"))
+        assert [it["content"] for it in server.list_shown_messages(CHAT)] == [str(number) for number in range(8)]
+        assert server.rate_limited_count == 0
+        await harness.close()
 
 
-async def test_only_what_went_on_is_looked_into_after_a_gap(desk: PlatformHarness, server: DiscordServer) -> None:
+async def test_only_what_went_on_is_looked_into_after_a_gap(harness: PlatformHarness, server: DiscordServer) -> None:
     for number in range(20):
         server.add_channel(str(5000 + number))
-    await connected(desk)
+    await connected(harness)
     await server.write_message("hello", channel=GROUP)
-    await desk.wait_until_heard("hello")
-    await desk.stop()
+    await harness.wait_until_heard("hello")
+    await harness.stop()
     await server.write_message("meanwhile", channel=GROUP)
     looks = [name for name, _ in server.calls].count("GET messages")
-    await desk.restart()
-    await desk.wait_until_heard("meanwhile")
+    await harness.restart()
+    await harness.wait_until_heard("meanwhile")
     assert [name for name, _ in server.calls].count("GET messages") == looks + 1
 
 
-async def test_a_wish_to_reconnect_is_followed(desk: PlatformHarness, server: DiscordServer) -> None:
-    await connected(desk)
+async def test_a_wish_to_reconnect_is_followed(harness: PlatformHarness, server: DiscordServer) -> None:
+    await connected(harness)
     await server.write_message("before", channel=CHAT)
-    await desk.wait_until_heard("before")
+    await harness.wait_until_heard("before")
     await server.request_reconnect()
 
     async def resumed() -> bool:
         return server.resumed == 1
 
-    await desk.wait_until(resumed, what="coming back")
+    await harness.wait_until(resumed, what="coming back")
     await server.write_message("behind", channel=CHAT)
-    await desk.wait_until_heard("behind")
-    assert desk.troubles == []
+    await harness.wait_until_heard("behind")
+    assert harness.troubles == []
 
 
 async def test_what_was_said_before_there_was_a_bot_is_nobody_s_business(
-    desk: PlatformHarness, server: DiscordServer
+    harness: PlatformHarness, server: DiscordServer
 ) -> None:
     await server.write_message("long ago", channel=GROUP, id=str(parsing.make_snowflake(1_600_000_000)))
     await server.write_message("just now", channel=GROUP)
-    desk.start()
-    await desk.wait_until_heard("just now")
-    assert await desk.read_texts() == ["just now"]
+    harness.start()
+    await harness.wait_until_heard("just now")
+    assert await harness.read_texts() == ["just now"]
 
 
 @pytest.mark.parametrize("why", ["token", "intent"])
-async def test_what_somebody_has_to_mend_is_said(desk: PlatformHarness, stage: RemoteDiscord, why: str) -> None:
-    settings = stage.settings()
+async def test_what_somebody_has_to_mend_is_said(harness: PlatformHarness, remote: RemoteDiscord, why: str) -> None:
+    settings = remote.settings()
     if why == "token":
         settings = settings.model_copy(update={"token": SecretString("wrong-canary")})
     else:
-        stage.server.bots[TOKEN].reads_messages = False
-    bot = DiscordPlatform(settings, desk.make_context())
+        remote.server.bots[TOKEN].reads_messages = False
+    bot = DiscordPlatform(settings, harness.make_context())
     with pytest.raises(Refused) as caught:
-        await bot.listen(desk._accept)
+        await bot.listen(harness._accept)
     assert caught.value.remedy
     assert "canary" not in str(caught.value)
     if why == "token":
         with pytest.raises(Transient):  # the message is fine, and waits
-            await bot.send(desk.make_outgoing("hello"))
+            await bot.send(harness.make_outgoing("hello"))
     await bot.aclose()
 
 
 async def test_it_introduces_itself_and_says_how_to_bring_it_along(
-    desk: PlatformHarness, server: DiscordServer
+    harness: PlatformHarness, server: DiscordServer
 ) -> None:
-    assert isinstance(desk.platform, SupportsIntroduction)
-    me = await desk.platform.introduce()
+    assert isinstance(harness.platform, SupportsIntroduction)
+    me = await harness.platform.introduce()
     assert me.name == "everhold"
     assert "https://discord.com/oauth2/authorize?client_id=900" in me.hello
 
 
 @pytest.mark.parametrize("why", ["token", "intent"])
 async def test_it_does_not_introduce_itself_when_something_is_wrong(
-    desk: PlatformHarness, stage: RemoteDiscord, why: str
+    harness: PlatformHarness, remote: RemoteDiscord, why: str
 ) -> None:
-    wrong = stage.settings().model_copy(update={"token": SecretString("wrong-canary")} if why == "token" else {})
-    stage.server.bots[TOKEN].reads_messages = why != "intent"
-    bot = DiscordPlatform(wrong, desk.make_context())
+    wrong = remote.settings().model_copy(update={"token": SecretString("wrong-canary")} if why == "token" else {})
+    remote.server.bots[TOKEN].reads_messages = why != "intent"
+    bot = DiscordPlatform(wrong, harness.make_context())
     with pytest.raises(Refused) as caught:
         await bot.introduce()
     assert caught.value.remedy
@@ -245,106 +245,112 @@ async def test_it_does_not_introduce_itself_when_something_is_wrong(
         ("/status", False),
     ],
 )
-async def test_what_is_meant_for_the_bot(desk: PlatformHarness, server: DiscordServer, text: str, meant: bool) -> None:
-    assert (await heard(desk, server, text)).asks is meant
+async def test_what_is_meant_for_the_bot(
+    harness: PlatformHarness, server: DiscordServer, text: str, meant: bool
+) -> None:
+    assert (await heard(harness, server, text)).asks is meant
 
 
 async def test_an_answer_to_the_bot_is_meant_for_it_and_one_to_somebody_else_is_not(
-    desk: PlatformHarness, server: DiscordServer
+    harness: PlatformHarness, server: DiscordServer
 ) -> None:
-    remote = await desk.platform.send(desk.make_outgoing("what do you think?", to=desk.make_location(chat=GROUP)))
-    mine = await heard(desk, server, "a lot", reply_to=remote)
+    remote_id = await harness.platform.send(
+        harness.make_outgoing("what do you think?", to=harness.make_location(chat=GROUP))
+    )
+    mine = await heard(harness, server, "a lot", reply_to=remote_id)
     assert mine.asks
     human = await server.write_message("I think so", channel=GROUP)
     await server.write_message("me too", channel=GROUP, reply_to=human)
-    await desk.wait_until_heard("me too")
-    assert not next(body for body in await desk.read_heard() if body.text == "me too").asks
+    await harness.wait_until_heard("me too")
+    assert not next(body for body in await harness.read_heard() if body.text == "me too").asks
 
 
-async def test_a_mention_reads_like_one_and_a_command_behind_it_is_one(
-    desk: PlatformHarness, server: DiscordServer
+async def test_a_mention_is_readable_and_a_command_after_it_is_a_command(
+    harness: PlatformHarness, server: DiscordServer
 ) -> None:
-    body = await heard(desk, server, f"well, <@{ME}>?")
+    body = await heard(harness, server, f"well, <@{ME}>?")
     assert body.text == "well, @everhold?"
     await server.write_message(f"<@{ME}>  /status", channel=GROUP)
 
     async def met() -> bool:
-        return any(body.command is not None and body.command.name == "status" for body in await desk.read_heard())
+        return any(body.command is not None and body.command.name == "status" for body in await harness.read_heard())
 
-    await desk.wait_until(met, what="a command")
+    await harness.wait_until(met, what="a command")
 
 
 async def test_a_thread_belongs_to_its_channel_and_is_answered_there(
-    desk: PlatformHarness, server: DiscordServer
+    harness: PlatformHarness, server: DiscordServer
 ) -> None:
-    await connected(desk)
+    await connected(harness)
     server.add_channel("4001", parent=GROUP)
     await server.write_message(f"<@{ME}> hi", channel="4001")
-    await desk.wait_until_heard("@everhold hi")
-    (body,) = await desk.read_heard()
+    await harness.wait_until_heard("@everhold hi")
+    (body,) = await harness.read_heard()
     assert (body.origin.chat, body.origin.thread) == (GROUP, "4001")
     assert body.stamp.address.endswith(":thread:4001")
-    await desk.platform.send(desk.make_outgoing("hello", to=body.origin))
+    await harness.platform.send(harness.make_outgoing("hello", to=body.origin))
     assert [it["content"] for it in server.list_shown_messages("4001")] == ["hello"]
 
 
-async def test_a_slash_command_is_kept_then_confirmed(desk: PlatformHarness, server: DiscordServer) -> None:
-    await connected(desk)
+async def test_a_slash_command_is_kept_then_confirmed(harness: PlatformHarness, server: DiscordServer) -> None:
+    await connected(harness)
     id = await server.use_command("title", "A better one", channel=GROUP)
 
     async def confirmed() -> bool:
         return [it for it, _ in server.interaction_responses] == [id]
 
-    await desk.wait_until(confirmed, what="its being confirmed")
-    (body,) = await desk.read_heard()
+    await harness.wait_until(confirmed, what="its being confirmed")
+    (body,) = await harness.read_heard()
     assert body.command is not None
     assert (body.command.name, body.command.argument) == ("title", "A better one")
     assert (body.origin.chat, body.stamp.person) == (GROUP, "1001")
 
 
-async def test_a_slash_command_that_was_not_kept_is_not_confirmed(desk: PlatformHarness, server: DiscordServer) -> None:
-    await connected(desk)
-    desk.dies_at = "before"
+async def test_a_slash_command_that_was_not_kept_is_not_confirmed(
+    harness: PlatformHarness, server: DiscordServer
+) -> None:
+    await connected(harness)
+    harness.dies_at = "before"
     await server.use_command("title", "A better one", channel=GROUP)
-    await desk.wait_until_killed()
+    await harness.wait_until_killed()
     assert server.interaction_responses == []
 
 
 async def test_the_commands_are_announced_and_their_list_is_one_discord_takes(
-    desk: PlatformHarness, server: DiscordServer
+    harness: PlatformHarness, server: DiscordServer
 ) -> None:
-    await connected(desk)
+    await connected(harness)
     names = [command["name"] for command in server.bots[TOKEN].commands]
     assert {"new", "compress", "status", "halt", "link"} <= set(names)
 
 
-async def test_previews_and_our_own_words_are_not_heard(desk: PlatformHarness, server: DiscordServer) -> None:
-    await connected(desk)
+async def test_previews_and_our_own_words_are_not_heard(harness: PlatformHarness, server: DiscordServer) -> None:
+    await connected(harness)
     id = await server.write_message("see https://example.org", channel=CHAT)
     await server._dispatch_message(
         "MESSAGE_UPDATE", CHAT, {**server.messages[CHAT][id], "embeds": [{"title": "Example"}]}
     )
-    remote = await desk.platform.send(desk.make_outgoing("I th …"))
-    await desk.platform.send(desk.make_outgoing("I think", edits=remote))
+    remote_id = await harness.platform.send(harness.make_outgoing("I th …"))
+    await harness.platform.send(harness.make_outgoing("I think", edits=remote_id))
     await server.write_message("pinned something", channel=CHAT, type=6)
     await server.write_message("the end", channel=CHAT)
-    await desk.wait_until_heard("the end")
-    assert await desk.read_texts() == ["see https://example.org", "the end"]
+    await harness.wait_until_heard("the end")
+    assert await harness.read_texts() == ["see https://example.org", "the end"]
 
 
-async def test_a_webhook_is_a_bot_and_a_sender_is_an_id(desk: PlatformHarness, server: DiscordServer) -> None:
-    body = await heard(desk, server, "deployed", user="77", name="1001", webhook_id="77")
+async def test_a_webhook_is_a_bot_and_a_sender_is_an_id(harness: PlatformHarness, server: DiscordServer) -> None:
+    body = await heard(harness, server, "deployed", user="77", name="1001", webhook_id="77")
     assert (body.bot, body.stamp.person, body.sender) == (True, "77", "1001")
 
 
-async def test_what_makes_no_sense_is_kept_wherever_it_stands(desk: PlatformHarness, server: DiscordServer) -> None:
-    await connected(desk)
+async def test_what_makes_no_sense_is_kept_wherever_it_stands(harness: PlatformHarness, server: DiscordServer) -> None:
+    await connected(harness)
     await server.dispatch_event("MESSAGE_CREATE", {"id": 7, "channel_id": {"odd": 1}})
     await server.dispatch_event("MESSAGE_CREATE", ["no", "message"])
     await server.dispatch_event("INTERACTION_CREATE", {"type": 2})
     await server.write_message("behind", channel=CHAT)
-    await desk.wait_until_heard("behind")
-    assert [body.asks for body in await desk.read_heard()] == [False, False, False, True]
+    await harness.wait_until_heard("behind")
+    assert [body.asks for body in await harness.read_heard()] == [False, False, False, True]
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------
@@ -356,79 +362,83 @@ async def test_a_reply_that_arrived_long_ago_is_found_when_its_nonce_is_forgotte
     tmp_path: Path, tells_nonces: bool, chat: str
 ) -> None:
     async with DiscordServer(nonce_seconds=0.0, tells_nonces=tells_nonces) as server:
-        server.bot(TOKEN)
-        server.channel(GROUP)
-        server.direct(CHAT, "1001")
-        desk = PlatformHarness(RemoteDiscord(server, DiscordPlatform), tmp_path)
-        question = await server.write("well?", channel=chat, id=str(parsing.make_snowflake(1_600_000_000)))
-        out = desk.make_outgoing("  yes ", to=desk.make_location(chat=chat, message=question))
-        server.fault("POST messages", "drop after")
+        server.add_bot(TOKEN)
+        server.add_channel(GROUP)
+        server.add_direct_channel(CHAT, "1001")
+        harness = PlatformHarness(RemoteDiscord(server, DiscordPlatform), tmp_path)
+        question = await server.write_message("well?", channel=chat, id=str(parsing.make_snowflake(1_600_000_000)))
+        out = harness.make_outgoing("  yes ", to=harness.make_location(chat=chat, message=question))
+        server.plan_fault("POST messages", "drop after")
         with pytest.raises(InDoubt):
-            await desk.platform.send(out)
-        assert await desk.platform.send(out) == server.shown(chat)[0]["id"]
-        assert len(server.shown(chat)) == 1
-        await desk.platform.send(desk.make_outgoing("no", to=out.to, key="s:2:0"))
-        assert len(server.shown(chat)) == 2
-        again = await server.write("and now?", channel=chat, id=str(parsing.make_snowflake(1_600_000_001)))
-        await desk.platform.send(
-            desk.make_outgoing("yes", to=desk.make_location(chat=chat, message=again), key="s:3:0")
+            await harness.platform.send(out)
+        assert await harness.platform.send(out) == server.list_shown_messages(chat)[0]["id"]
+        assert len(server.list_shown_messages(chat)) == 1
+        await harness.platform.send(harness.make_outgoing("no", to=out.to, key="s:2:0"))
+        assert len(server.list_shown_messages(chat)) == 2
+        again = await server.write_message("and now?", channel=chat, id=str(parsing.make_snowflake(1_600_000_001)))
+        await harness.platform.send(
+            harness.make_outgoing("yes", to=harness.make_location(chat=chat, message=again), key="s:3:0")
         )
-        assert len(server.shown(chat)) == 3, "it says the same to another question"
-        await desk.close()
+        assert len(server.list_shown_messages(chat)) == 3, "it says the same to another question"
+        await harness.close()
 
 
 async def test_a_reply_that_was_sent_in_time_is_found_when_it_is_sent_again_late(tmp_path: Path) -> None:
     """Killed while it said something to somebody, and started minutes later: nobody is told twice."""
     async with DiscordServer(nonce_seconds=0.0, tells_nonces=False) as server:
-        server.bot(TOKEN)
-        server.direct(CHAT, "1001")
-        desk = PlatformHarness(RemoteDiscord(server, DiscordPlatform), tmp_path)
-        question = await server.write("well?", channel=CHAT, id=str(parsing.make_snowflake(desk.clock.now() - 1)))
-        out = desk.make_outgoing("yes", to=desk.make_location(chat=CHAT, message=question))
-        first = await desk.platform.send(out)
-        assert "message_reference" not in server.shown(CHAT)[0]
-        real = desk.clock.now
-        desk.clock.now = lambda: real() + 600.0  # type: ignore[method-assign]  # time passes
-        assert await desk.platform.send(out) == first
-        assert len(server.shown(CHAT)) == 1
-        await desk.close()
+        server.add_bot(TOKEN)
+        server.add_direct_channel(CHAT, "1001")
+        harness = PlatformHarness(RemoteDiscord(server, DiscordPlatform), tmp_path)
+        question = await server.write_message(
+            "well?", channel=CHAT, id=str(parsing.make_snowflake(harness.clock.now() - 1))
+        )
+        out = harness.make_outgoing("yes", to=harness.make_location(chat=CHAT, message=question))
+        first = await harness.platform.send(out)
+        assert "message_reference" not in server.list_shown_messages(CHAT)[0]
+        real = harness.clock.now
+        harness.clock.now = lambda: real() + 600.0  # type: ignore[method-assign]  # time passes
+        assert await harness.platform.send(out) == first
+        assert len(server.list_shown_messages(CHAT)) == 1
+        await harness.close()
 
 
 async def test_a_reply_to_something_new_rests_on_its_nonce_and_asks_for_nothing(
-    desk: PlatformHarness, server: DiscordServer
+    harness: PlatformHarness, server: DiscordServer
 ) -> None:
     from everhold.testing.contracts.platform_harness import ContractClock
 
     question = await server.write_message(
         "well?", channel=GROUP, id=str(parsing.make_snowflake(ContractClock().now() - 1))
     )
-    out = desk.make_outgoing("yes", to=desk.make_location(chat=GROUP, message=question))
-    first = await desk.platform.send(out)
-    assert await desk.platform.send(out) == first
+    out = harness.make_outgoing("yes", to=harness.make_location(chat=GROUP, message=question))
+    first = await harness.platform.send(out)
+    assert await harness.platform.send(out) == first
     assert [it["content"] for it in server.list_shown_messages(GROUP)] == ["yes"]
     assert "GET messages" not in [name for name, _ in server.calls]
 
 
-async def test_an_answer_in_a_server_hangs_on_its_question(desk: PlatformHarness, server: DiscordServer) -> None:
-    body = await heard(desk, server, f"<@{ME}> hi")
-    now = str(parsing.make_snowflake(desk.clock.now()))
-    await desk.platform.send(desk.make_outgoing("hello", to=body.origin))
-    await desk.platform.send(desk.make_outgoing("hello", to=desk.make_location(message=now), key="s:2:0"))
+async def test_an_answer_in_a_server_hangs_on_its_question(harness: PlatformHarness, server: DiscordServer) -> None:
+    body = await heard(harness, server, f"<@{ME}> hi")
+    now = str(parsing.make_snowflake(harness.clock.now()))
+    await harness.platform.send(harness.make_outgoing("hello", to=body.origin))
+    await harness.platform.send(harness.make_outgoing("hello", to=harness.make_location(message=now), key="s:2:0"))
     assert server.list_shown_messages(GROUP)[-1]["message_reference"]["message_id"] == body.origin.message
     assert "message_reference" not in server.list_shown_messages(CHAT)[-1]
 
 
-async def test_nobody_calls_everybody(desk: PlatformHarness, server: DiscordServer) -> None:
-    await desk.platform.send(desk.make_outgoing("@everyone look"))
+async def test_nobody_calls_everybody(harness: PlatformHarness, server: DiscordServer) -> None:
+    await harness.platform.send(harness.make_outgoing("@everyone look"))
     (given,) = [fields for name, fields in server.calls if name == "POST messages"]
     assert given["allowed_mentions"]["parse"] == ["users"]
     assert (given["nonce"], given["enforce_nonce"]) == (make_nonce("s:1:0"), True)
     assert len(given["nonce"]) <= 25
 
 
-async def test_notices_are_marked_where_other_bots_can_read_them(desk: PlatformHarness, server: DiscordServer) -> None:
-    await desk.platform.send(desk.make_outgoing("halted", to=desk.make_location(chat=GROUP), notice=True))
-    await desk.platform.send(desk.make_outgoing("halted", notice=True, key="s:2:0"))
+async def test_notices_are_marked_where_other_bots_can_read_them(
+    harness: PlatformHarness, server: DiscordServer
+) -> None:
+    await harness.platform.send(harness.make_outgoing("halted", to=harness.make_location(chat=GROUP), notice=True))
+    await harness.platform.send(harness.make_outgoing("halted", notice=True, key="s:2:0"))
     assert [it["content"] for it in (*server.list_shown_messages(GROUP), *server.list_shown_messages(CHAT))] == [
         f"{NOTICE_PREFIX}halted",
         "halted",
@@ -436,60 +446,58 @@ async def test_notices_are_marked_where_other_bots_can_read_them(desk: PlatformH
 
 
 async def test_a_file_that_is_found_again_is_not_taken_for_another(
-    desk: PlatformHarness, server: DiscordServer
+    harness: PlatformHarness, server: DiscordServer
 ) -> None:
     asked = await server.write_message("both, please", channel=GROUP)
     files = [build_attachment(data, name=name) for name, data in (("a.txt", b"one"), ("b.txt", b"three"))]
     for data in (b"one", b"three"):
-        await desk.store_blob(data)
-    place = desk.make_location(chat=GROUP, message=asked)
-    outs = [desk.make_outgoing("", to=place, key=f"s:1:{part}", file=file) for part, file in enumerate(files)]
-    await desk.platform.send(outs[0])
+        await harness.store_blob(data)
+    place = harness.make_location(chat=GROUP, message=asked)
+    outs = [harness.make_outgoing("", to=place, key=f"s:1:{part}", file=file) for part, file in enumerate(files)]
+    await harness.platform.send(outs[0])
     for message in server.messages[GROUP].values():
         message.pop("nonce", None)  # it is long ago
-    assert await desk.platform.probe(outs[0]) is not None
-    assert await desk.platform.probe(outs[1]) is None
+    assert await harness.platform.probe(outs[0]) is not None
+    assert await harness.platform.probe(outs[1]) is None
 
 
 async def test_no_token_gets_into_a_log(
-    desk: PlatformHarness, stage: RemoteDiscord, caplog: pytest.LogCaptureFixture
+    harness: PlatformHarness, remote: RemoteDiscord, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    await connected(desk)
-    stage.fail_next_send("broken")
+    await connected(harness)
+    remote.fail_next_send("broken")
     with pytest.raises(InDoubt):
-        await desk.platform.send(desk.make_outgoing("hello"))
+        await harness.platform.send(harness.make_outgoing("hello"))
     assert caplog.text
     assert TOKEN not in caplog.text
 
 
-async def test_a_reply_whose_draft_was_deleted_is_sent(desk: PlatformHarness, server: DiscordServer) -> None:
-    await desk.platform.send(desk.make_outgoing("the whole text", edits="4711"))
+async def test_a_reply_whose_draft_was_deleted_is_sent(harness: PlatformHarness, server: DiscordServer) -> None:
+    await harness.platform.send(harness.make_outgoing("the whole text", edits="4711"))
     assert [it["content"] for it in server.list_shown_messages(CHAT)] == ["the whole text"]
 
 
-async def test_a_text_that_is_too_long_is_told_apart(desk: PlatformHarness) -> None:
+async def test_a_text_that_is_too_long_is_told_apart(harness: PlatformHarness) -> None:
     with pytest.raises(TooLong):
-        await desk.platform.send(desk.make_outgoing("x" * 2001))
+        await harness.platform.send(harness.make_outgoing("x" * 2001))
 
 
-async def test_a_wait_is_kept_without_asking_again(desk: PlatformHarness, server: DiscordServer) -> None:
+async def test_a_wait_is_kept_without_asking_again(harness: PlatformHarness, server: DiscordServer) -> None:
     server.retry_after_seconds[CHAT] = 7
     for _ in range(3):
         with pytest.raises(Transient) as caught:
-            await desk.platform.send(desk.make_outgoing("hello"))
+            await harness.platform.send(harness.make_outgoing("hello"))
         assert caught.value.retry_after is not None
     assert [name for name, _ in server.calls].count("POST messages") == 1
-    await desk.platform.send(desk.make_outgoing("elsewhere", to=desk.make_location(chat=GROUP)))
+    await harness.platform.send(harness.make_outgoing("elsewhere", to=harness.make_location(chat=GROUP)))
 
 
-async def test_an_error_of_theirs_is_not_tried_again_behind_our_back(
-    desk: PlatformHarness, stage: RemoteDiscord
-) -> None:
-    stage.fail_next_send("broken")
+async def test_a_server_error_is_not_retried_by_the_library(harness: PlatformHarness, remote: RemoteDiscord) -> None:
+    remote.fail_next_send("broken")
     with pytest.raises(InDoubt):
-        await desk.platform.send(desk.make_outgoing("hello"))
-    assert [name for name, _ in stage.server.calls].count("POST messages") == 1
+        await harness.platform.send(harness.make_outgoing("hello"))
+    assert [name for name, _ in remote.server.calls].count("POST messages") == 1
 
 
 def test_ids_tell_the_time() -> None:
@@ -498,9 +506,9 @@ def test_ids_tell_the_time() -> None:
     assert parsing.make_snowflake(0) == 0
 
 
-def test_the_factory_brings_the_settings_and_the_adapter(desk: PlatformHarness, stage: RemoteDiscord) -> None:
+def test_the_factory_brings_the_settings_and_the_adapter(harness: PlatformHarness, remote: RemoteDiscord) -> None:
     assert factory.Settings is DiscordSettings
-    assert isinstance(factory(stage.settings(), desk.make_context()), DiscordPlatform)
+    assert isinstance(factory(remote.settings(), harness.make_context()), DiscordPlatform)
 
 
 # -- the server --------------------------------------------------------------------------------------------------------

@@ -85,42 +85,42 @@ JUNK: tuple[Any, ...] = (
 class BroughtPlatform:
     """One platform's adapter, and a way to bring it something that was made up."""
 
-    def __init__(self, desk: PlatformHarness, bring: Bring, *bases: dict[str, Any]) -> None:
-        self.desk = desk
+    def __init__(self, harness: PlatformHarness, bring: Bring, *bases: dict[str, Any]) -> None:
+        self.harness = harness
         self.bring = bring
         self.bases = bases
 
 
-async def telegram(desk: PlatformHarness) -> Bring:
-    adapter = desk.platform
+async def telegram(harness: PlatformHarness) -> Bring:
+    adapter = harness.platform
     assert isinstance(adapter, TelegramPlatform)
     await adapter._connect()
 
     async def bring(raw: dict[str, Any]) -> None:
-        await adapter._accept_update(raw, desk._ingress)
+        await adapter._accept_update(raw, harness._ingress)
 
     return bring
 
 
-async def slack(desk: PlatformHarness) -> Bring:
-    adapter = desk.platform
+async def slack(harness: PlatformHarness) -> Bring:
+    adapter = harness.platform
     assert isinstance(adapter, SlackPlatform)
     await adapter._identify()
 
     async def bring(raw: dict[str, Any]) -> None:
-        await adapter._accept_message(await adapter._parse_event(raw, id="Ev1"), desk._ingress)
+        await adapter._accept_message(await adapter._parse_event(raw, id="Ev1"), harness._ingress)
 
     return bring
 
 
-async def discord(desk: PlatformHarness) -> Bring:
-    adapter = desk.platform
+async def discord(harness: PlatformHarness) -> Bring:
+    adapter = harness.platform
     assert isinstance(adapter, DiscordPlatform)
     await adapter._connect()
 
     async def bring(raw: dict[str, Any]) -> None:
         for event in ("INTERACTION_CREATE",) if "token" in raw else ("MESSAGE_CREATE", "MESSAGE_UPDATE"):
-            await adapter._handle_event(event, raw, desk._ingress)
+            await adapter._handle_event(event, raw, harness._ingress)
 
     return bring
 
@@ -130,16 +130,16 @@ async def side(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     async with AsyncExitStack() as stack:
         match request.param:
             case "telegram":
-                desk = PlatformHarness(await stack.enter_async_context(open_remote_telegram()), tmp_path)
-                found = BroughtPlatform(desk, await telegram(desk), TELEGRAM)
+                harness = PlatformHarness(await stack.enter_async_context(open_remote_telegram()), tmp_path)
+                found = BroughtPlatform(harness, await telegram(harness), TELEGRAM)
             case "slack":
-                desk = PlatformHarness(await stack.enter_async_context(open_remote_slack()), tmp_path)
-                found = BroughtPlatform(desk, await slack(desk), SLACK, SLACK_EDIT)
+                harness = PlatformHarness(await stack.enter_async_context(open_remote_slack()), tmp_path)
+                found = BroughtPlatform(harness, await slack(harness), SLACK, SLACK_EDIT)
             case _:
-                desk = PlatformHarness(await stack.enter_async_context(open_remote_discord()), tmp_path)
-                found = BroughtPlatform(desk, await discord(desk), DISCORD, COMMAND)
+                harness = PlatformHarness(await stack.enter_async_context(open_remote_discord()), tmp_path)
+                found = BroughtPlatform(harness, await discord(harness), DISCORD, COMMAND)
         yield found
-        await desk.close()
+        await harness.close()
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -187,14 +187,14 @@ WRONG: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
 
 async def test_what_is_wrong_inside_is_kept_or_passed_by(side: BroughtPlatform) -> None:
     """Each of these once made a listener fall, or left an entry that nobody could read, at every start anew."""
-    for path, value in WRONG[side.desk.remote.platform]:
+    for path, value in WRONG[side.harness.remote.platform]:
         await side.bring(changed(side.bases[0], path, value))
-    bodies = await side.desk.read_heard()
+    bodies = await side.harness.read_heard()
     kept = [body for body in bodies if body.origin.chat == "unreadable"]
     assert kept, "what cannot be read is kept as it came"
     assert not any(body.asks for body in kept)
     await side.bring(side.bases[0])
-    assert any(body.origin.chat != "unreadable" for body in await side.desk.read_heard()), "reading goes on"
+    assert any(body.origin.chat != "unreadable" for body in await side.harness.read_heard()), "reading goes on"
 
 
 @pytest.mark.prove
@@ -205,4 +205,4 @@ async def test_anything_in_any_place_is_kept_or_passed_by(side: BroughtPlatform)
         for path in places(base):
             for value in chance.sample(JUNK, 6):
                 await side.bring(changed(base, path, value))
-    await side.desk.read_heard()  # and can be read again
+    await side.harness.read_heard()  # and can be read again

@@ -45,142 +45,142 @@ class MatrixScenario:
 
 
 @pytest.fixture
-async def scene(synapse: SynapseServer) -> AsyncIterator[MatrixScenario]:
+async def scenario(synapse: SynapseServer) -> AsyncIterator[MatrixScenario]:
     ada, agent = await synapse.find_or_register("ada"), await synapse.register_member("agent")
     async with ModelServer(key=KEY) as model, ada, agent:
         yield MatrixScenario(synapse, model, ada, agent)
 
 
-async def test_a_stranger_is_told_a_code_and_let_in(tmp_path: Path, scene: MatrixScenario) -> None:
-    async with RunningGateway(tmp_path, scene.config(), env=scene.env) as town:
-        room = await scene.ada.create_room(scene.agent.id, direct=True)
-        told = await scene.ada.wait_for_message(room, "give this code")
+async def test_a_stranger_is_told_a_code_and_let_in(tmp_path: Path, scenario: MatrixScenario) -> None:
+    async with RunningGateway(tmp_path, scenario.config(), env=scenario.env) as gateway:
+        room = await scenario.ada.create_room(scenario.agent.id, direct=True)
+        told = await scenario.ada.wait_for_message(room, "give this code")
         assert told.content["msgtype"] == "m.notice"
         found = re.search(r"[A-Z2-9]{4}-[A-Z2-9]{4}", told.text)
         assert found
-        await scene.ada.send_text(room, "hello?")
-        await town.wait_until(lambda: town.log.getvalue().count("message.denied") == 2)
-        await client_of(town.app).approve_pairing(found[0], person="")
-        await scene.ada.wait_for_message(room, "You are let in")
-        await scene.ada.send_text(room, "thank you")
-        await scene.ada.wait_for_message(room, "You said:")
-        await town.wait_until_idle()
-        texts = [seen.text for seen in await scene.ada.read_timeline(room) if seen.sender == scene.agent.id]
+        await scenario.ada.send_text(room, "hello?")
+        await gateway.wait_until(lambda: gateway.log.getvalue().count("message.denied") == 2)
+        await client_of(gateway.app).approve_pairing(found[0], person="")
+        await scenario.ada.wait_for_message(room, "You are let in")
+        await scenario.ada.send_text(room, "thank you")
+        await scenario.ada.wait_for_message(room, "You said:")
+        await gateway.wait_until_idle()
+        texts = [seen.text for seen in await scenario.ada.read_timeline(room) if seen.sender == scenario.agent.id]
         assert len(texts) == 3, f"one code, one welcome, one answer: {texts}"
-        assert found[0] not in town.log.getvalue()
-        assert scene.agent.token not in town.log.getvalue()
-        await town.assert_sound()
+        assert found[0] not in gateway.log.getvalue()
+        assert scenario.agent.token not in gateway.log.getvalue()
+        await gateway.assert_sound()
 
 
 async def test_a_friend_is_answered_by_a_reply_that_grows_and_comes_in_parts(
-    tmp_path: Path, scene: MatrixScenario
+    tmp_path: Path, scenario: MatrixScenario
 ) -> None:
     pieces = tuple(LONG[at : at + 400] for at in range(0, len(LONG), 400))
-    scene.model.add_steps(ModelServerReply(text=LONG, pieces=pieces, pause_seconds=0.02))
-    async with RunningGateway(tmp_path, scene.config(direct=["ada"]), env=scene.env) as town:
-        room = await scene.ada.create_room(scene.agent.id, direct=True)
-        await scene.ada.send_text(room, "tell me a story")
+    scenario.model.add_steps(ModelServerReply(text=LONG, pieces=pieces, pause_seconds=0.02))
+    async with RunningGateway(tmp_path, scenario.config(direct=["ada"]), env=scenario.env) as gateway:
+        room = await scenario.ada.create_room(scenario.agent.id, direct=True)
+        await scenario.ada.send_text(room, "tell me a story")
 
         async def told() -> bool:
-            seen = [it for it in await scene.ada.read_timeline(room) if it.sender == scene.agent.id]
+            seen = [it for it in await scenario.ada.read_timeline(room) if it.sender == scenario.agent.id]
             return "".join(it.text for it in seen) == LONG
 
-        await town.wait_until(told)
-        first, *rest = [it for it in await scene.ada.read_timeline(room) if it.sender == scene.agent.id]
+        await gateway.wait_until(told)
+        first, *rest = [it for it in await scenario.ada.read_timeline(room) if it.sender == scenario.agent.id]
         assert first.edits >= 1, "it was seen to grow"
         assert len(rest) == 2
-        await town.wait_until_idle()
-        assert town.app.describe()["accounts"][0]["listening"]
-        await town.assert_sound()
+        await gateway.wait_until_idle()
+        assert gateway.app.describe()["accounts"][0]["listening"]
+        await gateway.assert_sound()
 
 
-async def test_a_group_is_entered_when_it_is_allowed_and_no_sooner(tmp_path: Path, scene: MatrixScenario) -> None:
-    async with RunningGateway(tmp_path, scene.config(direct=["ada"]), env=scene.env) as town:
-        room = await scene.ada.create_room(scene.agent.id, name="the office")
-        await town.wait_until(lambda: "message.denied" in town.log.getvalue())
-        joined = (await scene.ada.call("GET", f"{CLIENT_API_PATH}/rooms/{room}/joined_members"))["joined"]
-        assert scene.agent.id not in joined, "in a group a direct friend is nobody"
-    async with RunningGateway(tmp_path, scene.config(groups={room: ["ada"]}), env=scene.env) as town:
-        mention = {"m.mentions": {"user_ids": [scene.agent.id]}}
+async def test_a_group_is_entered_when_it_is_allowed_and_no_sooner(tmp_path: Path, scenario: MatrixScenario) -> None:
+    async with RunningGateway(tmp_path, scenario.config(direct=["ada"]), env=scenario.env) as gateway:
+        room = await scenario.ada.create_room(scenario.agent.id, name="the office")
+        await gateway.wait_until(lambda: "message.denied" in gateway.log.getvalue())
+        joined = (await scenario.ada.call("GET", f"{CLIENT_API_PATH}/rooms/{room}/joined_members"))["joined"]
+        assert scenario.agent.id not in joined, "in a group a direct friend is nobody"
+    async with RunningGateway(tmp_path, scenario.config(groups={room: ["ada"]}), env=scenario.env) as gateway:
+        mention = {"m.mentions": {"user_ids": [scenario.agent.id]}}
 
         async def entered() -> bool:
-            found = (await scene.ada.call("GET", f"{CLIENT_API_PATH}/rooms/{room}/joined_members"))["joined"]
-            return scene.agent.id in found
+            found = (await scenario.ada.call("GET", f"{CLIENT_API_PATH}/rooms/{room}/joined_members"))["joined"]
+            return scenario.agent.id in found
 
-        await town.wait_until(entered)
-        eve = await scene.synapse.find_or_register("eve")
+        await gateway.wait_until(entered)
+        eve = await scenario.synapse.find_or_register("eve")
         async with eve:
-            await scene.ada.call("POST", f"{CLIENT_API_PATH}/rooms/{room}/invite", {"user_id": eve.id})
+            await scenario.ada.call("POST", f"{CLIENT_API_PATH}/rooms/{room}/invite", {"user_id": eve.id})
             await eve.join_room(room)
             await eve.send_text(room, "and me?", **mention)
-            await scene.ada.send_text(room, "just talking")
-            await scene.ada.send_text(room, "what do you think?", **mention)
-            await scene.ada.wait_for_message(room, "You said:")
-            await town.wait_until_idle()
-        texts = [seen.text for seen in await scene.ada.read_timeline(room) if seen.sender == scene.agent.id]
+            await scenario.ada.send_text(room, "just talking")
+            await scenario.ada.send_text(room, "what do you think?", **mention)
+            await scenario.ada.wait_for_message(room, "You said:")
+            await gateway.wait_until_idle()
+        texts = [seen.text for seen in await scenario.ada.read_timeline(room) if seen.sender == scenario.agent.id]
         assert len(texts) == 1
         assert "what do you think?" in texts[0]
 
 
-async def test_another_login_takes_over_where_the_last_one_was(tmp_path: Path, scene: MatrixScenario) -> None:
-    async with RunningGateway(tmp_path, scene.config(direct=["ada"]), env=scene.env) as town:
-        room = await scene.ada.create_room(scene.agent.id, direct=True)
-        await scene.ada.send_text(room, "one")
-        await scene.ada.wait_for_message(room, "You said:")
-        await town.wait_until_idle()
+async def test_another_login_takes_over_where_the_last_one_was(tmp_path: Path, scenario: MatrixScenario) -> None:
+    async with RunningGateway(tmp_path, scenario.config(direct=["ada"]), env=scenario.env) as gateway:
+        room = await scenario.ada.create_room(scenario.agent.id, direct=True)
+        await scenario.ada.send_text(room, "one")
+        await scenario.ada.wait_for_message(room, "You said:")
+        await gateway.wait_until_idle()
         given = {"type": "m.login.password", "password": "not a secret"}
-        who = {"identifier": {"type": "m.id.user", "user": scene.agent.id}}
-        again = await scene.ada.call("POST", f"{CLIENT_API_PATH}/login", {**given, **who})
-        await scene.agent.call("POST", f"{CLIENT_API_PATH}/logout")
-        await town.wait_until(lambda: "account.failing" in town.log.getvalue())
-        await scene.ada.send_text(room, "two")
-        town.write_secrets(scene.env.replace(scene.agent.token, again["access_token"]))
+        who = {"identifier": {"type": "m.id.user", "user": scenario.agent.id}}
+        again = await scenario.ada.call("POST", f"{CLIENT_API_PATH}/login", {**given, **who})
+        await scenario.agent.call("POST", f"{CLIENT_API_PATH}/logout")
+        await gateway.wait_until(lambda: "account.failing" in gateway.log.getvalue())
+        await scenario.ada.send_text(room, "two")
+        gateway.write_secrets(scenario.env.replace(scenario.agent.token, again["access_token"]))
 
         async def answered() -> bool:
-            seen = [it.text for it in await scene.ada.read_timeline(room) if it.sender == scene.agent.id]
+            seen = [it.text for it in await scenario.ada.read_timeline(room) if it.sender == scenario.agent.id]
             return len(seen) == 2 and "two" in seen[1]
 
-        await town.wait_until(answered)
-        await town.assert_sound()
+        await gateway.wait_until(answered)
+        await gateway.assert_sound()
 
 
 async def test_whoever_takes_over_a_room_hears_nothing_of_who_was_there_before(
-    tmp_path: Path, scene: MatrixScenario
+    tmp_path: Path, scenario: MatrixScenario
 ) -> None:
     """While the gateway is away, Ada says one thing more, Eve comes and Ada goes: then Eve is alone with the agent."""
-    ada, agent, eve = scene.ada, scene.agent, await scene.synapse.find_or_register("eve")
-    config = scene.config(direct=["ada", f"matrix:{eve.id}"])
+    ada, agent, eve = scenario.ada, scenario.agent, await scenario.synapse.find_or_register("eve")
+    config = scenario.config(direct=["ada", f"matrix:{eve.id}"])
     async with eve:
-        async with RunningGateway(tmp_path, config, env=scene.env) as town:
+        async with RunningGateway(tmp_path, config, env=scenario.env) as gateway:
             room = await ada.create_room(agent.id, direct=True)
             await ada.send_text(room, "the number is 4711")
             await ada.wait_for_message(room, "You said:")
-            await town.wait_until_idle()
+            await gateway.wait_until_idle()
         await ada.send_text(room, "and the other one 4712")
         await ada.call("POST", f"{CLIENT_API_PATH}/rooms/{room}/invite", {"user_id": eve.id})
         await eve.join_room(room)
         await ada.call("POST", f"{CLIENT_API_PATH}/rooms/{room}/leave")
         await eve.send_text(room, "which number?")
-        async with RunningGateway(tmp_path, config, env=scene.env) as town:
+        async with RunningGateway(tmp_path, config, env=scenario.env) as gateway:
 
             async def answered(who: MatrixTestMember, text: str) -> bool:
                 return any(text in it.text for it in await who.read_timeline(room) if it.sender == agent.id)
 
-            await town.wait_until(lambda: answered(eve, "which number?"))
-            await town.wait_until_idle()
-            asked = [it for it in scene.model.requests if "which number?" in str(it.body)]
+            await gateway.wait_until(lambda: answered(eve, "which number?"))
+            await gateway.wait_until_idle()
+            asked = [it for it in scenario.model.requests if "which number?" in str(it.body)]
             assert asked
             assert not [it for it in asked if "471" in str(it.body)]
             await eve.call("POST", f"{CLIENT_API_PATH}/rooms/{room}/invite", {"user_id": ada.id})
             await ada.join_room(room)
             await eve.call("POST", f"{CLIENT_API_PATH}/rooms/{room}/leave")
             await ada.send_text(room, "I am back")
-            await town.wait_until(lambda: answered(ada, "I am back"))
-            await town.wait_until_idle()
-            heard = {it.address: await town.read_heard(it.id) for it in await town.app.store.list_sessions()}
+            await gateway.wait_until(lambda: answered(ada, "I am back"))
+            await gateway.wait_until_idle()
+            heard = {it.address: await gateway.read_heard(it.id) for it in await gateway.app.store.list_sessions()}
             theirs = {address: [text for text in texts if "invited" not in text] for address, texts in heard.items()}
             assert sorted(theirs.values()) == [
                 ["the number is 4711", "and the other one 4712", "I am back"],
                 ["which number?"],
             ]
-            await town.assert_sound()
+            await gateway.assert_sound()

@@ -227,7 +227,7 @@ def test_being_there_begins_with_the_invitation() -> None:
     assert parsing.find_join_index(again, ME) == 5
 
 
-def test_a_room_may_change_hands() -> None:
+def test_a_room_may_change_its_owner() -> None:
     found = said("hello", ALONE)
     assert (found.kind, found.can_change_owner) == ("dm", True)
 

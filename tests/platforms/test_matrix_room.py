@@ -80,7 +80,7 @@ async def test_nine_agents_many_kills(tmp_path: Path, synapse: SynapseServer, mo
 @pytest.mark.parametrize(
     "fault, found",
     [
-        ("StartsAfresh", r"are missing|missed"),
+        ("DropsPendingUpdates", r"are missing|missed"),
         ("SaysItTwice", r"everybody hearing everything|Counter"),
         ("Wanders", r"changed its session"),
     ],

@@ -30,51 +30,51 @@ PATIENCE = LIMIT_SECONDS
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[RemoteSlack]:
-    async with open_remote_slack() as stage:
-        yield stage
+async def remote() -> AsyncIterator[RemoteSlack]:
+    async with open_remote_slack() as remote:
+        yield remote
 
 
 @pytest.fixture
-async def desk(stage: RemoteSlack, tmp_path: Path) -> AsyncIterator[PlatformHarness]:
-    desk = PlatformHarness(stage, tmp_path)
-    yield desk
-    await desk.close()
+async def harness(remote: RemoteSlack, tmp_path: Path) -> AsyncIterator[PlatformHarness]:
+    harness = PlatformHarness(remote, tmp_path)
+    yield harness
+    await harness.close()
 
 
 @pytest.fixture
-def server(stage: RemoteSlack) -> SlackServer:
-    return stage.server
+def server(remote: RemoteSlack) -> SlackServer:
+    return remote.server
 
 
-async def heard(desk: PlatformHarness, server: SlackServer, text: str, **more: Any) -> Heard:
+async def heard(harness: PlatformHarness, server: SlackServer, text: str, **more: Any) -> Heard:
     """Write something and see what became of it."""
-    desk.start()
+    harness.start()
     await server.write_message(text, **{"channel": "C1", **more})
     await server.write_message("that was it", channel="D1")
-    await desk.wait_until_heard("that was it")
+    await harness.wait_until_heard("that was it")
 
     async def met() -> bool:
-        return len(await desk.read_heard()) > 1
+        return len(await harness.read_heard()) > 1
 
-    await desk.wait_until(met, what=f"hearing {text}")
-    return next(body for body in await desk.read_heard() if body.text != "that was it")
+    await harness.wait_until(met, what=f"hearing {text}")
+    return next(body for body in await harness.read_heard() if body.text != "that was it")
 
 
-async def many(desk: PlatformHarness, of: list[str], count: int) -> None:
+async def many(harness: PlatformHarness, of: list[str], count: int) -> None:
     """Wait until Slack has counted so many: confirmed, or given up."""
 
     async def met() -> bool:
         return len(of) >= count
 
-    await desk.wait_until(met, what=f"{count} of them")
+    await harness.wait_until(met, what=f"{count} of them")
 
 
 # -- envelopes ---------------------------------------------------------------------------------------------------------
 
 
 async def test_an_event_is_confirmed_after_it_is_kept_and_not_before(
-    desk: PlatformHarness, server: SlackServer
+    harness: PlatformHarness, server: SlackServer
 ) -> None:
     kept, entered = asyncio.Event(), asyncio.Event()
     app = server.apps[0]
@@ -83,106 +83,106 @@ async def test_an_event_is_confirmed_after_it_is_kept_and_not_before(
         if incoming.text == "hello":
             entered.set()
             await kept.wait()
-        return await desk._accept(incoming)
+        return await harness._accept(incoming)
 
-    listening = asyncio.create_task(desk.platform.listen(accept))
+    listening = asyncio.create_task(harness.platform.listen(accept))
     await server.write_message("before", channel="D1")
-    await many(desk, app.confirmed, 1)
+    await many(harness, app.confirmed, 1)
     await server.write_message("hello", channel="D1")
-    async with asyncio.timeout(desk.patience):
+    async with asyncio.timeout(harness.patience):
         await entered.wait()
-    await desk.platform.send(desk.make_outgoing("time for a word on the way"))
+    await harness.platform.send(harness.make_outgoing("time for a word on the way"))
     assert len(app.confirmed) == 1
     kept.set()
-    await many(desk, app.confirmed, 2)
-    assert await desk.read_texts() == ["before", "hello"]
+    await many(harness, app.confirmed, 2)
+    assert await harness.read_texts() == ["before", "hello"]
     listening.cancel()
     await asyncio.gather(listening, return_exceptions=True)
 
 
-async def test_a_burst_is_confirmed_in_time(desk: PlatformHarness, server: SlackServer) -> None:
+async def test_a_burst_is_confirmed_in_time(harness: PlatformHarness, server: SlackServer) -> None:
     # what else this machine does must not decide it: Slack waits for longer here, and we count what we compute
-    server.ack_seconds = desk.patience
-    desk.start()
+    server.ack_seconds = harness.patience
+    harness.start()
     await server.write_message("before", channel="D1")
-    await many(desk, server.apps[0].confirmed, 1)
+    await many(harness, server.apps[0].confirmed, 1)
     before = time.process_time()
     for number in range(100):
         await server.write_message(str(number), channel="D1")
-    await many(desk, server.apps[0].confirmed, 101)
+    await many(harness, server.apps[0].confirmed, 101)
     assert time.process_time() - before < ACK_SECONDS, "the last of them would have been late"
-    assert len(await desk.read_texts()) == 101
-    outcomes = [verdict.outcome for verdict in desk.verdicts]
+    assert len(await harness.read_texts()) == 101
+    outcomes = [verdict.outcome for verdict in harness.verdicts]
     # the first is in the history, too
     assert outcomes.count("duplicate") <= 1, "something was not confirmed, and came again"
 
 
 async def test_an_event_that_is_not_confirmed_comes_again_and_is_heard_once(tmp_path: Path) -> None:
     async with SlackServer(ack_seconds=0.05) as server:
-        server.app(BOT_TOKEN, APP_TOKEN)
-        desk = PlatformHarness(RemoteSlack(server), tmp_path, patience=PATIENCE)
-        slow = desk._accept
+        server.add_app(BOT_TOKEN, APP_TOKEN)
+        harness = PlatformHarness(RemoteSlack(server), tmp_path, patience=PATIENCE)
+        slow = harness._accept
 
         async def accept(incoming: IncomingMessage) -> AcceptResult:
             await asyncio.sleep(0.1)  # slower than Slack waits
             return await slow(incoming)
 
-        listening = asyncio.create_task(desk.platform.listen(accept))
-        await server.write("hello", channel="D1")
+        listening = asyncio.create_task(harness.platform.listen(accept))
+        await server.write_message("hello", channel="D1")
 
         async def came_again() -> bool:
-            return len([it for it in desk.verdicts if it.outcome == "duplicate"]) >= 1
+            return len([it for it in harness.verdicts if it.outcome == "duplicate"]) >= 1
 
-        await desk.wait_until(came_again, what="its coming again")
-        assert await desk.read_texts() == ["hello"]
+        await harness.wait_until(came_again, what="its coming again")
+        assert await harness.read_texts() == ["hello"]
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-        await desk.close()
+        await harness.close()
 
 
 async def test_a_file_that_takes_long_holds_up_nothing_else(
-    desk: PlatformHarness, server: SlackServer, monkeypatch: pytest.MonkeyPatch
+    harness: PlatformHarness, server: SlackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter, "FILE_WAIT_SECONDS", 0.05)
-    desk.start()
+    harness.start()
     await server.write_message("hello", channel="D1")
-    await desk.wait_until_heard("hello")
+    await harness.wait_until_heard("hello")
     server.plan_fault("files", "hang")
     await server.write_message("look", channel="D1", files=[("a.txt", b"some bytes")])
-    async with asyncio.timeout(desk.patience):
+    async with asyncio.timeout(harness.patience):
         await server.held.wait()
     await server.write_message("and by the way", channel="D1")
-    await desk.wait_until_heard("and by the way")
-    assert await desk.offset("history/D1") == (await desk.read_heard())[0].origin.message, (
+    await harness.wait_until_heard("and by the way")
+    assert await harness.offset("history/D1") == (await harness.read_heard())[0].origin.message, (
         "the position does not pass what is not kept"
     )
     server.abort_sockets()  # the download is lost with the connection, and the message is not
-    await desk.wait_until_heard("look")
-    body = next(body for body in await desk.read_heard() if body.text == "look")
+    await harness.wait_until_heard("look")
+    body = next(body for body in await harness.read_heard() if body.text == "look")
     assert [file.name for file in body.attachments] == ["a.txt"]
-    assert len(await desk.read_texts()) == 3
+    assert len(await harness.read_texts()) == 3
 
 
-async def test_connections_are_renewed_without_a_word(desk: PlatformHarness, server: SlackServer) -> None:
-    desk.start()
+async def test_connections_are_renewed_without_a_word(harness: PlatformHarness, server: SlackServer) -> None:
+    harness.start()
     await server.write_message("before", channel="D1")
-    await desk.wait_until_heard("before")
+    await harness.wait_until_heard("before")
     await server.disconnect_sockets()
     await server.write_message("behind", channel="D1")
-    await desk.wait_until_heard("behind")
-    assert desk.troubles == []
-    assert await desk.read_texts() == ["before", "behind"]
+    await harness.wait_until_heard("behind")
+    assert harness.troubles == []
+    assert await harness.read_texts() == ["before", "behind"]
 
 
 async def test_socket_mode_that_was_switched_off_is_for_somebody_to_mend(
-    desk: PlatformHarness, server: SlackServer
+    harness: PlatformHarness, server: SlackServer
 ) -> None:
-    listening = asyncio.create_task(desk.platform.listen(desk._accept))
+    listening = asyncio.create_task(harness.platform.listen(harness._accept))
     await server.write_message("hello", channel="D1")
-    await desk.wait_until_heard("hello")
+    await harness.wait_until_heard("hello")
     await server.disconnect_sockets("link_disabled")
     with pytest.raises(Refused, match="switched off"):
-        async with asyncio.timeout(desk.patience):
+        async with asyncio.timeout(harness.patience):
             await listening
 
 
@@ -191,31 +191,31 @@ async def test_socket_mode_that_was_switched_off_is_for_somebody_to_mend(
 
 async def test_what_slack_has_given_up_telling_is_read_from_its_history(tmp_path: Path) -> None:
     async with SlackServer(minute_seconds=0.01) as server:
-        app = server.app(BOT_TOKEN, APP_TOKEN)
-        server.invite(app, "C1")
-        desk = PlatformHarness(RemoteSlack(server), tmp_path, patience=PATIENCE)
-        old = await server.write("an old thread", channel="C1", ts="1600000000.000001")
-        await many(desk, server.apps[0].forgotten, 1)
-        desk.start()
+        app = server.add_app(BOT_TOKEN, APP_TOKEN)
+        server.invite_app(app, "C1")
+        harness = PlatformHarness(RemoteSlack(server), tmp_path, patience=PATIENCE)
+        old = await server.write_message("an old thread", channel="C1", ts="1600000000.000001")
+        await many(harness, server.apps[0].forgotten, 1)
+        harness.start()
 
         async def connected() -> bool:
-            return desk.healthy_reports > 0
+            return harness.healthy_reports > 0
 
-        await desk.wait_until(connected, what="connecting")
-        await server.write("before", channel="C1")
-        await server.write("in the thread", channel="C1", thread=old)
-        await desk.wait_until_heard("before", "in the thread")
-        await desk.stop()
-        parent = await server.write("a new thread", channel="C1")
-        await server.write("in the old one", channel="C1", thread=old)
-        await server.write("in the new one", channel="C1", thread=parent)
-        await server.write("in a chat nobody had opened", channel="D9", user="UEVE")
+        await harness.wait_until(connected, what="connecting")
+        await server.write_message("before", channel="C1")
+        await server.write_message("in the thread", channel="C1", thread=old)
+        await harness.wait_until_heard("before", "in the thread")
+        await harness.stop()
+        parent = await server.write_message("a new thread", channel="C1")
+        await server.write_message("in the old one", channel="C1", thread=old)
+        await server.write_message("in the new one", channel="C1", thread=parent)
+        await server.write_message("in a chat nobody had opened", channel="D9", user="UEVE")
         for number in range(250):
-            await server.write(f"much more {number}", channel="C1")
-        await many(desk, server.apps[0].forgotten, 1 + 254)
-        await desk.restart()
-        await desk.wait_until_heard("much more 249", "in a chat nobody had opened")
-        texts = await desk.read_texts()
+            await server.write_message(f"much more {number}", channel="C1")
+        await many(harness, server.apps[0].forgotten, 1 + 254)
+        await harness.restart()
+        await harness.wait_until_heard("much more 249", "in a chat nobody had opened")
+        texts = await harness.read_texts()
         assert [it for it in texts if "nobody" not in it][-253:] == [
             "a new thread",
             "in the old one",
@@ -224,21 +224,21 @@ async def test_what_slack_has_given_up_telling_is_read_from_its_history(tmp_path
         ]
         assert "an old thread" not in texts, "what was said before there was a gateway is nobody's business"
         before = len(texts)
-        await desk.restart()
-        await server.write("and on", channel="C1")
-        await desk.wait_until_heard("and on")
-        assert len(await desk.read_texts()) == before + 1
-        await desk.close()
+        await harness.restart()
+        await server.write_message("and on", channel="C1")
+        await harness.wait_until_heard("and on")
+        assert len(await harness.read_texts()) == before + 1
+        await harness.close()
 
 
 async def test_a_gap_is_not_jumped_over_by_what_is_new(
-    desk: PlatformHarness, server: SlackServer, monkeypatch: pytest.MonkeyPatch
+    harness: PlatformHarness, server: SlackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter, "FILE_WAIT_SECONDS", 0.05)
-    desk.start()
+    harness.start()
     first = await server.write_message("before", channel="D1")
-    await desk.wait_until_heard("before")
-    await desk.stop()
+    await harness.wait_until_heard("before")
+    await harness.stop()
     server.plan_fault("conversations.history", "hang")
     for app in server.apps:
         app.channels.append("D1") if "D1" not in app.channels else None
@@ -248,15 +248,15 @@ async def test_a_gap_is_not_jumped_over_by_what_is_new(
         "text": "missed",
         "ts": f"{float(first) + 1e-5:.6f}",
     }
-    await desk.restart()
-    async with asyncio.timeout(desk.patience):
+    await harness.restart()
+    async with asyncio.timeout(harness.patience):
         await server.held.wait()
     await server.write_message("new", channel="D1")
-    await desk.wait_until_heard("new")
-    assert await desk.offset("history/D1") == first
-    await desk.restart()
-    await desk.wait_until_heard("missed")
-    assert sorted(await desk.read_texts()) == ["before", "missed", "new"]
+    await harness.wait_until_heard("new")
+    assert await harness.offset("history/D1") == first
+    await harness.restart()
+    await harness.wait_until_heard("missed")
+    assert sorted(await harness.read_texts()) == ["before", "missed", "new"]
 
 
 def test_times_are_compared_to_their_last_digit() -> None:
@@ -269,101 +269,101 @@ def test_times_are_compared_to_their_last_digit() -> None:
 # -- what is heard -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_mention_that_comes_as_two_events_is_heard_once(desk: PlatformHarness, server: SlackServer) -> None:
-    body = await heard(desk, server, f"hi <@{server.apps[0].user}>, what now?")
+async def test_a_mention_that_comes_as_two_events_is_heard_once(harness: PlatformHarness, server: SlackServer) -> None:
+    body = await heard(harness, server, f"hi <@{server.apps[0].user}>, what now?")
     assert (body.text, body.asks) == ("hi @everhold, what now?", True)
-    await many(desk, server.apps[0].confirmed, 3)
-    assert [verdict.outcome for verdict in desk.verdicts].count("duplicate") >= 1
-    assert "differs" not in [verdict.outcome for verdict in desk.verdicts]
-    assert len(await desk.read_texts()) == 2
+    await many(harness, server.apps[0].confirmed, 3)
+    assert [verdict.outcome for verdict in harness.verdicts].count("duplicate") >= 1
+    assert "differs" not in [verdict.outcome for verdict in harness.verdicts]
+    assert len(await harness.read_texts()) == 2
     assert ":channel:C1" in body.stamp.address
 
 
-async def test_a_thread_is_a_conversation_and_is_answered_there(desk: PlatformHarness, server: SlackServer) -> None:
-    remote = await desk.platform.send(desk.make_outgoing("a thought", to=desk.make_location(chat="C1")))
-    body = await heard(desk, server, "tell me more", thread=remote)
+async def test_a_thread_is_a_conversation_and_is_answered_there(harness: PlatformHarness, server: SlackServer) -> None:
+    remote_id = await harness.platform.send(harness.make_outgoing("a thought", to=harness.make_location(chat="C1")))
+    body = await heard(harness, server, "tell me more", thread=remote_id)
     assert body.asks, "it hangs on what we said"
-    assert (body.origin.chat, body.origin.thread) == ("C1", remote)
-    assert body.stamp.address.endswith(f":thread:{remote}")
-    await desk.platform.send(desk.make_outgoing("there is no more", to=body.origin, key="s:2:0"))
-    assert server.list_shown_messages("C1")[-1]["thread_ts"] == remote
+    assert (body.origin.chat, body.origin.thread) == ("C1", remote_id)
+    assert body.stamp.address.endswith(f":thread:{remote_id}")
+    await harness.platform.send(harness.make_outgoing("there is no more", to=body.origin, key="s:2:0"))
+    assert server.list_shown_messages("C1")[-1]["thread_ts"] == remote_id
     assert (
-        await desk.platform.probe(desk.make_outgoing("", to=body.origin, key="s:2:0"))
+        await harness.platform.probe(harness.make_outgoing("", to=body.origin, key="s:2:0"))
         == server.list_shown_messages("C1")[-1]["ts"]
     )
 
 
-async def test_a_thread_of_others_is_none_of_ours(desk: PlatformHarness, server: SlackServer) -> None:
+async def test_a_thread_of_others_is_none_of_ours(harness: PlatformHarness, server: SlackServer) -> None:
     parent = await server.write_message("we talk", channel="C1")
-    desk.start()
+    harness.start()
     await server.write_message("indeed", channel="C1", thread=parent)
-    await desk.wait_until_heard("indeed")
-    assert not next(body for body in await desk.read_heard() if body.text == "indeed").asks
+    await harness.wait_until_heard("indeed")
+    assert not next(body for body in await harness.read_heard() if body.text == "indeed").asks
 
 
 @pytest.mark.parametrize("text", ["<@UBOT1> /status", " <@UBOT1|everhold>  /status"])
-async def test_a_command_behind_a_mention_is_a_command(desk: PlatformHarness, server: SlackServer, text: str) -> None:
-    body = await heard(desk, server, text)
+async def test_a_command_after_a_mention_is_a_command(harness: PlatformHarness, server: SlackServer, text: str) -> None:
+    body = await heard(harness, server, text)
     assert body.command is not None
     assert body.command.name == "status"
 
 
 @pytest.mark.parametrize("command, text", [("/everhold", "title A better one"), ("/title", "A better one")])
-async def test_a_slash_command_is_heard(desk: PlatformHarness, server: SlackServer, command: str, text: str) -> None:
-    desk.start()
+async def test_a_slash_command_is_heard(harness: PlatformHarness, server: SlackServer, command: str, text: str) -> None:
+    harness.start()
     await server.write_message("hello", channel="D1")
-    await desk.wait_until_heard("hello")
+    await harness.wait_until_heard("hello")
     await server.use_command(command, text, channel="C1")
 
     async def met() -> bool:
-        return len(await desk.read_heard()) == 2
+        return len(await harness.read_heard()) == 2
 
-    await desk.wait_until(met, what="hearing a command")
-    body = (await desk.read_heard())[1]
+    await harness.wait_until(met, what="hearing a command")
+    body = (await harness.read_heard())[1]
     assert body.command is not None
     assert (body.command.name, body.command.argument) == ("title", "A better one")
     assert (body.origin.chat, body.stamp.person) == ("C1", "UADA")
 
 
-async def test_what_makes_no_sense_is_kept_wherever_it_stands(desk: PlatformHarness, server: SlackServer) -> None:
-    desk.start()
+async def test_what_makes_no_sense_is_kept_wherever_it_stands(harness: PlatformHarness, server: SlackServer) -> None:
+    harness.start()
     await server.write_message("hello", channel="D1")
     await server.send_event({"type": "message", "channel": {"id": 7}, "text": 5, "user": "UADA", "ts": None})
     await server.send_event(["no", "event"])
 
     async def met() -> bool:
-        return len(await desk.read_heard()) == 3
+        return len(await harness.read_heard()) == 3
 
-    await desk.wait_until(met, what="keeping both")
-    assert [body.asks for body in await desk.read_heard() if body.text != "hello"] == [False, False]
+    await harness.wait_until(met, what="keeping both")
+    assert [body.asks for body in await harness.read_heard() if body.text != "hello"] == [False, False]
 
 
-async def test_previews_and_our_own_words_are_not_heard(desk: PlatformHarness, server: SlackServer) -> None:
-    desk.start()
+async def test_previews_and_our_own_words_are_not_heard(harness: PlatformHarness, server: SlackServer) -> None:
+    harness.start()
     ts = await server.write_message("see https://example.org", channel="D1")
     before = dict(server.messages["D1"][ts])
     await server._send_message_change("D1", {**before, "attachments": [{"title": "Example"}]}, before)
-    remote = await desk.platform.send(desk.make_outgoing("I th …"))
-    await desk.platform.send(desk.make_outgoing("I think", edits=remote))
+    remote_id = await harness.platform.send(harness.make_outgoing("I th …"))
+    await harness.platform.send(harness.make_outgoing("I think", edits=remote_id))
     await server.write_message("joined", channel="D1", subtype="channel_join")
     await server.write_message("the end", channel="D1")
-    await desk.wait_until_heard("the end")
-    assert await desk.read_texts() == ["see https://example.org", "the end"]
+    await harness.wait_until_heard("the end")
+    assert await harness.read_texts() == ["see https://example.org", "the end"]
 
 
-async def test_another_bot_is_known_for_one(desk: PlatformHarness, server: SlackServer) -> None:
+async def test_another_bot_is_known_for_one(harness: PlatformHarness, server: SlackServer) -> None:
     bot = {"bot_id": "B77", "user": None, "subtype": "bot_message", "bot_profile": {"name": "Jira"}}
-    body = await heard(desk, server, "done", **bot)
+    body = await heard(harness, server, "done", **bot)
     assert (body.bot, body.stamp.person, body.sender) == (True, "B77", "Jira")
 
 
-async def test_a_sender_is_an_id_whatever_they_call_themselves(desk: PlatformHarness, server: SlackServer) -> None:
-    body = await heard(desk, server, "hello", channel="D1", user="UEVE")
+async def test_a_sender_is_an_id_whatever_they_call_themselves(harness: PlatformHarness, server: SlackServer) -> None:
+    body = await heard(harness, server, "hello", channel="D1", user="UEVE")
     assert (body.stamp.person, body.sender) == ("UEVE", "eve")
 
 
 async def test_a_file_that_lies_elsewhere_is_named_and_the_token_stays_here(
-    desk: PlatformHarness, server: SlackServer
+    harness: PlatformHarness, server: SlackServer
 ) -> None:
     async with SlackServer() as elsewhere:
         file = {
@@ -373,7 +373,7 @@ async def test_a_file_that_lies_elsewhere_is_named_and_the_token_stays_here(
             "size": 3,
             "url_private": f"{elsewhere.url}/x",
         }
-        desk.start()
+        harness.start()
         message = {"type": "message", "subtype": "file_share", "user": "UADA", "text": "look", "channel": "D1"}
         await server.send_event({**message, "ts": "1800000000.000001", "files": [file]})
         await server.send_event(
@@ -381,10 +381,10 @@ async def test_a_file_that_lies_elsewhere_is_named_and_the_token_stays_here(
         )
 
         async def met() -> bool:
-            return len(await desk.read_heard()) == 2
+            return len(await harness.read_heard()) == 2
 
-        await desk.wait_until(met, what="hearing both")
-        for body in await desk.read_heard():
+        await harness.wait_until(met, what="hearing both")
+        for body in await harness.read_heard():
             assert [(it.name, it.blob) for it in body.attachments] == [("plan.doc", "")]
         assert elsewhere.calls == []
 
@@ -427,106 +427,108 @@ def test_wording_inward(text: str, read: str) -> None:
     assert formatting.from_mrkdwn(text, names={"U1": "me"}) == read
 
 
-async def test_notices_are_marked_where_other_bots_can_read_them(desk: PlatformHarness, server: SlackServer) -> None:
-    await desk.platform.send(desk.make_outgoing("halted", to=desk.make_location(chat="C1"), notice=True))
-    await desk.platform.send(desk.make_outgoing("halted", notice=True, key="s:2:0"))
+async def test_notices_are_marked_where_other_bots_can_read_them(harness: PlatformHarness, server: SlackServer) -> None:
+    await harness.platform.send(harness.make_outgoing("halted", to=harness.make_location(chat="C1"), notice=True))
+    await harness.platform.send(harness.make_outgoing("halted", notice=True, key="s:2:0"))
     assert [it["text"] for it in (*server.list_shown_messages("C1"), *server.list_shown_messages("D1"))] == [
         f"{NOTICE_PREFIX}halted",
         "halted",
     ]
 
 
-async def test_a_text_that_grows_too_long_for_an_edit_is_said_anew(desk: PlatformHarness, server: SlackServer) -> None:
-    assert isinstance(desk.platform, SlackPlatform)
-    remote = await desk.platform.draft(desk.make_outgoing("if a <", key="s:1:draft"))
+async def test_a_text_that_grows_too_long_for_an_edit_is_said_anew(
+    harness: PlatformHarness, server: SlackServer
+) -> None:
+    assert isinstance(harness.platform, SlackPlatform)
+    remote_id = await harness.platform.draft(harness.make_outgoing("if a <", key="s:1:draft"))
     text = "a < b; " * 550
-    assert len(text) <= desk.platform.text_limit
-    said = await desk.platform.send(desk.make_outgoing(text, edits=remote))
+    assert len(text) <= harness.platform.text_limit
+    said = await harness.platform.send(harness.make_outgoing(text, edits=remote_id))
     (shown,) = server.list_shown_messages("D1")
     assert (shown["ts"], formatting.from_mrkdwn(shown["text"], names={})) == (said, text)
     server.plan_fault("chat.delete", "drop before")
-    remote = await desk.platform.draft(desk.make_outgoing("if a <", key="s:3:draft"))
-    await desk.platform.send(desk.make_outgoing(text, edits=remote, key="s:3:0"))
+    remote_id = await harness.platform.draft(harness.make_outgoing("if a <", key="s:3:draft"))
+    await harness.platform.send(harness.make_outgoing(text, edits=remote_id, key="s:3:0"))
     assert len(server.list_shown_messages("D1")) == 3, "a draft that could not be deleted is left"
     with pytest.raises(TooLong):
-        await desk.platform.send(desk.make_outgoing("<" * 11_000, key="s:2:0"))
+        await harness.platform.send(harness.make_outgoing("<" * 11_000, key="s:2:0"))
 
 
 async def test_a_draft_is_not_brought_up_to_date_more_often_than_slack_likes(
-    desk: PlatformHarness, server: SlackServer
+    harness: PlatformHarness, server: SlackServer
 ) -> None:
-    assert isinstance(desk.platform, SlackPlatform)
-    remote = await desk.platform.draft(desk.make_outgoing("I", key="s:1:draft"))
+    assert isinstance(harness.platform, SlackPlatform)
+    remote_id = await harness.platform.draft(harness.make_outgoing("I", key="s:1:draft"))
     for text in ("I th", "I think", "I think th"):
-        await desk.platform.revise(remote, desk.make_outgoing(text, key="s:1:draft"))
-    await desk.platform.send(desk.make_outgoing("I think that", edits=remote))
+        await harness.platform.revise(remote_id, harness.make_outgoing(text, key="s:1:draft"))
+    await harness.platform.send(harness.make_outgoing("I think that", edits=remote_id))
     assert [it["text"] for it in server.list_shown_messages("D1")] == ["I think that"]
-    assert server.edits["D1", remote] == 2
+    assert server.edits["D1", remote_id] == 2
 
 
-async def test_a_reply_whose_draft_was_deleted_is_sent(desk: PlatformHarness, server: SlackServer) -> None:
-    await desk.platform.send(desk.make_outgoing("the whole text", edits="1.000001"))
+async def test_a_reply_whose_draft_was_deleted_is_sent(harness: PlatformHarness, server: SlackServer) -> None:
+    await harness.platform.send(harness.make_outgoing("the whole text", edits="1.000001"))
     assert [it["text"] for it in server.list_shown_messages("D1")] == ["the whole text"]
 
 
 @pytest.mark.parametrize("lost", ["files.getUploadURLExternal", "upload", "files.completeUploadExternal"])
 @pytest.mark.parametrize("how", ["drop before", "drop after"])
 async def test_a_file_arrives_once_wherever_the_answer_was_lost(
-    desk: PlatformHarness, server: SlackServer, lost: str, how: Any
+    harness: PlatformHarness, server: SlackServer, lost: str, how: Any
 ) -> None:
-    await desk.store_blob(b"one")
-    out = desk.make_outgoing("", file=build_attachment(b"one", name="a.txt"))
+    await harness.store_blob(b"one")
+    out = harness.make_outgoing("", file=build_attachment(b"one", name="a.txt"))
     server.plan_fault(lost, how)
     with pytest.raises((Transient, InDoubt)):
-        await desk.platform.send(out)
-    if await desk.platform.probe(out) is None:
-        await desk.platform.send(out)
-    assert await desk.platform.probe(out) is not None
+        await harness.platform.send(out)
+    if await harness.platform.probe(out) is None:
+        await harness.platform.send(out)
+    assert await harness.platform.probe(out) is not None
     assert [file["name"] for it in server.list_shown_messages("D1") for file in it.get("files", ())] == ["a.txt"]
 
 
-async def test_a_probe_looks_back_to_what_is_answered(desk: PlatformHarness, server: SlackServer) -> None:
+async def test_a_probe_looks_back_to_what_is_answered(harness: PlatformHarness, server: SlackServer) -> None:
     question = await server.write_message("well?", channel="C1")
-    out = desk.make_outgoing("yes", to=desk.make_location(chat="C1", message=question))
-    remote = await desk.platform.send(out)
+    out = harness.make_outgoing("yes", to=harness.make_location(chat="C1", message=question))
+    remote_id = await harness.platform.send(out)
     for number in range(450):
         server._add_message("C1", {"type": "message", "user": "UADA", "text": str(number), "ts": server._next_ts()})
-    assert await desk.platform.probe(out) == remote
-    assert await desk.platform.probe(desk.make_outgoing("yes", to=out.to, key="s:3:0")) is None
+    assert await harness.platform.probe(out) == remote_id
+    assert await harness.platform.probe(harness.make_outgoing("yes", to=out.to, key="s:3:0")) is None
 
 
-async def test_another_app_cannot_say_that_our_reply_is_there(desk: PlatformHarness, server: SlackServer) -> None:
+async def test_another_app_cannot_say_that_our_reply_is_there(harness: PlatformHarness, server: SlackServer) -> None:
     """What is sent carries a key that others can read; one that they repeat must not make us leave a reply unsaid."""
-    out = desk.make_outgoing("yes", to=desk.make_location(chat="C1"))
+    out = harness.make_outgoing("yes", to=harness.make_location(chat="C1"))
     payload = {"event_type": "everhold_message", "event_payload": {"key": out.key, "hops": 0}}
     await server.write_message("no", channel="C1", user="UEVE", bot_id="BEVE", metadata=payload)
-    assert await desk.platform.probe(out) is None
-    remote = await desk.platform.send(out)
-    assert await desk.platform.probe(out) == remote
+    assert await harness.platform.probe(out) is None
+    remote_id = await harness.platform.send(out)
+    assert await harness.platform.probe(out) == remote_id
 
 
-async def test_a_wait_is_kept_without_asking_again(desk: PlatformHarness, server: SlackServer) -> None:
+async def test_a_wait_is_kept_without_asking_again(harness: PlatformHarness, server: SlackServer) -> None:
     server.retry_after_seconds["D1"] = 7
     for _ in range(3):
         with pytest.raises(Transient):
-            await desk.platform.send(desk.make_outgoing("hello"))
+            await harness.platform.send(harness.make_outgoing("hello"))
     assert [name for name, _ in server.calls].count("chat.postMessage") == 1
-    await desk.platform.send(desk.make_outgoing("elsewhere", to=desk.make_location(chat="C1")))
+    await harness.platform.send(harness.make_outgoing("elsewhere", to=harness.make_location(chat="C1")))
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
 async def test_no_token_gets_into_a_log(
-    desk: PlatformHarness, stage: RemoteSlack, caplog: pytest.LogCaptureFixture
+    harness: PlatformHarness, remote: RemoteSlack, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    desk.start()
-    await stage.server.write_message("look", channel="D1", files=[("a.txt", b"some bytes")])
-    await desk.wait_until_heard("look")
-    stage.fail_next_send("broken")
+    harness.start()
+    await remote.server.write_message("look", channel="D1", files=[("a.txt", b"some bytes")])
+    await harness.wait_until_heard("look")
+    remote.fail_next_send("broken")
     with pytest.raises(InDoubt):
-        await desk.platform.send(desk.make_outgoing("hello"))
+        await harness.platform.send(harness.make_outgoing("hello"))
     assert caplog.text
     for token in (BOT_TOKEN, APP_TOKEN):
         assert token not in caplog.text
@@ -534,47 +536,47 @@ async def test_no_token_gets_into_a_log(
 
 @pytest.mark.parametrize("wrong", ["bot_token", "app_token"])
 async def test_a_token_that_is_wrong_is_for_somebody_to_mend(
-    desk: PlatformHarness, stage: RemoteSlack, wrong: str
+    harness: PlatformHarness, remote: RemoteSlack, wrong: str
 ) -> None:
-    settings = stage.settings().model_copy(update={wrong: SecretString("xox-wrong")})
-    slack = SlackPlatform(settings, desk.make_context())
+    settings = remote.settings().model_copy(update={wrong: SecretString("xox-wrong")})
+    slack = SlackPlatform(settings, harness.make_context())
     with pytest.raises(Refused, match="does not take this token") as caught:
-        await slack.listen(desk._accept)
+        await slack.listen(harness._accept)
     assert "xox-wrong" not in str(caught.value)
     assert caught.value.remedy
     if wrong == "bot_token":
         with pytest.raises(Transient):  # the message is fine, and waits
-            await slack.send(desk.make_outgoing("hello"))
+            await slack.send(harness.make_outgoing("hello"))
     await slack.aclose()
 
 
-async def test_it_introduces_itself_if_everything_is_there(desk: PlatformHarness, stage: RemoteSlack) -> None:
-    assert isinstance(desk.platform, SlackPlatform)
-    assert (await desk.platform.introduce()).name == "@everhold"
+async def test_it_introduces_itself_if_everything_is_there(harness: PlatformHarness, remote: RemoteSlack) -> None:
+    assert isinstance(harness.platform, SlackPlatform)
+    assert (await harness.platform.introduce()).name == "@everhold"
     for wrong in ("bot_token", "app_token"):
         slack = SlackPlatform(
-            stage.settings().model_copy(update={wrong: SecretString("xox-wrong")}), desk.make_context()
+            remote.settings().model_copy(update={wrong: SecretString("xox-wrong")}), harness.make_context()
         )
         with pytest.raises(Refused, match="does not take this token"):
             await slack.introduce()
         await slack.aclose()
-    stage.server.apps[0].scopes = "chat:write,im:read"
-    slack = SlackPlatform(stage.settings(), desk.make_context())
+    remote.server.apps[0].scopes = "chat:write,im:read"
+    slack = SlackPlatform(remote.settings(), harness.make_context())
     with pytest.raises(Refused, match="im:history"):
         await slack.introduce()
     await slack.aclose()
 
 
-async def test_a_scope_that_is_missing_is_named(desk: PlatformHarness, server: SlackServer) -> None:
+async def test_a_scope_that_is_missing_is_named(harness: PlatformHarness, server: SlackServer) -> None:
     told = {"ok": False, "error": "missing_scope", "needed": "chat:write", "provided": "files:read"}
     server.plan_fault("chat.postMessage", "answer", answer=LoopbackResponse.json(told))
     with pytest.raises(Refused, match="chat:write"):
-        await desk.platform.send(desk.make_outgoing("hello"))
+        await harness.platform.send(harness.make_outgoing("hello"))
 
 
-def test_the_factory_brings_the_settings_and_the_adapter(desk: PlatformHarness, stage: RemoteSlack) -> None:
+def test_the_factory_brings_the_settings_and_the_adapter(harness: PlatformHarness, remote: RemoteSlack) -> None:
     assert factory.Settings is SlackSettings
-    assert isinstance(factory(stage.settings(), desk.make_context()), SlackPlatform)
+    assert isinstance(factory(remote.settings(), harness.make_context()), SlackPlatform)
 
 
 def test_a_command_between_two_others_is_its_sender_s_alone() -> None:

@@ -62,34 +62,34 @@ class RemoteSlackOverHttp(RemoteSlack):
 @asynccontextmanager
 async def open_remote_slack_over_http() -> AsyncIterator[RemoteSlackOverHttp]:
     async with SlackServer() as server:
-        app = server.app(BOT_TOKEN, APP_TOKEN)
-        server.invite(app, RemoteSlackOverHttp.chat)
-        server.invite(app, RemoteSlackOverHttp.group)
+        app = server.add_app(BOT_TOKEN, APP_TOKEN)
+        server.invite_app(app, RemoteSlackOverHttp.chat)
+        server.invite_app(app, RemoteSlackOverHttp.group)
         yield RemoteSlackOverHttp(server)
 
 
 class TestSlackOverHttp(PlatformContract):
     @asynccontextmanager
     async def open_remote(self) -> AsyncIterator[RemoteSlackOverHttp]:
-        async with open_remote_slack_over_http() as stage:
-            yield stage
+        async with open_remote_slack_over_http() as remote:
+            yield remote
 
     # whoever is called looks for no connection: that there was none is for the history to tell, at the next start
     test_an_hour_without_a_connection_loses_nothing = None  # type: ignore[assignment]
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[PlatformHarness]:
-    async with open_remote_slack_over_http() as stage:
-        desk = PlatformHarness(stage, tmp_path)
-        desk.start()
+async def harness(tmp_path: Path) -> AsyncIterator[PlatformHarness]:
+    async with open_remote_slack_over_http() as remote:
+        harness = PlatformHarness(remote, tmp_path)
+        harness.start()
 
         async def listening() -> bool:
-            return bool(desk.healthy_reports)
+            return bool(harness.healthy_reports)
 
-        await desk.wait_until(listening, what="being there to be called")
-        yield desk
-        await desk.close()
+        await harness.wait_until(listening, what="being there to be called")
+        yield harness
+        await harness.close()
 
 
 def event(text: str = "hello") -> bytes:
@@ -105,10 +105,10 @@ def headers(
     return {"X-Slack-Request-Timestamp": stamp, "X-Slack-Signature": f"{version}={digest}"}
 
 
-async def call(desk: PlatformHarness, body: bytes, given: dict[str, str]) -> httpx2.Response:
-    assert isinstance(desk.remote, RemoteSlackOverHttp)
+async def call(harness: PlatformHarness, body: bytes, given: dict[str, str]) -> httpx2.Response:
+    assert isinstance(harness.remote, RemoteSlackOverHttp)
     async with httpx2.AsyncClient(trust_env=False) as client:
-        return await client.post(desk.remote.url(), content=body, headers=given)
+        return await client.post(harness.remote.url(), content=body, headers=given)
 
 
 def test_a_signature_of_slack_s_own_example_is_recognised() -> None:
@@ -127,12 +127,12 @@ def test_a_signature_of_slack_s_own_example_is_recognised() -> None:
     assert not is_signature_valid(SecretString(SECRET), given, body + b" ", now=1531420618.0)
 
 
-async def test_what_is_signed_is_kept_and_then_confirmed(desk: PlatformHarness) -> None:
+async def test_what_is_signed_is_kept_and_then_confirmed(harness: PlatformHarness) -> None:
     body = event()
-    assert (await call(desk, body, headers(body, desk.clock.now()))).status_code == 200
-    assert await desk.read_texts() == ["hello"]
-    assert (await call(desk, body, headers(body, desk.clock.now()))).status_code == 200, "a repeat is recognised"
-    assert await desk.read_texts() == ["hello"]
+    assert (await call(harness, body, headers(body, harness.clock.now()))).status_code == 200
+    assert await harness.read_texts() == ["hello"]
+    assert (await call(harness, body, headers(body, harness.clock.now()))).status_code == 200, "a repeat is recognised"
+    assert await harness.read_texts() == ["hello"]
 
 
 @pytest.mark.parametrize(
@@ -153,23 +153,23 @@ async def test_what_is_signed_is_kept_and_then_confirmed(desk: PlatformHarness) 
     ids="none empty altered foreign blank late early version words number re-encoded".split(),
 )
 async def test_what_is_not_signed_so_leaves_nothing(
-    desk: PlatformHarness, forge: Callable[[float], dict[str, str]]
+    harness: PlatformHarness, forge: Callable[[float], dict[str, str]]
 ) -> None:
-    assert (await call(desk, event(), forge(desk.clock.now()))).status_code == 401
-    assert await desk.read_texts() == []
+    assert (await call(harness, event(), forge(harness.clock.now()))).status_code == 401
+    assert await harness.read_texts() == []
 
 
-async def test_slack_may_ask_whether_we_are_who_we_say(desk: PlatformHarness) -> None:
+async def test_slack_may_ask_whether_we_are_who_we_say(harness: PlatformHarness) -> None:
     body = b'{"type": "url_verification", "challenge": "3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P"}'
-    answer = await call(desk, body, headers(body, desk.clock.now()))
+    answer = await call(harness, body, headers(body, harness.clock.now()))
     assert (answer.status_code, answer.text) == (200, json.loads(body)["challenge"])
-    assert (await call(desk, body, {})).status_code == 401
+    assert (await call(harness, body, {})).status_code == 401
 
 
-async def test_a_slash_command_is_heard(desk: PlatformHarness) -> None:
-    assert isinstance(desk.remote, RemoteSlackOverHttp)
-    await desk.remote.server.use_command("/everhold", "status", channel="D1")
-    await desk.wait_until_heard("/status")
+async def test_a_slash_command_is_heard(harness: PlatformHarness) -> None:
+    assert isinstance(harness.remote, RemoteSlackOverHttp)
+    await harness.remote.server.use_command("/everhold", "status", channel="D1")
+    await harness.wait_until_heard("/status")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from everhold.engine.state_updates import MOST_CONFLICTS, update_state_record
 from everhold.errors import Conflict, InvalidRequest, NotFound
 from everhold.ingress.dm_owners import DmOwners
 from everhold.ports.platform import PlatformOffset
-from everhold.ports.store import Change, Committed, StateNamespace, StateWrite, Step
+from everhold.ports.store import Change, CommitResult, StateNamespace, StateWrite, Step
 from tests.ingress.harness import IngressHarness
 from tests.ingress.test_admission import code_for
 
@@ -22,146 +22,148 @@ Meanwhile = Callable[[], Awaitable[Any]]
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[IngressHarness]:
-    door = IngressHarness(tmp_path)
-    yield door
-    await door.store.close()
+async def ingress(tmp_path: Path) -> AsyncIterator[IngressHarness]:
+    ingress = IngressHarness(tmp_path)
+    yield ingress
+    await ingress.store.close()
 
 
-async def value_of(door: IngressHarness, namespace: StateNamespace, key: str, *, scope: str = "") -> str | None:
-    record = await door.store.get_state_record(namespace, key, scope=scope)
+async def value_of(ingress: IngressHarness, namespace: StateNamespace, key: str, *, scope: str = "") -> str | None:
+    record = await ingress.store.get_state_record(namespace, key, scope=scope)
     return None if record is None else record.value
 
 
 async def put(
-    door: IngressHarness, value: str | None, *, namespace: StateNamespace = StateNamespace.SCHEDULE
+    ingress: IngressHarness, value: str | None, *, namespace: StateNamespace = StateNamespace.SCHEDULE
 ) -> str | None:
-    return await update_state_record(door.store, namespace, "k", at=1.0, decide=lambda _: value)
+    return await update_state_record(ingress.store, namespace, "k", at=1.0, decide=lambda _: value)
 
 
-def interrupt(door: IngressHarness, meanwhile: Meanwhile, *, times: int = 1) -> list[Change]:
+def interrupt(ingress: IngressHarness, meanwhile: Meanwhile, *, times: int = 1) -> list[Change]:
     """Let something happen between a reading and its commit, so often. The changes that were tried."""
-    commit, tried = door.store.commit, list[Change]()
+    commit, tried = ingress.store.commit, list[Change]()
 
-    async def late(change: Change) -> Committed:
+    async def late(change: Change) -> CommitResult:
         nonlocal times
         if change.state_writes and times > 0:
             tried.append(change)
             times -= 1
-            door.store.commit = commit  # type: ignore[method-assign]  # what happens meanwhile is not interrupted
+            ingress.store.commit = commit  # type: ignore[method-assign]  # what happens meanwhile is not interrupted
             try:
                 await meanwhile()
             finally:
-                door.store.commit = late  # type: ignore[method-assign]
+                ingress.store.commit = late  # type: ignore[method-assign]
         return await commit(change)
 
-    door.store.commit = late  # type: ignore[method-assign]  # there is no other seam between the reading and the commit
+    ingress.store.commit = late  # type: ignore[method-assign]  # there is no other seam between the reading and the commit
     return tried
 
 
 # -- the helper --------------------------------------------------------------------------------------------------------
 
 
-async def test_an_update_is_decided_anew_on_what_another_writer_left(door: IngressHarness) -> None:
-    await put(door, "1")
-    tried = interrupt(door, lambda: put(door, "5"))
+async def test_an_update_is_decided_anew_on_what_another_writer_left(ingress: IngressHarness) -> None:
+    await put(ingress, "1")
+    tried = interrupt(ingress, lambda: put(ingress, "5"))
     decide: Callable[[str | None], str] = lambda present: str(int(present or 0) + 1)  # noqa: E731
-    assert await update_state_record(door.store, StateNamespace.SCHEDULE, "k", at=1.0, decide=decide) == "6"
-    assert await value_of(door, StateNamespace.SCHEDULE, "k") == "6"
+    assert await update_state_record(ingress.store, StateNamespace.SCHEDULE, "k", at=1.0, decide=decide) == "6"
+    assert await value_of(ingress, StateNamespace.SCHEDULE, "k") == "6"
     assert len(tried) == 1
 
 
-async def test_an_update_that_changes_nothing_writes_nothing(door: IngressHarness) -> None:
-    await put(door, "1")
-    (before,) = await door.store.list_state_records()
-    assert await put(door, "1") == "1"
-    assert await door.store.list_state_records() == [before]
-    assert await put(door, None) is None
-    assert await put(door, None) is None
-    assert await door.store.list_state_records() == []
+async def test_an_update_that_changes_nothing_writes_nothing(ingress: IngressHarness) -> None:
+    await put(ingress, "1")
+    (before,) = await ingress.store.list_state_records()
+    assert await put(ingress, "1") == "1"
+    assert await ingress.store.list_state_records() == [before]
+    assert await put(ingress, None) is None
+    assert await put(ingress, None) is None
+    assert await ingress.store.list_state_records() == []
 
 
-async def test_an_update_gives_up_after_many_conflicts(door: IngressHarness) -> None:
+async def test_an_update_gives_up_after_many_conflicts(ingress: IngressHarness) -> None:
     number = iter(range(1_000))
-    tried = interrupt(door, lambda: put(door, f"other {next(number)}"), times=100)
+    tried = interrupt(ingress, lambda: put(ingress, f"other {next(number)}"), times=100)
     with pytest.raises(Conflict, match="schedule record 'k'"):
-        await put(door, "mine")
+        await put(ingress, "mine")
     assert len(tried) == MOST_CONFLICTS
 
 
 # -- what platforms were read ------------------------------------------------------------------------------------------
 
 
-async def test_messages_of_a_crowd_move_one_offset_and_all_are_accepted(door: IngressHarness) -> None:
+async def test_concurrent_messages_move_one_offset_and_all_are_accepted(ingress: IngressHarness) -> None:
     async def say(number: int) -> str:
         offset = PlatformOffset(key="history/1", value=str(number))
-        return (await door.send_message(f"hello {number}", chat="room", addressed=True, offset=offset)).outcome
+        return (await ingress.send_message(f"hello {number}", chat="room", addressed=True, offset=offset)).outcome
 
-    commit, tried = door.store.commit, list[Change]()
+    commit, tried = ingress.store.commit, list[Change]()
 
-    async def counted(change: Change) -> Committed:
+    async def counted(change: Change) -> CommitResult:
         tried.append(change)
         return await commit(change)
 
-    door.store.commit = counted  # type: ignore[method-assign]
+    ingress.store.commit = counted  # type: ignore[method-assign]
     assert await asyncio.gather(*map(say, range(30))) == ["accepted"] * 30
     assert len(tried) < 120, "those who came late do not collide again and again"
     scope = "fake:main"
-    before = await door.store.get_state_record(StateNamespace.PLATFORM_OFFSET, "history/1", scope=scope)
+    before = await ingress.store.get_state_record(StateNamespace.PLATFORM_OFFSET, "history/1", scope=scope)
     assert before is not None
     assert await asyncio.gather(*map(say, range(30, 60))) == ["accepted"] * 30
-    after = await door.store.get_state_record(StateNamespace.PLATFORM_OFFSET, "history/1", scope=scope)
+    after = await ingress.store.get_state_record(StateNamespace.PLATFORM_OFFSET, "history/1", scope=scope)
     assert after is not None
     assert (after.value, after.version) == ("59", before.version + 30)
 
 
-async def test_a_message_is_accepted_though_its_offset_was_moved_by_others_meanwhile(door: IngressHarness) -> None:
-    kept = StoredPlatformOffsets(door.store, door.clock, platform="fake", account="main")
+async def test_a_message_is_accepted_though_its_offset_was_moved_by_others_meanwhile(ingress: IngressHarness) -> None:
+    kept = StoredPlatformOffsets(ingress.store, ingress.clock, platform="fake", account="main")
     for number in range(3):
-        await door.send_message("hello", offset=PlatformOffset(key="since", value=f"message {number}"))
+        await ingress.send_message("hello", offset=PlatformOffset(key="since", value=f"message {number}"))
         await kept.advance("since", f"moved {number}")
-    interrupt(door, lambda: kept.advance("since", "moved in between"))
-    assert (await door.send_message("hello", offset=PlatformOffset(key="since", value="last"))).outcome == "accepted"
+    interrupt(ingress, lambda: kept.advance("since", "moved in between"))
+    assert (await ingress.send_message("hello", offset=PlatformOffset(key="since", value="last"))).outcome == "accepted"
     assert await kept.read("since") == "last"
     await kept.advance("since", "")
     assert await kept.read("since") is None
-    assert (await door.send_message("hello", offset=PlatformOffset(key="since", value="anew"))).outcome == "accepted"
+    assert (await ingress.send_message("hello", offset=PlatformOffset(key="since", value="anew"))).outcome == "accepted"
     assert await kept.read("since") == "anew"
 
 
-async def test_a_message_whose_record_has_another_version_is_not_accepted(door: IngressHarness) -> None:
-    await put(door, "1")
-    (record,) = await door.store.list_state_records()
-    assert (await door.send_message("one", state_write=record.replace_with("2"))).outcome == "accepted"
+async def test_a_message_whose_record_has_another_version_is_not_accepted(ingress: IngressHarness) -> None:
+    await put(ingress, "1")
+    (record,) = await ingress.store.list_state_records()
+    assert (await ingress.send_message("one", state_write=record.replace_with("2"))).outcome == "accepted"
     for sender in ("1001", "666"):  # who may speak, and who may not
         with pytest.raises(Conflict):
-            await door.send_message("two", sender=sender, state_write=record.replace_with("3"))
-    assert await value_of(door, StateNamespace.SCHEDULE, "k") == "2"
-    assert len(await door.store.read_feed()) == 1
+            await ingress.send_message("two", sender=sender, state_write=record.replace_with("3"))
+    assert await value_of(ingress, StateNamespace.SCHEDULE, "k") == "2"
+    assert len(await ingress.store.read_feed()) == 1
 
 
 # -- pairing -----------------------------------------------------------------------------------------------------------
 
 
-async def test_of_two_who_approve_a_code_at_once_one_lets_them_in(door: IngressHarness) -> None:
-    code = await code_for(door)
-    pairing = door.admission.pairing
+async def test_of_two_who_approve_a_code_at_once_one_lets_them_in(ingress: IngressHarness) -> None:
+    code = await code_for(ingress)
+    pairing = ingress.admission.pairing
     done = await asyncio.gather(pairing.approve_code(code), pairing.approve_code(code), return_exceptions=True)
     assert sorted(type(it).__name__ for it in done) == ["NotFound", "dict"]
     assert len(await pairing.list_grants()) == 1
 
 
-async def test_wrong_codes_given_at_once_all_count(door: IngressHarness) -> None:
-    await code_for(door)
-    pairing = door.admission.pairing
+async def test_wrong_codes_given_at_once_all_count(ingress: IngressHarness) -> None:
+    await code_for(ingress)
+    pairing = ingress.admission.pairing
     done = await asyncio.gather(*(pairing.approve_code("AAAA-AAAA") for _ in range(5)), return_exceptions=True)
     assert {type(it) for it in done} == {NotFound}
     with pytest.raises(InvalidRequest, match="too many"):
         await pairing.approve_code("AAAA-AAAA")
 
 
-async def test_a_stranger_who_writes_twice_at_once_is_told_one_code_and_that_one_counts(door: IngressHarness) -> None:
-    pairing = door.admission.pairing
+async def test_a_stranger_who_writes_twice_at_once_is_told_one_code_and_that_one_counts(
+    ingress: IngressHarness,
+) -> None:
+    pairing = ingress.admission.pairing
     codes = await asyncio.gather(
         *(pairing.request_pairing("fake", "main", "666", name="Eve", chat="666") for _ in range(3))
     )
@@ -169,15 +171,15 @@ async def test_a_stranger_who_writes_twice_at_once_is_told_one_code_and_that_one
     assert (await pairing.approve_code("".join(codes)))["identity"] == "fake:666"
 
 
-async def test_a_grant_that_is_renewed_while_it_is_revoked_is_revoked(door: IngressHarness) -> None:
-    pairing = door.admission.pairing
-    await pairing.approve_code(await code_for(door))
-    (grant,) = await door.store.list_state_records(StateNamespace.PAIRING_GRANT)
+async def test_a_grant_that_is_renewed_while_it_is_revoked_is_revoked(ingress: IngressHarness) -> None:
+    pairing = ingress.admission.pairing
+    await pairing.approve_code(await code_for(ingress))
+    (grant,) = await ingress.store.list_state_records(StateNamespace.PAIRING_GRANT)
 
     async def renew() -> None:
-        await door.store.commit(change_of(grant.replace_with(grant.value)))
+        await ingress.store.commit(change_of(grant.replace_with(grant.value)))
 
-    interrupt(door, renew)
+    interrupt(ingress, renew)
     assert await pairing.revoke_identity("fake:666") == 1
     assert await pairing.list_grants() == []
 
@@ -185,8 +187,8 @@ async def test_a_grant_that_is_renewed_while_it_is_revoked_is_revoked(door: Ingr
 # -- chats -------------------------------------------------------------------------------------------------------------
 
 
-async def test_of_two_who_are_first_in_a_chat_at_once_one_is(door: IngressHarness) -> None:
-    one, other = (DmOwners(door.store, clock=door.clock) for _ in range(2))
+async def test_of_two_who_are_first_in_a_chat_at_once_one_is(ingress: IngressHarness) -> None:
+    one, other = (DmOwners(ingress.store, clock=ingress.clock) for _ in range(2))
 
     async def first(partners: DmOwners, sender: str) -> str:
         return await partners.find_or_set_owner("fake", "main", "!room", addresses=(), sender=sender)
@@ -194,7 +196,7 @@ async def test_of_two_who_are_first_in_a_chat_at_once_one_is(door: IngressHarnes
     found = await asyncio.gather(first(one, "ada"), first(other, "eve"))
     assert len(set(found)) == 1
     assert await first(one, "bob") == await first(other, "bob") == found[0]
-    assert await value_of(door, StateNamespace.DM_OWNER, "!room", scope="fake:main") == found[0]
+    assert await value_of(ingress, StateNamespace.DM_OWNER, "!room", scope="fake:main") == found[0]
 
 
 def change_of(write: StateWrite) -> Change:

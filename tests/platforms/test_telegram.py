@@ -26,37 +26,37 @@ GROUP = -100123
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[RemoteTelegram]:
-    async with open_remote_telegram() as stage:
-        yield stage
+async def remote() -> AsyncIterator[RemoteTelegram]:
+    async with open_remote_telegram() as remote:
+        yield remote
 
 
 @pytest.fixture
-async def desk(stage: RemoteTelegram, tmp_path: Path) -> AsyncIterator[PlatformHarness]:
-    desk = PlatformHarness(stage, tmp_path)
-    yield desk
-    await desk.close()
+async def harness(remote: RemoteTelegram, tmp_path: Path) -> AsyncIterator[PlatformHarness]:
+    harness = PlatformHarness(remote, tmp_path)
+    yield harness
+    await harness.close()
 
 
 @pytest.fixture
-def server(stage: RemoteTelegram) -> TelegramServer:
-    return stage.server
+def server(remote: RemoteTelegram) -> TelegramServer:
+    return remote.server
 
 
-async def heard(desk: PlatformHarness, server: TelegramServer, text: str, **more: Any) -> Heard:
+async def heard(harness: PlatformHarness, server: TelegramServer, text: str, **more: Any) -> Heard:
     """Write something and see what became of it."""
-    desk.start()
+    harness.start()
     await server.write_message(text, **more)
     await server.write_message("that was it")
-    await desk.wait_until_heard("that was it")
-    return (await desk.read_heard())[0]
+    await harness.wait_until_heard("that was it")
+    return (await harness.read_heard())[0]
 
 
-async def test_a_topic_is_a_thread(desk: PlatformHarness, server: TelegramServer) -> None:
-    body = await heard(desk, server, "/status", chat=GROUP, thread=42)
+async def test_a_topic_is_a_thread(harness: PlatformHarness, server: TelegramServer) -> None:
+    body = await heard(harness, server, "/status", chat=GROUP, thread=42)
     assert (body.origin.chat, body.origin.thread) == (str(GROUP), "42")
     assert body.stamp.address.endswith(":thread:42")
-    await desk.platform.send(desk.make_outgoing("fine", to=body.origin))
+    await harness.platform.send(harness.make_outgoing("fine", to=body.origin))
     assert (server.list_shown_messages(GROUP)[-1].text, server.list_shown_messages(GROUP)[-1].thread) == ("fine", 42)
 
 
@@ -75,121 +75,133 @@ async def test_a_topic_is_a_thread(desk: PlatformHarness, server: TelegramServer
         ("😀 @everhold_bot", True),
     ],
 )
-async def test_what_is_meant_for_the_bot(desk: PlatformHarness, server: TelegramServer, text: str, meant: bool) -> None:
-    assert (await heard(desk, server, text, chat=GROUP)).asks is meant
+async def test_what_is_meant_for_the_bot(
+    harness: PlatformHarness, server: TelegramServer, text: str, meant: bool
+) -> None:
+    assert (await heard(harness, server, text, chat=GROUP)).asks is meant
 
 
 async def test_an_answer_to_the_bot_is_meant_for_it_and_one_to_somebody_else_is_not(
-    desk: PlatformHarness, server: TelegramServer
+    harness: PlatformHarness, server: TelegramServer
 ) -> None:
-    remote = await desk.platform.send(desk.make_outgoing("what do you think?", to=desk.make_location(chat=str(GROUP))))
-    mine = await heard(desk, server, "a lot", chat=GROUP, reply_to=int(remote))
+    remote_id = await harness.platform.send(
+        harness.make_outgoing("what do you think?", to=harness.make_location(chat=str(GROUP)))
+    )
+    mine = await heard(harness, server, "a lot", chat=GROUP, reply_to=int(remote_id))
     assert mine.asks
     assert mine.text == "> what do you think?\na lot", "what is answered is quoted"
     human = await server.write_message("I think so", chat=GROUP)
     await server.write_message("me too", chat=GROUP, reply_to=human)
-    await desk.wait_until_heard("> I think so\nme too")
-    assert not (await desk.read_heard())[-1].asks
+    await harness.wait_until_heard("> I think so\nme too")
+    assert not (await harness.read_heard())[-1].asks
 
 
-async def test_a_command_behind_a_mention_is_a_command(desk: PlatformHarness, server: TelegramServer) -> None:
-    body = await heard(desk, server, "@everhold_bot /status", chat=GROUP)
+async def test_a_command_after_a_mention_is_a_command(harness: PlatformHarness, server: TelegramServer) -> None:
+    body = await heard(harness, server, "@everhold_bot /status", chat=GROUP)
     assert body.command is not None
     assert body.command.name == "status"
 
 
-async def test_an_answer_in_a_group_hangs_on_its_question(desk: PlatformHarness, server: TelegramServer) -> None:
-    body = await heard(desk, server, "/status", chat=GROUP)
-    await desk.platform.send(desk.make_outgoing("fine", to=body.origin))
+async def test_an_answer_in_a_group_hangs_on_its_question(harness: PlatformHarness, server: TelegramServer) -> None:
+    body = await heard(harness, server, "/status", chat=GROUP)
+    await harness.platform.send(harness.make_outgoing("fine", to=body.origin))
     assert server.list_shown_messages(GROUP)[-1].reply_to == int(body.origin.message)
-    await desk.platform.send(desk.make_outgoing("hi", to=desk.make_location(message="1"), key="s:2:0"))
+    await harness.platform.send(harness.make_outgoing("hi", to=harness.make_location(message="1"), key="s:2:0"))
     assert server.list_shown_messages(1001)[-1].reply_to is None
 
 
-async def test_an_admin_who_speaks_as_the_group_is_not_a_person(desk: PlatformHarness, server: TelegramServer) -> None:
+async def test_an_admin_who_speaks_as_the_group_is_not_a_person(
+    harness: PlatformHarness, server: TelegramServer
+) -> None:
     as_group = {"sender_chat": {"id": GROUP, "type": "supergroup", "title": "a group"}}
-    body = await heard(desk, server, "/status", chat=GROUP, user=1087968824, is_bot=True, **as_group)
+    body = await heard(harness, server, "/status", chat=GROUP, user=1087968824, is_bot=True, **as_group)
     assert body.stamp.person == str(GROUP)
     assert not body.bot
 
 
-async def test_a_sender_is_an_id_whatever_they_call_themselves(desk: PlatformHarness, server: TelegramServer) -> None:
-    body = await heard(desk, server, "hello", user=666, name="1001")
+async def test_a_sender_is_an_id_whatever_they_call_themselves(
+    harness: PlatformHarness, server: TelegramServer
+) -> None:
+    body = await heard(harness, server, "hello", user=666, name="1001")
     assert (body.stamp.person, body.sender) == ("666", "1001")
 
 
-async def test_notices_are_marked_where_other_bots_can_read_them(desk: PlatformHarness, server: TelegramServer) -> None:
-    group = desk.make_location(chat=str(GROUP))
-    await desk.platform.send(desk.make_outgoing("halted", to=group, notice=True))
-    await desk.platform.send(desk.make_outgoing("halted", notice=True, key="s:2:0"))
+async def test_notices_are_marked_where_other_bots_can_read_them(
+    harness: PlatformHarness, server: TelegramServer
+) -> None:
+    group = harness.make_location(chat=str(GROUP))
+    await harness.platform.send(harness.make_outgoing("halted", to=group, notice=True))
+    await harness.platform.send(harness.make_outgoing("halted", notice=True, key="s:2:0"))
     assert server.list_bot_texts(GROUP) == [f"{NOTICE_PREFIX}halted"]
     assert server.list_bot_texts(1001) == ["halted"]
 
 
 async def test_the_commands_are_announced_and_their_list_is_one_telegram_takes(
-    desk: PlatformHarness, server: TelegramServer
+    harness: PlatformHarness, server: TelegramServer
 ) -> None:
-    desk.start()
+    harness.start()
     await server.write_message("hello")
-    await desk.wait_until_heard("hello")
+    await harness.wait_until_heard("hello")
     names = [command["command"] for command in server.bots[TOKEN].commands]
     assert {"new", "compress", "status", "halt", "link"} <= set(names)
 
 
-async def test_a_reply_whose_draft_was_deleted_is_sent(desk: PlatformHarness, server: TelegramServer) -> None:
-    await desk.platform.send(desk.make_outgoing("the whole text", edits="4711"))
+async def test_a_reply_whose_draft_was_deleted_is_sent(harness: PlatformHarness, server: TelegramServer) -> None:
+    await harness.platform.send(harness.make_outgoing("the whole text", edits="4711"))
     assert server.list_bot_texts(1001) == ["the whole text"]
 
 
 async def test_an_edit_may_be_repeated_so_its_lost_answer_is_no_doubt(
-    desk: PlatformHarness, server: TelegramServer
+    harness: PlatformHarness, server: TelegramServer
 ) -> None:
-    assert isinstance(desk.platform, TelegramPlatform)
-    remote = await desk.platform.draft(desk.make_outgoing("the wh …"))
+    assert isinstance(harness.platform, TelegramPlatform)
+    remote_id = await harness.platform.draft(harness.make_outgoing("the wh …"))
     server.plan_fault("editMessageText", "drop after")
     with pytest.raises(Transient):
-        await desk.platform.send(desk.make_outgoing("the whole text", edits=remote))
-    await desk.platform.send(desk.make_outgoing("the whole text", edits=remote))
+        await harness.platform.send(harness.make_outgoing("the whole text", edits=remote_id))
+    await harness.platform.send(harness.make_outgoing("the whole text", edits=remote_id))
     assert server.list_bot_texts(1001) == ["the whole text"]
 
 
 async def test_a_chat_that_wants_peace_is_not_called_again_before_its_time(
-    desk: PlatformHarness, server: TelegramServer
+    harness: PlatformHarness, server: TelegramServer
 ) -> None:
     server.retry_after_seconds[1001] = 7
     with pytest.raises(Transient):
-        await desk.platform.send(desk.make_outgoing("hello"))
+        await harness.platform.send(harness.make_outgoing("hello"))
     calls = len(server.calls)
     with pytest.raises(Transient) as caught:
-        await desk.platform.send(desk.make_outgoing("hello"))
+        await harness.platform.send(harness.make_outgoing("hello"))
     assert caught.value.retry_after is not None
     assert 6 < caught.value.retry_after <= 7
     assert len(server.calls) == calls
-    await desk.platform.send(desk.make_outgoing("you are another", to=desk.make_location(chat="1002"), key="s:2:0"))
+    await harness.platform.send(
+        harness.make_outgoing("you are another", to=harness.make_location(chat="1002"), key="s:2:0")
+    )
 
 
-async def test_a_group_that_moved_is_found_at_its_new_id(desk: PlatformHarness, server: TelegramServer) -> None:
+async def test_a_group_that_moved_is_found_at_its_new_id(harness: PlatformHarness, server: TelegramServer) -> None:
     moved = "Bad Request: group chat was upgraded to a supergroup chat"
     server.chat_errors[-55] = TelegramServerError(400, moved, migrate_to_chat_id=-10055)
-    await desk.platform.send(desk.make_outgoing("hello", to=desk.make_location(chat="-55")))
+    await harness.platform.send(harness.make_outgoing("hello", to=harness.make_location(chat="-55")))
     assert server.list_bot_texts(-10055) == ["hello"]
-    assert desk.chat_moves == [("-55", "-10055")]
-    remote = await desk.platform.send(
-        desk.make_outgoing("and this", to=desk.make_location(chat="-55"), key="s:2:0", edits="1")
+    assert harness.chat_moves == [("-55", "-10055")]
+    remote_id = await harness.platform.send(
+        harness.make_outgoing("and this", to=harness.make_location(chat="-55"), key="s:2:0", edits="1")
     )
     assert (server.list_bot_texts(-10055), server.list_shown_messages(-10055)[-1].id) == (
         ["hello", "and this"],
-        int(remote),
+        int(remote_id),
     )
 
 
-async def test_both_halves_of_a_group_that_moves_tell_of_it(desk: PlatformHarness, server: TelegramServer) -> None:
-    desk.start()
+async def test_both_halves_of_a_group_that_moves_tell_of_it(harness: PlatformHarness, server: TelegramServer) -> None:
+    harness.start()
     await server.upgrade_group(-55, -10055)
     await server.write_message("here we are", chat=-10055)
-    await desk.wait_until_heard("here we are")
-    assert desk.chat_moves == [("-55", "-10055")] * 2
-    assert await desk.read_texts() == ["here we are"], "it is nothing that anybody said"
+    await harness.wait_until_heard("here we are")
+    assert harness.chat_moves == [("-55", "-10055")] * 2
+    assert await harness.read_texts() == ["here we are"], "it is nothing that anybody said"
 
 
 @pytest.mark.parametrize(
@@ -203,81 +215,81 @@ async def test_both_halves_of_a_group_that_moves_tell_of_it(desk: PlatformHarnes
     ids=lambda it: it.description,
 )
 async def test_what_will_never_be_delivered_is_given_up(
-    desk: PlatformHarness, server: TelegramServer, failed: TelegramServerError
+    harness: PlatformHarness, server: TelegramServer, failed: TelegramServerError
 ) -> None:
     server.chat_errors[1001] = failed
     with pytest.raises(Refused):
-        await desk.platform.send(desk.make_outgoing("hello"))
+        await harness.platform.send(harness.make_outgoing("hello"))
 
 
-async def test_a_wait_that_the_news_are_given_is_kept(desk: PlatformHarness, server: TelegramServer) -> None:
+async def test_a_wait_that_the_news_are_given_is_kept(harness: PlatformHarness, server: TelegramServer) -> None:
     told = {"ok": False, "error_code": 429, "description": "Too Many Requests", "parameters": {"retry_after": 33}}
     server.plan_fault("getUpdates", "answer", answer=LoopbackResponse.json(told, status=429))
-    await heard(desk, server, "hello")
-    assert 33.0 in desk.sleeps
+    await heard(harness, server, "hello")
+    assert 33.0 in harness.sleeps
 
 
 @pytest.mark.parametrize("kind, media", [("photo", "image/jpeg"), ("voice", "audio/ogg"), ("document", "text/plain")])
 async def test_files_of_every_kind_are_kept(
-    desk: PlatformHarness, server: TelegramServer, kind: str, media: str
+    harness: PlatformHarness, server: TelegramServer, kind: str, media: str
 ) -> None:
-    body = await heard(desk, server, "look", file=("a.txt", b"bytes"), kind=kind)
+    body = await heard(harness, server, "look", file=("a.txt", b"bytes"), kind=kind)
     (file,) = body.attachments
-    assert (file.media, await desk.store.get_blob(file.blob)) == (media, b"bytes")
+    assert (file.media, await harness.store.get_blob(file.blob)) == (media, b"bytes")
 
 
 async def test_a_file_that_cannot_be_fetched_costs_the_message_nothing(
-    desk: PlatformHarness, server: TelegramServer
+    harness: PlatformHarness, server: TelegramServer
 ) -> None:
     server.plan_fault("getFile", "drop before", times=3)
-    body = await heard(desk, server, "look", file=("a.txt", b"bytes"))
-    assert body.text.startswith("look\n[a.txt was not taken in")
+    body = await heard(harness, server, "look", file=("a.txt", b"bytes"))
+    assert body.text.startswith("look\n[a.txt was not stored")
     server.plan_fault("file", "drop before", times=1)
     await server.write_message("again", file=("b.txt", b"more bytes"))
-    await desk.wait_until_heard("again")
-    assert (await desk.read_heard())[-1].attachments[0].blob, "one failure is tried again"
+    await harness.wait_until_heard("again")
+    assert (await harness.read_heard())[-1].attachments[0].blob, "one failure is tried again"
 
 
 async def test_a_path_on_this_machine_is_not_opened(
-    desk: PlatformHarness, server: TelegramServer, tmp_path: Path
+    harness: PlatformHarness, server: TelegramServer, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("not for you")
     told = {"file_id": "x", "file_unique_id": "x", "file_size": 11, "file_path": str(secret)}
     server.plan_fault("getFile", "answer", answer=LoopbackResponse.json({"ok": True, "result": told}))
-    body = await heard(desk, server, "look", file=("a.txt", b"bytes"))
+    body = await heard(harness, server, "look", file=("a.txt", b"bytes"))
     assert body.attachments[0].blob == ""
     assert "not for you" not in body.text
 
 
 async def test_what_is_passed_by_is_confirmed_too_and_telegram_alone_keeps_the_offset(
-    desk: PlatformHarness, server: TelegramServer
+    harness: PlatformHarness, server: TelegramServer
 ) -> None:
-    desk.start()
+    harness.start()
     await server.push_update({"poll_answer": {}})
     await server.wait_until_confirmed(TOKEN)
-    await heard(desk, server, "hello")
+    await heard(harness, server, "hello")
     await server.wait_until_confirmed(TOKEN)
-    assert await desk.store.list_state_records() == []
+    assert await harness.store.list_state_records() == []
 
 
 async def test_a_webhook_somebody_left_is_taken_down_and_costs_nothing(
-    desk: PlatformHarness, server: TelegramServer
+    harness: PlatformHarness, server: TelegramServer
 ) -> None:
     server.bots[TOKEN].webhook = "https://elsewhere.example"
-    assert (await heard(desk, server, "hello")).text == "hello"
+    assert (await heard(harness, server, "hello")).text == "hello"
 
 
 async def test_a_token_nobody_knows_ends_the_listener_and_is_named_nowhere(
-    desk: PlatformHarness, server: TelegramServer, caplog: pytest.LogCaptureFixture
+    harness: PlatformHarness, server: TelegramServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="httpx")
     wrong = "110201543:a-wrong-token-that-must-not-be-shown-anywhere"
     settings = TelegramSettings(token=SecretString(wrong), base_url=server.url)
     for listens in (True, False):
-        telegram = TelegramPlatform(settings, desk.make_context())
+        telegram = TelegramPlatform(settings, harness.make_context())
         with pytest.raises((Refused, Transient)) as caught:
-            await (telegram.listen(desk._accept) if listens else telegram.send(desk.make_outgoing("hello")))
+            await (telegram.listen(harness._accept) if listens else telegram.send(harness.make_outgoing("hello")))
         assert "does not know this token" in caught.value.message
         assert "BotFather" in caught.value.remedy
         assert wrong not in str(caught.value)
@@ -299,14 +311,14 @@ class Calendar:
 
 
 async def test_after_a_long_silence_numbers_begin_anew_and_nothing_is_lost(
-    desk: PlatformHarness, server: TelegramServer
+    harness: PlatformHarness, server: TelegramServer
 ) -> None:
     calendar = Calendar()
     settings = TelegramSettings(token=SecretString(TOKEN), base_url=server.url, poll_seconds=0)
-    desk.platform = TelegramPlatform(settings, msgspec.structs.replace(desk.make_context(), clock=calendar))
-    desk.start()
+    harness.platform = TelegramPlatform(settings, msgspec.structs.replace(harness.make_context(), clock=calendar))
+    harness.start()
     await server.write_message("before the holidays")
-    await desk.wait_until_heard("before the holidays")
+    await harness.wait_until_heard("before the holidays")
 
     async def confirmed() -> bool:
         return "offset" in server.calls[-1][1]
@@ -314,11 +326,11 @@ async def test_after_a_long_silence_numbers_begin_anew_and_nothing_is_lost(
     async def asked_for_anything() -> bool:
         return "offset" not in server.calls[-1][1]
 
-    await desk.wait_until(confirmed, what="a poll behind what was heard")
+    await harness.wait_until(confirmed, what="a poll behind what was heard")
     calendar.ahead = 6 * 86_400.0
-    await desk.wait_until(asked_for_anything, what="a poll without an offset")
+    await harness.wait_until(asked_for_anything, what="a poll without an offset")
     server.renumber_updates(5)
     for text in ("and now", "for something else"):
         await server.write_message(text)
-        await desk.wait_until_heard(text)
-    assert await desk.read_texts() == ["before the holidays", "and now", "for something else"]
+        await harness.wait_until_heard(text)
+    assert await harness.read_texts() == ["before the holidays", "and now", "for something else"]

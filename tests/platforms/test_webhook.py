@@ -36,19 +36,19 @@ class RemoteTelegramWebhook(RemoteTelegram):
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[PlatformHarness]:
+async def harness(tmp_path: Path) -> AsyncIterator[PlatformHarness]:
     async with TelegramServer() as server:
-        server.bot(TOKEN)
-        desk = PlatformHarness(RemoteTelegramWebhook(server), tmp_path)
-        desk.start()
+        server.add_bot(TOKEN)
+        harness = PlatformHarness(RemoteTelegramWebhook(server), tmp_path)
+        harness.start()
 
         async def announced() -> bool:
-            return bool(desk.healthy_reports)
+            return bool(harness.healthy_reports)
 
-        await desk.wait_until(announced, what="the webhook being announced")
+        await harness.wait_until(announced, what="the webhook being announced")
         assert server.bots[TOKEN].webhook == "https://proxy.example/hook/main"
-        yield desk
-        await desk.close()
+        yield harness
+        await harness.close()
 
 
 def update(text: str = "hello", id: int = 1) -> dict[str, Any]:
@@ -58,55 +58,55 @@ def update(text: str = "hello", id: int = 1) -> dict[str, Any]:
 
 
 async def call(
-    desk: PlatformHarness,
+    harness: PlatformHarness,
     body: bytes | None = None,
     *,
     path: str = "/hook/main",
     secret: bytes | None = SECRET.encode(),
 ) -> int:
-    assert isinstance(desk.platform, TelegramPlatform)
+    assert isinstance(harness.platform, TelegramPlatform)
     given = {} if secret is None else {HEADER.encode(): secret}
     async with httpx2.AsyncClient() as client:
-        url = f"http://127.0.0.1:{desk.platform.port}{path}"
+        url = f"http://127.0.0.1:{harness.platform.port}{path}"
         sent = json.dumps(update()).encode() if body is None else body
         return (await client.post(url, content=sent, headers=given)).status_code
 
 
-async def test_what_telegram_brings_is_kept_and_then_acknowledged(desk: PlatformHarness) -> None:
-    assert await call(desk) == 200
-    assert await desk.read_texts() == ["hello"]
-    assert await call(desk) == 200, "brought again, and recognised"
-    assert await desk.read_texts() == ["hello"]
+async def test_what_telegram_brings_is_kept_and_then_acknowledged(harness: PlatformHarness) -> None:
+    assert await call(harness) == 200
+    assert await harness.read_texts() == ["hello"]
+    assert await call(harness) == 200, "brought again, and recognised"
+    assert await harness.read_texts() == ["hello"]
 
 
 @pytest.mark.parametrize("given", [None, "", SECRET[:-1], SECRET + "x", SECRET.upper(), SECRET[::-1], "ü"])
-async def test_whoever_does_not_know_the_secret_leaves_nothing(desk: PlatformHarness, given: str | None) -> None:
-    assert await call(desk, secret=None if given is None else given.encode()) == 401
-    assert await desk.read_texts() == []
+async def test_whoever_does_not_know_the_secret_leaves_nothing(harness: PlatformHarness, given: str | None) -> None:
+    assert await call(harness, secret=None if given is None else given.encode()) == 401
+    assert await harness.read_texts() == []
 
 
-async def test_it_listens_at_one_path_to_one_method(desk: PlatformHarness) -> None:
-    assert await call(desk, path="/hook/other") == 404
-    assert await call(desk, path="/") == 404
-    assert isinstance(desk.platform, TelegramPlatform)
+async def test_it_listens_at_one_path_to_one_method(harness: PlatformHarness) -> None:
+    assert await call(harness, path="/hook/other") == 404
+    assert await call(harness, path="/") == 404
+    assert isinstance(harness.platform, TelegramPlatform)
     async with httpx2.AsyncClient() as client:
-        found = await client.get(f"http://127.0.0.1:{desk.platform.port}/hook/main", headers={HEADER: SECRET})
+        found = await client.get(f"http://127.0.0.1:{harness.platform.port}/hook/main", headers={HEADER: SECRET})
     assert found.status_code == 405
 
 
-async def test_what_cannot_be_read_is_kept_and_not_brought_again(desk: PlatformHarness) -> None:
-    assert await call(desk, b"\xff not json") == 200
-    assert await call(desk, b'{"update_id": 5, "message": {"chat": 7}}') == 200
-    assert len(await desk.read_texts()) == 2
-    assert not any(body.asks for body in await desk.read_heard())
+async def test_what_cannot_be_read_is_kept_and_not_brought_again(harness: PlatformHarness) -> None:
+    assert await call(harness, b"\xff not json") == 200
+    assert await call(harness, b'{"update_id": 5, "message": {"chat": 7}}') == 200
+    assert len(await harness.read_texts()) == 2
+    assert not any(body.asks for body in await harness.read_heard())
 
 
-async def test_what_is_too_large_is_refused_before_it_is_read(desk: PlatformHarness) -> None:
-    assert await call(desk, b"x" * (1 << 20) + b"x") == 413
-    assert await desk.read_texts() == []
+async def test_what_is_too_large_is_refused_before_it_is_read(harness: PlatformHarness) -> None:
+    assert await call(harness, b"x" * (1 << 20) + b"x") == 413
+    assert await harness.read_texts() == []
 
 
-async def test_what_could_not_be_kept_is_brought_again(desk: PlatformHarness) -> None:
+async def test_what_could_not_be_kept_is_brought_again(harness: PlatformHarness) -> None:
     async def full(body: bytes) -> None:
         raise StoreFull("no room")
 
@@ -157,10 +157,10 @@ def test_without_a_good_secret_it_does_not_start(secret: str) -> None:
         TelegramWebhookSettings(url="http://proxy.example/hook")
 
 
-async def test_a_port_that_is_taken_is_said(desk: PlatformHarness) -> None:
+async def test_a_port_that_is_taken_is_said(harness: PlatformHarness) -> None:
     from everhold.errors import Refused
 
-    assert isinstance(desk.platform, TelegramPlatform)
+    assert isinstance(harness.platform, TelegramPlatform)
     hook = WebhookServer(path="/", proof=lambda *_: True, take=lambda _: asyncio.sleep(0))
     with pytest.raises(Refused):
-        await hook.serve(host="127.0.0.1", port=desk.platform.port)
+        await hook.serve(host="127.0.0.1", port=harness.platform.port)

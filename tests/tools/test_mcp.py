@@ -321,8 +321,8 @@ async def test_a_server_that_hangs_is_started_again(tmp_path: Path, monkeypatch:
     [
         (("/nowhere/to/be/found",), "there is no program '/nowhere/to/be/found'"),
         ((*CROOKED, "grumpy", "/no/file"), "it ended with status 7: I want my file"),
-        ((*CROOKED, "garbage"), "it prints something else than MCP messages"),
-        ((*CROOKED, "silent"), "it said nothing of use within 0.5 s"),
+        ((*CROOKED, "garbage"), "it prints something other than MCP messages"),
+        ((*CROOKED, "silent"), "it did not answer within 0.5 s"),
     ],
 )
 async def test_a_server_that_does_not_start_costs_its_own_tools_only(

@@ -1,4 +1,4 @@
-"""/health, /ready and /metrics, for monitoring."""
+"""Handlers of /health, /ready and /metrics, for monitoring."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from everhold.api.errors import ApiError, build_json_response
 from everhold.api.middleware import GuardMiddleware
 from everhold.api.request import ApiCall
 from everhold.core.consumers import MEMORY_PREFIX
-from everhold.ports.store import Backlog, Spend
+from everhold.ports.store import BudgetSpend, MemoryBacklog
 from everhold.telemetry import metrics
 
 PROMETHEUS_MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def get_health(call: ApiCall) -> Response:
-    """Answer while the process runs."""
+    """Report that the process runs."""
     return build_json_response({"status": "ok", "version": __version__, "role": call.context.gateway.role()})
 
 
 async def get_readiness(call: ApiCall) -> Response:
-    """Answer 200 while messages can be accepted, else 503."""
+    """Report whether messages can be accepted, else 503."""
     trouble = call.context.get_trouble()
     if trouble:
         raise ApiError(503, "not_ready", call.context.redact_text(trouble), headers={"retry-after": "5"})
@@ -74,18 +74,18 @@ class MetricsEndpoint:
         return Response(metrics.render_prometheus(values), media_type=PROMETHEUS_MEDIA_TYPE)
 
 
-def _sum_agent_spending(spent: Iterable[Spend], what: Literal["tokens", "usd"]) -> dict[str, float]:
+def _sum_agent_spending(spent: Iterable[BudgetSpend], what: Literal["tokens", "usd"]) -> dict[str, float]:
     return {it.budget.removeprefix("agent:"): float(it.tokens if what == "tokens" else it.usd) for it in spent}
 
 
-def _sum_backlog_items(backlogs: Iterable[Backlog]) -> dict[str, float]:
+def _sum_backlog_items(backlogs: Iterable[MemoryBacklog]) -> dict[str, float]:
     lags: Counter[str] = Counter()
     for it in backlogs:
         lags[it.consumer.removeprefix(MEMORY_PREFIX)] += it.items
     return {memory: float(lag) for memory, lag in lags.items()}
 
 
-def _find_oldest_items(backlogs: Iterable[Backlog]) -> dict[str, float]:
+def _find_oldest_items(backlogs: Iterable[MemoryBacklog]) -> dict[str, float]:
     oldest: dict[str, float] = {}
     for it in backlogs:
         memory = it.consumer.removeprefix(MEMORY_PREFIX)

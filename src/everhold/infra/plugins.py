@@ -121,7 +121,7 @@ class PluginCatalogue(Generic[T]):
         if not callable(factory) or not isinstance(settings, type) or not issubclass(settings, BaseModel):
             raise InvalidRequest(
                 f"{self.kind}: {plugin} is no factory with a pydantic model `Settings`",
-                remedy="its author finds the shape in `everhold plugin new`",
+                remedy="its author can compare it with what `everhold plugin new` generates",
             )
         return cast(PluginFactory[T], factory)
 

@@ -45,7 +45,7 @@ _CALL_ID_PATTERN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _TRUNCATED_REASONS: Final = frozenset({"max_tokens", "model_context_window_exceeded"})
 _TOOL_CHOICES: Final = {"auto": "auto", "none": "none", "required": "any"}
 MAX_TEMPERATURE: Final = 1.0
-"""The highest temperature there is here; elsewhere it is 2."""
+"""The highest temperature of this API; other APIs allow 2."""
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -53,7 +53,7 @@ ContentBlock = dict[str, Any]
 
 
 class AnthropicModel:
-    """A model behind a messages endpoint."""
+    """A model at a messages endpoint."""
 
     def __init__(self, settings: AnthropicSettings, *, clock: Clock, load_blob: LoadBlob | None = None) -> None:
         self.name = settings.name
@@ -87,7 +87,8 @@ class AnthropicModel:
         return self._build_response(request, reading, body)
 
     async def encode_request(self, request: ModelRequest) -> bytes:
-        """The bytes that are sent. Messages come last: a longer conversation begins like the shorter one."""
+        """Return the bytes to send. Messages come last, so a longer conversation begins with the bytes of the shorter
+        one."""
         settings = self._settings
         images = await load_images(request.messages, self._load_blob, most=settings.max_image_bytes)
         params = settings.merge_params(_translate_params(request))
@@ -95,11 +96,12 @@ class AnthropicModel:
         items = group_rounds(request.messages, wire_id=_encode_call_id)
         thinking = _is_thinking_enabled(params)
         if thinking and params["thinking"].get("type") == "enabled" and self._lacks_thinking(items):
-            # a tool round that another model began cannot go on with thinking: the API wants it signed from its start
+            # the API wants the thinking of a tool round signed from its start, so a round that another model began
+            # cannot have it
             del params["thinking"]
             thinking = False
         if thinking and _is_tool_choice_forced(params):
-            del params["thinking"]  # whoever is made to call a tool may not think about it first
+            del params["thinking"]  # the API does not allow thinking with a forced tool call
             thinking = False
         messages = self._build_messages(items, images, thinking=thinking)
         fields: list[tuple[str, Any]] = [("model", self.name), ("max_tokens", limit)]
@@ -125,7 +127,7 @@ class AnthropicModel:
                 block["cache_control"]["ttl"] = "1h"
 
     def _lacks_thinking(self, items: list[ModelMessage | AssistantRound]) -> bool:
-        """Whether the conversation stands in a tool round that does not begin with this model's thinking."""
+        """Return whether the conversation is in a tool round that does not begin with this model's thinking."""
         last = next((item for item in reversed(items) if isinstance(item, AssistantRound)), None)
         if last is None or not last.calls:
             return False
@@ -206,7 +208,7 @@ class AnthropicModel:
                 input=told.get("input_tokens", 0) + read + written, cached=read, output=told.get("output_tokens", 0)
             )
         else:
-            # a server that counts nothing: an estimate keeps budgets honest, zero would not
+            # the server does not count tokens; an estimate keeps budgets right, zero would not
             wrote = told.get("output_tokens", 0) or sum(block.estimate_tokens() for block in blocks)
             usage = ModelUsage(input=estimate_tokens(weigh_request(request)), output=wrote)
         usd = self._price.compute_usd(usage, written=written) if self._price is not None else 0.0
@@ -214,7 +216,7 @@ class AnthropicModel:
 
 
 class _StreamedBlock:
-    """One block of an answer as it is being written."""
+    """One content block of an answer that is being received."""
 
     def __init__(self, kind: str, begun: dict[str, Any], on_text: Callable[[str], None] | None) -> None:
         self.kind = kind
@@ -225,7 +227,9 @@ class _StreamedBlock:
         self.signature = begun["signature"] if isinstance(begun.get("signature"), str) else ""
         self.text = TextAccumulator(on_text if kind == "text" else None)
         self._json: list[str] = []
-        if isinstance(start := begun.get(kind), str):  # `text` holds its text in `text`, `thinking` in `thinking`
+        if isinstance(
+            start := begun.get(kind), str
+        ):  # a `text` block has its text in `text`, a `thinking` block in `thinking`
             self.text.add(start)
 
     def add(self, delta: dict[str, Any]) -> None:
@@ -246,7 +250,7 @@ class _StreamedBlock:
         )
 
     def build_skeleton(self, call_id: str) -> list[Any]:
-        """What is needed to write this block again from the answer's text, reasoning and calls."""
+        """Return what is needed to rebuild this block from the answer's text, reasoning and calls."""
         if self.kind == "tool_use":
             return ["tool_use", call_id]
         if self.kind == "redacted_thinking":
@@ -258,7 +262,7 @@ class _StreamedBlock:
 
 
 class _AnthropicResponseReader:
-    """Makes one answer out of events, or out of one whole message."""
+    """Builds one answer from events, or from one whole message."""
 
     def __init__(
         self,
@@ -307,7 +311,7 @@ class _AnthropicResponseReader:
             case "error":
                 raise build_body_error(self._endpoint, event, now=self._now())
             case _:
-                pass  # pings, block ends, and kinds to come
+                pass  # pings, block ends, and kinds that may be added
 
     def read_whole(self, data: bytes) -> None:
         body = self._decode_object(data)
@@ -315,7 +319,7 @@ class _AnthropicResponseReader:
             raise build_body_error(self._endpoint, body, now=self._now())
         content = body.get("content")
         if not isinstance(content, list):
-            raise build_garbled_error(self._endpoint, "JSON that is no message")
+            raise build_garbled_error(self._endpoint, "JSON that is not a message")
         self._read_message(body)
         for index, block in enumerate(content):
             self._begin_block(index, block)
@@ -329,7 +333,7 @@ class _AnthropicResponseReader:
             value = None
         if not isinstance(value, dict):
             raise build_garbled_error(
-                self._endpoint, f"something that is no JSON object: {data[:80].decode('utf-8', 'replace')!r}"
+                self._endpoint, f"data that is not a JSON object: {data[:80].decode('utf-8', 'replace')!r}"
             )
         return value
 
@@ -371,7 +375,7 @@ def _build_auth_headers(settings: AnthropicSettings) -> dict[str, SecretString]:
 
 
 def _build_price(settings: AnthropicSettings) -> ModelPrice | None:
-    """The price with Anthropic's own factors where only input and output were given."""
+    """Return the price, with Anthropic's factors where only input and output prices are given."""
     price = settings.price
     if price is None:
         return None
@@ -385,7 +389,7 @@ def _build_price(settings: AnthropicSettings) -> ModelPrice | None:
 
 
 def _translate_params(request: ModelRequest) -> dict[str, Any]:
-    """What was asked for, as this API has it: a field that it does not know is refused."""
+    """Return the request's parameters for this API, which refuses unknown fields."""
     asked = request.params
     params = {name: value for name, value in asked.items() if name not in ("stop", "seed", "tool_choice")}
     choice = asked.get("tool_choice")
@@ -452,7 +456,7 @@ def _build_image_block(picture: EncodedImage) -> ContentBlock:
 
 
 def _restore_blocks(sealed: Any, reasoning: str, text: str, calls: dict[str, ContentBlock]) -> list[ContentBlock]:
-    """The blocks exactly as this model wrote them; none if the answer is no longer what it was."""
+    """Return the blocks exactly as this model wrote them, or none if the answer was changed."""
     blocks: list[ContentBlock] = []
     thought = said = 0
     try:
@@ -476,7 +480,7 @@ def _restore_blocks(sealed: Any, reasoning: str, text: str, calls: dict[str, Con
 
 
 def _select_cache_points(messages: list[dict[str, Any]]) -> list[ContentBlock]:
-    """Where the cache may be entered: the end, and where the request before this one ended."""
+    """Set the cache points: at the end, and where the previous request ended."""
     ends = [message["content"][-1] for message in messages[-1:]]
     if len(messages) > 2:
         ends.append(messages[-3]["content"][-1])
@@ -491,7 +495,7 @@ def _encode_call_id(id_: str) -> str:
     )
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- parsing -----------------------------------------------------------------------------------------------------------
 
 
 def _as_index(value: Any) -> int:
@@ -499,13 +503,13 @@ def _as_index(value: Any) -> int:
 
 
 def _raise_for_empty_answer(endpoint: ModelEndpoint, finish: str, *, usage: ModelUsage) -> None:
-    """An answer without a word is an answer only if the model meant to be silent."""
+    """Check the answer. An answer without text is valid only if the model ended its turn."""
     if finish == "refusal":
         raise Refused(f"{endpoint}: the provider's safety filter withheld the answer", remedy="word it differently")
     if finish == "model_context_window_exceeded":
-        raise TooLong(f"{endpoint}: its window was full before it could say anything")
+        raise TooLong(f"{endpoint}: the context window was full before the answer began")
     if finish == "max_tokens":
         raise Refused(
-            f"{endpoint} used up its {usage.output} output tokens before it said anything",
+            f"{endpoint} used all {usage.output} output tokens before the answer began",
             remedy="raise `max_tokens` for this model, or let it think less",
         )

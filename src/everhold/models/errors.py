@@ -1,6 +1,6 @@
-"""What a model server says when it will not answer -> our errors, with the wait it asked for and a remedy.
+"""Converts the errors of model servers to everhold's, with the requested wait and a remedy.
 
-Nothing here touches the network, and no text leaves here with a key in it.
+Nothing here uses the network. No error text contains a key.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from everhold.errors import EverholdError, Overloaded, Refused, TooLong
 from everhold.infra.secret import MASK, SecretString
 
 MAX_EXCERPT_CHARS: Final = 300
-"""Characters of the other side's words that an error repeats."""
+"""How many characters of the server's error text an error repeats."""
 MAX_WAIT_SECONDS: Final = 31 * 86_400.0
-"""Seconds. A longer wait is a unit mistaken or a joke, and counts as none given."""
+"""Seconds. A longer wait is probably in another unit, so it counts as none."""
 DAY_SECONDS: Final = 86_400.0
 
 RETRYABLE_STATUSES: Final = frozenset({408, 409, 425, 429, 499})
@@ -68,7 +68,7 @@ _TOO_LONG_PHRASES: Final = (
     r"expected a string with maximum length",
 )
 _TOO_LONG: Final = re.compile("|".join(_TOO_LONG_PHRASES), re.IGNORECASE)
-# limits per minute or day speak of tokens and of shorter prompts too, and pass by waiting
+# rate limits mention tokens and shorter prompts too, but waiting helps against them
 _RATE_LIMIT: Final = re.compile(
     r"rate[_ ]limit|per (?:minute|min|hour|day)|too many requests|please wait|throttl|quota|\b[TR]P[MD]\b",
     re.IGNORECASE,
@@ -96,12 +96,12 @@ _DURATION: Final = re.compile(
 _UNIT_SECONDS: Final = {"d": DAY_SECONDS, "h": 3600.0, "m": 60.0, "s": 1.0}
 
 _REMEDIES: Final = {
-    400: "read the server's words; the model's `params` are the usual cause",
+    400: "read the server's message; the model's `params` are the usual cause",
     401: "put a valid key into .env under the name in `api_key_env`",
     403: "use a key that may use this model, or choose another model",
     404: "check `name` and `base_url`: the model or the path does not exist there",
-    405: "check `base_url`: this path takes no requests of ours",
-    422: "read the server's words; the model's `params` are the usual cause",
+    405: "check `base_url`: this path does not accept these requests",
+    422: "read the server's message; the model's `params` are the usual cause",
 }
 _RETRYABLE_TYPES: Final = frozenset(
     {
@@ -122,7 +122,7 @@ _REFUSED_TYPES: Final = {
 
 
 class ModelEndpoint(Struct, frozen=True, kw_only=True):
-    """Whom an error is about: named so that a reader knows where to look, and what must not be in the text."""
+    """The model and host that an error names, and the secrets that must not be in its text."""
 
     model: str
     host: str
@@ -132,7 +132,7 @@ class ModelEndpoint(Struct, frozen=True, kw_only=True):
         return f"{self.model} at {self.host}"
 
     def redact_text(self, text: str) -> str:
-        """`text` on one line, short, and without anything that is or looks like a key."""
+        """Return `text` on one line, shortened, without anything that is or looks like a key."""
         for secret in self.secrets:
             text = secret.mask_in(text)
         text = " ".join(_KEY_PATTERN.sub(MASK, text).split())
@@ -141,27 +141,27 @@ class ModelEndpoint(Struct, frozen=True, kw_only=True):
 
 
 class ModelErrorDetails(Struct, frozen=True, kw_only=True):
-    """The other side's words, whatever shape they came in."""
+    """The server's error text, in any format."""
 
     message: str = ""
     kind: str = ""
-    """Its type and code, as it spells them."""
+    """Its type and code, as the server writes them."""
     status: int = 0
-    """The status the body speaks of; servers that have begun a 200 can only say it there."""
+    """The status in the body, for servers that have already sent a 200."""
     wait_seconds: float | None = None
     full_text: str = ""
-    """All of it, to look for phrases in."""
+    """The whole text, to search for phrases."""
 
 
 def build_http_error(
     endpoint: ModelEndpoint, *, status: int, headers: Mapping[str, str], body: bytes, now: float
 ) -> EverholdError:
-    """The error a refused request becomes."""
+    """Return the error for a refused request."""
     return _classify_error(endpoint, parse_error_body(body), status=status, headers=headers, now=now)
 
 
 def build_body_error(endpoint: ModelEndpoint, body: Mapping[str, Any], *, now: float) -> EverholdError:
-    """The error that an `error` object inside a 200 answer or a stream becomes."""
+    """Return the error for an `error` object inside a 200 answer or a stream."""
     said = _parse_error_value(body)
     status = said.status
     if not status:
@@ -174,7 +174,7 @@ def build_body_error(endpoint: ModelEndpoint, body: Mapping[str, Any], *, now: f
 
 
 def is_too_long_message(text: str) -> bool:
-    """Whether these words mean that the request does not fit and a shorter one may."""
+    """Return whether the text says that the request is too long, so that a shorter one may succeed."""
     if _NEVER_FITS.search(text):
         return True
     return _TOO_LONG.search(text) is not None and _RATE_LIMIT.search(text) is None
@@ -204,11 +204,11 @@ def build_garbled_error(endpoint: ModelEndpoint, what: str) -> Overloaded:
     )
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
+# -- error texts -------------------------------------------------------------------------------------------------------
 
 
 def parse_error_body(body: bytes) -> ModelErrorDetails:
-    """What a refusal's body says: JSON of any vendor's shape, a page of HTML, or plain words."""
+    """Parse the body of a refusal: JSON of any vendor's format, an HTML page, or plain text."""
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError):
@@ -263,14 +263,14 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-# -- judgement ---------------------------------------------------------------------------------------------------------
+# -- classification ----------------------------------------------------------------------------------------------------
 
 
 def _classify_error(
     endpoint: ModelEndpoint, said: ModelErrorDetails, *, status: int, headers: Mapping[str, str], now: float
 ) -> EverholdError:
     words = endpoint.redact_text(said.message) or f"HTTP {status}"
-    # a limit per minute is a wait, unless one request alone breaks it
+    # a limit per minute means waiting, unless one request alone exceeds it
     fits = _NEVER_FITS.search(said.full_text) is None if status == 429 else not is_too_long_message(said.full_text)
     if status == 413 or (status not in (401, 403, 404) and not fits):
         return TooLong(f"{endpoint}: the request is too long for it: {words}")
@@ -279,14 +279,14 @@ def _classify_error(
         wait = said.wait_seconds
     if status == 402 or (status in (400, 403, 429) and _BILLING.search(said.full_text)):
         return Overloaded(
-            f"{endpoint} wants to be paid: {words}",
+            f"{endpoint} requires payment: {words}",
             retry_after=wait,
             remedy="add credit at the provider, or raise its limit",
         )
     if status in RETRYABLE_STATUSES or status >= 500:
         return Overloaded(f"{endpoint} cannot answer now (HTTP {status}): {words}", retry_after=wait)
     if 300 <= status < 400:
-        return Refused(f"{endpoint} redirects elsewhere (HTTP {status})", remedy="set `base_url` to where it really is")
+        return Refused(f"{endpoint} redirects elsewhere (HTTP {status})", remedy="set `base_url` to the new address")
     return Refused(
         f"{endpoint} refused the request (HTTP {status}): {words}", remedy=_suggest_remedy(endpoint, said, status)
     )
@@ -307,7 +307,7 @@ def _suggest_remedy(endpoint: ModelEndpoint, said: ModelErrorDetails, status: in
 
 
 def parse_retry_after(headers: Mapping[str, str], *, status: int, now: float) -> float | None:
-    """Seconds to wait, as the headers ask; None if they do not. `now` is only needed where no `Date` came along."""
+    """Return the wait in seconds that the headers ask for, or None. `now` is used only if there is no `Date` header."""
     lower = {name.lower(): value.strip() for name, value in headers.items()}
     for name in ("retry-after-ms", "x-ms-retry-after-ms"):
         if (milliseconds := _parse_number(lower.get(name, ""))) is not None:
@@ -328,7 +328,7 @@ def parse_retry_after(headers: Mapping[str, str], *, status: int, now: float) ->
 
 
 def _parse_rate_limit_reset(lower: Mapping[str, str], there: float) -> float | None:
-    """When the limits that stand at zero are over; where none says so, when all are."""
+    """Return when the exhausted limits reset, or, if no limit is exhausted, when all do."""
     empty: list[float] = []
     every: list[float] = []
     for name, value in lower.items():
@@ -345,7 +345,8 @@ def _parse_rate_limit_reset(lower: Mapping[str, str], there: float) -> float | N
 
 
 def _parse_moment(value: str, there: float) -> float | None:
-    """Seconds until a moment written as seconds, as a span, as an epoch (in seconds or thousandths) or as a date."""
+    """Return the seconds until a time that is given in seconds, as a duration, as an epoch (seconds or milliseconds) or
+    as a date."""
     number = _parse_number(value)
     if number is not None:
         if number > 1e11:
@@ -356,7 +357,7 @@ def _parse_moment(value: str, there: float) -> float | None:
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds of `6m0s`, `120ms`, `1h2m3.5s`, `20 seconds`; None for anything else."""
+    """Return the seconds of `6m0s`, `120ms`, `1h2m3.5s`, `20 seconds`; None for anything else."""
     text = text.strip().lower()
     total, at = 0.0, 0
     for part in _DURATION.finditer(text):
@@ -368,7 +369,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def _get_server_time(lower: Mapping[str, str], now: float) -> float:
-    """Their clock where they told it, so that ours may be wrong."""
+    """Return the server's time if it is known, because our clock may be wrong."""
     try:
         return parsedate_to_datetime(lower["date"]).timestamp()
     except (KeyError, ValueError, IndexError, OverflowError):

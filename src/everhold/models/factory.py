@@ -1,4 +1,4 @@
-"""The entry point of a model provider: finds its settings and builds one model, importing as late as possible."""
+"""The entry point of a model provider: finds its settings and builds one model. Imports as late as possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ M = TypeVar("M")
 
 
 class ModelFactory(Generic[M]):
-    """Makes the model `build` returns. `settings` is the name of a class in everhold.models.settings."""
+    """Builds the model with `build`. `settings` names a class in everhold.models.settings."""
 
     def __init__(self, settings: str, build: Callable[[Any, PluginContext], M]) -> None:
         self._settings = settings
@@ -22,8 +22,8 @@ class ModelFactory(Generic[M]):
 
     @property
     def Settings(self) -> type[BaseModel]:
-        """What a plug-in's factory carries."""
-        from everhold.models import settings  # pydantic, which listing plug-ins does not need
+        """The attribute that every plug-in factory has."""
+        from everhold.models import settings  # imports pydantic, which listing plug-ins does not need
 
         found: type[BaseModel] = getattr(settings, self._settings)
         return found

@@ -1,6 +1,6 @@
-"""Straight to a model server over HTTP/1.1: one question at a time on a connection, which is kept for the next.
+"""A direct HTTP/1.1 client for model servers: one request at a time per connection, with connection reuse.
 
-A general HTTP client costs several times the CPU of all else a turn does; this one knows only how to POST.
+A general HTTP client takes several times the CPU time of the rest of a turn. This one only implements POST.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     import ssl
 
 IDLE_SECONDS: Final = 30.0
-"""How long a connection nobody uses is kept."""
+"""How long an idle connection is kept."""
 MAX_IDLE_CONNECTIONS: Final = 20
 MAX_BUFFERED_PIECES: Final = 64
-"""Pieces of an answer that may wait for their reader before we stop listening."""
+"""How many received pieces may wait to be read before the connection stops receiving."""
 MAX_HEAD_BYTES: Final = 64 * 1024
 _TARGET_PATTERN: Final = re.compile(r"[!-~]+")
 _HEADER_NAME_PATTERN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE_PATTERN: Final = re.compile(r"[ -~\t]*")
 _INFLATE_WINDOW_BITS: Final = 32 + zlib.MAX_WBITS
-"""gzip or zlib, whichever it is."""
+"""Decodes gzip or zlib."""
 
 
 class Http1Transport:
@@ -44,7 +44,7 @@ class Http1Transport:
         trust: ssl.SSLContext | None,
     ) -> None:
         parts = urlsplit(url)
-        assert parts.hostname is not None, "whoever configured it was asked for one"
+        assert parts.hostname is not None, "a base_url has a host"
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -60,9 +60,9 @@ class Http1Transport:
         return _Http1Exchange(self, body)
 
     async def send_request(self, body: bytes) -> _Http1Connection:
-        """The line on which the head of the answer has arrived."""
+        """Return a connection on which the head of the answer has arrived."""
         if self._request_head is None:
-            raise TransportUnreachable("its address or a header of it has a character that HTTP does not allow")
+            raise TransportUnreachable("its URL or one of its headers has a character that HTTP does not allow")
         line = await self._acquire_connection()
         try:
             await line.send_request(self._request_head, body, seconds=self._send_seconds)
@@ -72,7 +72,7 @@ class Http1Transport:
         return line
 
     def release_connection(self, line: _Http1Connection) -> None:
-        """Keep the line for the next question, if it can be used again."""
+        """Keep the connection for the next request, if it can be reused."""
         if line.is_reusable and len(self._idle) < MAX_IDLE_CONNECTIONS:
             line.start_idle_timer(IDLE_SECONDS)
             self._idle.append(line)
@@ -85,7 +85,7 @@ class Http1Transport:
 
     async def _acquire_connection(self) -> _Http1Connection:
         while self._idle:
-            # the one that was used last is the least likely to have been hung up on
+            # the last used connection is the least likely to be closed
             line = self._idle.pop()
             if line.is_open:
                 line.stop_idle_timer()
@@ -108,7 +108,7 @@ class Http1Transport:
 
 
 class _Http1Exchange:
-    """One question: the line it is asked on, for as long as its answer is read."""
+    """One request: its connection, while the answer is read."""
 
     __slots__ = ("_body", "_connection", "_transport")
 
@@ -125,7 +125,7 @@ class _Http1Exchange:
 
 
 def _build_request_head(target: str, headers: Mapping[str, str]) -> bytes | None:
-    """What every question begins with, up to its length; None if that would not be HTTP."""
+    """Return the head of every request up to its length, or None if it would not be valid HTTP."""
     if not _TARGET_PATTERN.fullmatch(target) or not all(
         _HEADER_NAME_PATTERN.fullmatch(n) and _HEADER_VALUE_PATTERN.fullmatch(v) for n, v in headers.items()
     ):
@@ -135,7 +135,7 @@ def _build_request_head(target: str, headers: Mapping[str, str]) -> bytes | None
 
 
 class _Http1Connection(asyncio.Protocol):
-    """One connection, and the reply that is arriving on it."""
+    """One connection, and the answer that it receives."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -143,11 +143,11 @@ class _Http1Connection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
         self._write_paused = False
-        """More of our question waits to leave than should."""
+        """The send buffer is above its limit."""
         self._read_paused = False
         self._body_received = True
         self._keep_alive = True
-        """Neither side means to hang up after this reply."""
+        """Neither side closes the connection after this answer."""
         self._head_bytes = 0
         self._error: Exception | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -155,17 +155,19 @@ class _Http1Connection(asyncio.Protocol):
         self.status = 0
         self.headers: dict[str, str] = {}
 
-    # -- what the connection tells us
+    # -- called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # some loops' transports are one without saying so
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # some event loops' transports have the methods without the base class
 
     def data_received(self, data: bytes) -> None:
         if self._error is not None:
             return
         try:
             if self._body_received:
-                raise TransportBroken("it spoke without having been asked")
+                raise TransportBroken("the server sent data without a request")
             self._parser.feed_data(data)
             if not self.status:
                 self._head_bytes += len(data)
@@ -179,11 +181,11 @@ class _Http1Connection(asyncio.Protocol):
                 cause if isinstance(cause, TransportBroken | BodyUndecodable) else BodyUndecodable(str(cause))
             )
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._abort_with(TransportBroken(f"what came is no HTTP: {error}"))
+            self._abort_with(TransportBroken(f"the data is not HTTP: {error}"))
         self._wake_waiter()
 
     def eof_received(self) -> None:
-        """Some answers end with their connection; the others are cut."""
+        """Handle the end of the connection. Some answers end with it; the others are incomplete."""
         if (
             self.status
             and not self._body_received
@@ -206,11 +208,11 @@ class _Http1Connection(asyncio.Protocol):
         self._write_paused = False
         self._wake_waiter()
 
-    # -- what the parser tells us
+    # -- called by the parser
 
     def on_message_begin(self) -> None:
         if self._body_received:
-            raise TransportBroken("it spoke without having been asked")
+            raise TransportBroken("the server sent data without a request")
         self.headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -218,7 +220,7 @@ class _Http1Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status >= 200:  # what is below is a word before the answer
+        if status >= 200:  # a lower status is informational and precedes the answer
             self._choose_encoding()
             self.status = status
 
@@ -233,7 +235,7 @@ class _Http1Connection(asyncio.Protocol):
             self._keep_alive = self._parser.should_keep_alive()
             self._finish_body()
 
-    # -- what its user does
+    # -- called by the client
 
     @property
     def is_open(self) -> bool:
@@ -245,7 +247,7 @@ class _Http1Connection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """The last reply was read to its end, and the other side did not mean to go."""
+        """Return whether the last answer was read to its end and the server keeps the connection open."""
         return self.is_open and self.is_consumed and self._keep_alive and not self._write_paused
 
     def start_idle_timer(self, seconds: float) -> None:
@@ -265,7 +267,7 @@ class _Http1Connection(asyncio.Protocol):
             self._transport.abort()
 
     async def send_request(self, head: bytes, body: bytes, *, seconds: float) -> None:
-        """Send a question and wait for the head of its reply."""
+        """Send a request and wait for the head of its answer."""
         self._pieces.clear()
         self._body_received, self.status, self.headers, self._decompressor, self._head_bytes = False, 0, {}, None, 0
         if self._transport is None:
@@ -285,10 +287,11 @@ class _Http1Connection(asyncio.Protocol):
         return self
 
     async def __anext__(self) -> bytes:
-        """What has come since; not a generator, which its loop would have to keep account of."""
+        """Return the data received since the last call. It is not a generator, because the event loop would have to
+        track one."""
         while True:
             if self._pieces:
-                # what has come by now goes on together: a short answer is there all at once
+                # pass on everything that has arrived at once, because a short answer arrives as a whole
                 piece = b"".join(self._pieces)
                 self._pieces.clear()
                 if self._read_paused and self._transport is not None:
@@ -302,10 +305,10 @@ class _Http1Connection(asyncio.Protocol):
                 raise self._error
             await self._wait_for_progress()
 
-    # -- inside
+    # -- internal
 
     async def _wait_until_sent(self, seconds: float) -> None:
-        """Until the question has left, or the answer came before that."""
+        """Wait until the request is sent, or the answer comes earlier."""
         try:
             async with asyncio.timeout(seconds):
                 while self._write_paused and not self.status and self._error is None:
@@ -342,4 +345,4 @@ class _Http1Connection(asyncio.Protocol):
             case "gzip" | "x-gzip" | "deflate":
                 self._decompressor = zlib.decompressobj(_INFLATE_WINDOW_BITS)
             case other:
-                raise BodyUndecodable(f"{other}, which was not asked for")
+                raise BodyUndecodable(f"{other}, which was not requested")

@@ -1,4 +1,4 @@
-"""One POST to a model server, kept to its deadlines. Never retries: whether to ask again is the caller's to decide."""
+"""One POST to a model server, with deadlines. It never retries, because the caller decides about retries."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     import ssl
 
 MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of one answer."""
+"""Maximum bytes of one answer."""
 MAX_ERROR_BODY_BYTES: Final = 64 * 1024
 DRAIN_SECONDS: Final = 0.1
-"""Seconds for a body to end after its last event: a connection read to its end can be used again."""
+"""Seconds for a body to end after its last event. A connection that was read to its end can be reused."""
 
 
 class ModelDeadlines(Struct, frozen=True, kw_only=True):
-    """Seconds. `first_byte` runs from sending to the first byte of the answer, `idle` between any two pieces of it.
+    """Seconds. `first_byte` runs from sending to the first byte of the answer, `idle` between two pieces of it.
 
-    `tail` is for what may follow a complete answer, such as its usage; that it does not come is no failure.
+    `tail` is for data after a complete answer, such as its usage. It is no failure if that does not come.
     """
 
     connect: float = 10.0
@@ -59,15 +59,15 @@ class ModelDeadlines(Struct, frozen=True, kw_only=True):
 
 
 class ResponseReader(Protocol):
-    """Whoever makes an answer out of what arrives. Raises our errors for what is no answer."""
+    """Builds an answer from received data. Raises everhold's errors for invalid data."""
 
     @property
     def finished(self) -> bool:
-        """The other side said that its answer is complete."""
+        """Whether the server marked its answer as complete."""
 
     @property
     def closed(self) -> bool:
-        """Nothing of interest can follow."""
+        """Whether nothing relevant can follow."""
 
     def read_event(self, name: str, data: bytes) -> None: ...
 
@@ -75,7 +75,7 @@ class ResponseReader(Protocol):
 
 
 class ModelHttpClient:
-    """A connection pool to one endpoint. The client is made at the first call, in the loop that calls."""
+    """A connection pool for one endpoint. The client is made at the first call, in the caller's event loop."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class ModelHttpClient:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequest(f"base_url of model {model} is no http(s) address", remedy="write https://host/v1")
+            raise InvalidRequest(f"base_url of model {model} is not an http(s) URL", remedy="write https://host/v1")
         if parts.username or parts.password:
             raise InvalidRequest(
-                f"base_url of model {model} holds a name or a password",
+                f"base_url of model {model} contains a user name or a password",
                 remedy="put the key into .env and its name into `api_key_env`",
             )
         self._url = url
@@ -105,7 +105,7 @@ class ModelHttpClient:
             parts.password,
             parts.query,
         ]
-        # shorter ones are schemes and flags; masking them would eat the words around them
+        # shorter values are schemes and flags, and masking them would garble the error text
         secrets = {word for word in hidden if word and len(word) >= 8}
         self.endpoint = ModelEndpoint(
             model=model, host=host, secrets=tuple(map(SecretString, sorted(secrets, key=len, reverse=True)))
@@ -116,7 +116,7 @@ class ModelHttpClient:
         self._transport: ModelTransport | None = None
 
     def __repr__(self) -> str:
-        return f"<Wire to {self.endpoint}>"
+        return f"<ModelHttpClient of {self.endpoint}>"
 
     def now(self) -> float:
         return self._clock.now()
@@ -127,8 +127,9 @@ class ModelHttpClient:
             await transport.close()
 
     async def post(self, body: bytes, reading: ResponseReader) -> None:
-        """Send `body` and let `reading` have the answer. Returns once it is finished; raises what is no answer."""
-        # raised outside the except block: a transport error drags the request, with its headers, along as context
+        """Send `body` and pass the answer to `reading`. Returns when the answer is complete; raises if there is
+        none."""
+        # raised outside the except block, because a transport error would carry the request with its headers as context
         error: Exception | None
         try:
             error = await self._post(body, reading)
@@ -173,7 +174,7 @@ class ModelHttpClient:
         except TransportUnreachable as failed:
             return build_unreachable_error(self.endpoint, str(failed))
         except BodyUndecodable:
-            return build_garbled_error(self.endpoint, "an encoding it did not keep to")
+            return build_garbled_error(self.endpoint, "invalid data in its content encoding")
         except TransportBroken as failed:
             return build_dropped_error(self.endpoint, str(failed))
         return None
@@ -186,7 +187,7 @@ class ModelHttpClient:
                 if len(body) >= MAX_ERROR_BODY_BYTES:
                     break
         except (TransportBroken, BodyUndecodable):
-            pass  # the status alone decides; the words were a courtesy
+            pass  # the status decides; the error text is optional
         said = bytes(body[:MAX_ERROR_BODY_BYTES])
         return build_http_error(self.endpoint, status=reply.status, headers=reply.headers, body=said, now=self.now())
 
@@ -215,7 +216,7 @@ class ModelHttpClient:
 
 
 class _ResponseFeed:
-    """Hands the bytes of a 200 answer to the reading, event by event or as a whole."""
+    """Passes the bytes of a 200 answer to the reading, event by event or as a whole."""
 
     def __init__(self, endpoint: ModelEndpoint, reading: ResponseReader, *, events: bool) -> None:
         self._endpoint = endpoint
@@ -239,7 +240,7 @@ class _ResponseFeed:
             if not self._body.lstrip().startswith((b"data:", b"event:", b":")):
                 self._reader.read_whole(bytes(self._body))
                 return
-            # a stream under the wrong name
+            # a stream with the wrong content type
             self._sse_parser = SseParser()
             for name, data in self._sse_parser.feed(bytes(self._body)):
                 self._reader.read_event(name, data)
@@ -248,7 +249,7 @@ class _ResponseFeed:
 
 
 def join_url(base_url: str, path: str) -> str:
-    """The address of `path` under `base_url`, whose query and whose already complete path are kept."""
+    """Return the URL of `path` under `base_url`. Keeps its query, and its path if it is already complete."""
     parts = urlsplit(base_url)
     base = parts.path.rstrip("/")
     tail = path.rsplit("/v1", 1)[-1]
@@ -266,7 +267,7 @@ def _is_stream(reply: TransportResponse) -> bool:
 
 
 def _has_proxy(scheme: str, host: str) -> bool:
-    """Whether the environment wants this host to be reached through a proxy."""
+    """Return whether the environment names a proxy for this host."""
     proxies = getproxies()
     return (scheme in proxies or "all" in proxies) and not proxy_bypass(host)
 
@@ -275,7 +276,7 @@ def _encode_header(name: str, value: SecretString, model: str) -> str:
     text = value.reveal().strip()
     if not text.isascii() or not text.isprintable():
         raise InvalidRequest(
-            f"the {name} header of model {model} holds characters that no header can carry",
+            f"the {name} header of model {model} has characters that are not allowed in a header",
             remedy="look for a line break or a typographic quote in its value in .env",
         )
     return text
@@ -290,7 +291,7 @@ def _is_loopback(host: str) -> bool:
 
 @cache
 def _load_ssl_context() -> ssl.SSLContext:
-    """One for all: making it costs more than a turn."""
+    """One context for all connections, because making one takes longer than a turn."""
     import httpx2
 
     return httpx2.create_ssl_context()

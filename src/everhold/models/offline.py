@@ -1,7 +1,7 @@
-"""A model that needs no network and no key. It is a program and says so: it quotes, it calls tools, it sums up.
+"""A model that needs no network and no key. It is a program that quotes, calls tools and summarises, and it says so.
 
-The same request always gets the same answer. It answers from the conversation and from what was recalled beside the
-message; what stands in neither it does not know.
+The same request always gets the same answer. It answers from the conversation and from recalled memories, and knows
+nothing else.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ _SEARCHING_TOOLS: Final = ("session_search", "search", "memory_search", "recall"
 _TEXT_PARAMETERS: Final = ("text", "content", "fact", "note", "query", "q", "value", "message", "memory", "data")
 _ADD_ACTIONS: Final = ("add", "remember", "save", "store", "create", "note", "append", "write", "search", "find")
 _GATEWAY_NAME: Final = "everhold"
-"""The name under which the gateway itself speaks in a conversation."""
+"""The name of the gateway's own messages in a conversation."""
 _MEMORY_NAME: Final = "memory"
-"""Who speaks where recalled material stands in a request: quoted data, never somebody's wish."""
+"""The name of recalled material in a request. It is data and never a request of a person."""
 
 
 class UsagePricing(Protocol):
@@ -105,14 +105,14 @@ class UsagePricing(Protocol):
 
 
 class RequestedToolCall(Struct, frozen=True):
-    """A tool somebody wants called."""
+    """A tool that a person asks for."""
 
     tool: str
     arguments: dict[str, Any]
 
 
 class OfflineModel:
-    """Satisfies the model port without a model."""
+    """Implements the model port without a language model."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ def _build_reply(request: ModelRequest, window: int) -> tuple[str, tuple[ToolCal
 
 
 def _split_current_turn(messages: Sequence[ModelMessage]) -> tuple[Sequence[ModelMessage], Sequence[ModelMessage]]:
-    """What is over, and the turn that is being answered: everything after the last answer that called nothing."""
+    """Return the finished part and the current turn: everything after the last answer without a tool call."""
     for index in range(len(messages) - 1, -1, -1):
         if messages[index].role == "assistant" and not messages[index].calls:
             return messages[: index + 1], messages[index + 1 :]
@@ -206,7 +206,7 @@ def _is_first_contact(messages: Sequence[ModelMessage]) -> bool:
 
 
 def _collect_results(turn: Sequence[ModelMessage]) -> dict[str, str]:
-    """What came of the calls this turn has made already, in words."""
+    """Return the results of the calls that this turn has already made, as text."""
     calls = {call.id: call for message in turn for call in message.calls}
     told: dict[str, str] = {}
     for message in turn:
@@ -236,7 +236,7 @@ def _list_callable_tools(request: ModelRequest) -> Sequence[ToolSpec]:
 
 
 def _find_requested_calls(said: str, tools: Sequence[ToolSpec]) -> list[RequestedToolCall | str]:
-    """The calls somebody asks for, or why one cannot be made; nothing if no tool is asked for."""
+    """Return the requested calls, or why one cannot be made; nothing if no tool is requested."""
     named = [_parse_tool_request(match, said, tools) for match in _TOOL_REQUEST.finditer(said)]
     found = [item for item in named if item is not None]
     if found or said.rstrip().endswith("?"):
@@ -252,7 +252,7 @@ def _parse_tool_request(match: re.Match[str], said: str, tools: Sequence[ToolSpe
     name = (match[1] or match[2]).rstrip(".,:;")
     tool = next((tool for tool in tools if tool.name == name), None)
     if tool is None:
-        if match[2]:  # “run the whole tool chain” names none
+        if match[2]:  # “run the whole tool chain” names no tool
             return None
         offered = ", ".join(tool.name for tool in tools) or "none"
         return f"There is no tool “{name}” here. I have: {offered}."
@@ -264,7 +264,7 @@ def _parse_tool_request(match: re.Match[str], said: str, tools: Sequence[ToolSpe
         arguments, _ = json.JSONDecoder().raw_decode(said, start)
         arguments = json.loads(json.dumps(arguments, ensure_ascii=False).encode())
     except (ValueError, RecursionError):
-        return f"What follows “{name}” is no JSON object: {_quote_text(said[start:])}"
+        return f"What follows “{name}” is not a JSON object: {_quote_text(said[start:])}"
     return RequestedToolCall(name, arguments)
 
 
@@ -274,7 +274,7 @@ def _find_tool(tools: Sequence[ToolSpec], names: Iterable[str]) -> ToolSpec | No
 
 
 def fill_arguments(tool: ToolSpec, text: str) -> dict[str, Any]:
-    """Arguments for a tool that is given nothing but words, as its schema wants them."""
+    """Return arguments for a tool from plain text, according to its schema."""
     properties: dict[str, Any] = tool.parameters.get("properties", {})
     required: list[str] = list(tool.parameters.get("required", ()))
     textual: str | None = next((name for name in _TEXT_PARAMETERS if name in properties), None)
@@ -343,7 +343,7 @@ def _quote_text(text: str) -> str:
 
 
 def split_recalled(text: str) -> tuple[str, list[str]]:
-    """What a person said, and the sentences that were recalled beside it."""
+    """Return what a person said, and the sentences that were recalled with it."""
     recalled: list[str] = []
     for fence in _RECALL_FENCES:
         for match in fence.finditer(text):
@@ -353,7 +353,7 @@ def split_recalled(text: str) -> tuple[str, list[str]]:
 
 
 def _extract_recalled_sentences(text: str) -> list[str]:
-    """The sentences of recalled material, without this model's own words, which are quotes already."""
+    """Return the sentences of recalled material, without this model's own answers, which are quotes already."""
     blocks: list[list[str]] = [[]]
     for line in text.splitlines():
         if line.startswith("| "):
@@ -367,7 +367,8 @@ def _extract_recalled_sentences(text: str) -> list[str]:
 
 
 def _extract_lines(message: ModelMessage) -> list[SpokenLine]:
-    """The sentences of a message that may be quoted later: not this model's own, which are quotes already."""
+    """Return the sentences of a message that may be quoted later, without this model's own, which are quotes
+    already."""
     if message.role == "assistant":
         return []
     if message.name == _MEMORY_NAME:
@@ -385,7 +386,7 @@ def _extract_lines(message: ModelMessage) -> list[SpokenLine]:
 
 
 def _extract_fact(sentence: str) -> str:
-    """“Remember that the door is blue” says that the door is blue."""
+    """Return the statement: “Remember that the door is blue” says that the door is blue."""
     match = _REMEMBER_REQUEST.match(sentence)
     return match[1].strip() if match and not sentence.endswith("?") else sentence
 
@@ -403,7 +404,7 @@ def _build_summary(request: ModelRequest, window: int) -> str:
             lines += [structs.replace(line, speaker=line.speaker or speaker) for line in _extract_lines(message)]
             if message.role == "assistant":
                 lines += [SpokenLine(text=sentence, speaker="assistant") for sentence in split_sentences(message.text)]
-    # what was summed up before stays whole as long as there is room; what is new gives up most of itself
+    # the earlier summary stays whole as long as it fits; new text is shortened most
     share = {"summary": 1.0}
     worth = sum(
         (weigh_text(line.text) + weigh_text(line.speaker) + 2) * share.get(line.source, SUMMARY_SHARE) for line in lines
@@ -417,7 +418,7 @@ def _build_summary(request: ModelRequest, window: int) -> str:
 
 
 def _parse_transcript(text: str) -> list[SpokenLine]:
-    """A conversation written down line by line, with the summary of what came before it where there is one."""
+    """Parse a transcript line by line, with the summary of the earlier part if there is one."""
     lines: list[SpokenLine] = []
     part: list[str] = []
     source = "said"
@@ -442,7 +443,7 @@ def _parse_transcript(text: str) -> list[SpokenLine]:
 
 
 def _find_summary_limit(request: ModelRequest) -> int:
-    """Tokens a summary may have, as the request says it in its parameters or in words."""
+    """Return the token limit of a summary, from the request's parameters or its text."""
     most = SUMMARY_TOKENS
     limit = request.params.get("max_tokens")
     if isinstance(limit, int) and limit > 0:

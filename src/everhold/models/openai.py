@@ -1,4 +1,4 @@
-"""Chat completions, as OpenAI began them and many servers speak them: one request, one answer, no retries."""
+"""OpenAI's chat completions, which many servers implement: one request, one answer, no retries."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from everhold.models.settings import OpenAISettings
 
 _FAILED_REASONS: Final = frozenset({"error", "network_error", "insufficient_system_resource", "abort", "aborted"})
-"""Finish reasons that mean the opposite."""
+"""Finish reasons that mean that the answer is incomplete."""
 _FILTERED_REASONS: Final = frozenset({"content_filter", "sensitive", "safety"})
 _TRUNCATED_REASONS: Final = frozenset({"length", "max_tokens", "model_length", "model_context_window_exceeded"})
 
@@ -51,11 +51,11 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
 
 MAX_CACHE_BYTES: Final = 8 * 1024 * 1024
-"""Of conversations that are kept as they were told last."""
+"""How many rendered conversations are cached."""
 
 
 class OpenAIModel:
-    """A model behind a chat-completions endpoint."""
+    """A model at a chat completions endpoint."""
 
     def __init__(self, settings: OpenAISettings, *, clock: Clock, load_blob: LoadBlob | None = None) -> None:
         self.name = settings.name
@@ -98,7 +98,8 @@ class OpenAIModel:
         return self._build_response(request, reading, body)
 
     async def encode_request(self, request: ModelRequest) -> bytes:
-        """The bytes that are sent. Messages come last: a longer conversation begins like the shorter one."""
+        """Return the bytes to send. Messages come last, so a longer conversation begins with the bytes of the shorter
+        one."""
         settings = self._settings
         params = settings.merge_params(_translate_params(request))
         if limit := params.pop("max_tokens"):
@@ -114,7 +115,7 @@ class OpenAIModel:
         return _encode(fields)
 
     def _render_tools(self, tools: tuple[ToolSpec, ...]) -> _RenderedTools:
-        """The tools as they go over the wire; from turn to turn they are the same."""
+        """Return the tools in wire format. They are cached, because they rarely change between turns."""
         if self._rendered_tools.specs is not tools and not _are_same_objects(self._rendered_tools.specs, tools):
             self._rendered_tools = _RenderedTools(
                 tools,
@@ -146,7 +147,7 @@ class OpenAIModel:
         return out
 
     def _render_plain_messages(self, messages: tuple[ModelMessage, ...]) -> list[msgspec.Raw] | None:
-        """A conversation of nothing but words, as it goes over the wire; None if there is more in it."""
+        """Return a text-only conversation in wire format, or None if it contains anything else."""
         out, whole = self._message_cache.find_prefix(messages), True
         for message in messages[len(out) :]:
             if message.role == "tool" or message.calls or message.attachments:
@@ -222,7 +223,7 @@ class OpenAIModel:
     def _build_usage(self, request: ModelRequest, reading: _OpenAIResponseReader, *, text: str) -> ModelUsage:
         told = reading.usage
         if told is None:
-            # a server that counts nothing: an estimate keeps budgets honest, zero would not
+            # the server does not count tokens; an estimate keeps budgets right, zero would not
             wrote = weigh_text(text) + sum(call.estimate_tokens() for call in reading.calls)
             usage = ModelUsage(input=estimate_tokens(weigh_request(request)), output=wrote)
         else:
@@ -236,15 +237,16 @@ class OpenAIModel:
 
 
 class _RenderedMessageCache:
-    """Conversations as they were told last: most of a request is what the one before it was, to the byte."""
+    """Conversations in wire format. Most of a request is byte for byte the previous one, so it is reused."""
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[tuple[ModelMessage, ...], list[msgspec.Raw], int]] = {}
-        """By their first message: while it is kept, no other one can have its id. Who was used last stands last."""
+        """Keyed by the id of their first message. While it is kept, no other object can have its id. The last used is
+        last."""
         self._size_bytes = 0
 
     def find_prefix(self, messages: tuple[ModelMessage, ...]) -> list[msgspec.Raw]:
-        """What is known of these: of as many of the first as are the very ones that were told before."""
+        """Return the cached part for these messages: as many of the first as are the same objects as before."""
         before = self._entries.get(id(messages[0])) if messages else None
         if before is None:
             return []
@@ -264,7 +266,7 @@ class _RenderedMessageCache:
 
 
 class _RenderedTools(NamedTuple):
-    """Tools, by their names on the wire and as they are told."""
+    """Tools by their wire names, and their wire format."""
 
     specs: tuple[ToolSpec, ...]
     names: dict[str, str]
@@ -272,7 +274,7 @@ class _RenderedTools(NamedTuple):
 
 
 class _StreamedToolCall:
-    """A tool call as it is being written."""
+    """A tool call that is being received."""
 
     def __init__(self, id_: str) -> None:
         self.id = id_
@@ -283,7 +285,7 @@ class _StreamedToolCall:
 
     def add(self, function: dict[str, Any], known: dict[str, str]) -> None:
         name = function.get("name")
-        # some servers repeat the name with every fragment, others write it in pieces
+        # some servers repeat the name in every fragment, others send it in pieces
         if isinstance(name, str) and name != self.name and self.name not in known:
             self.name += name
         part = function.get("arguments")
@@ -305,7 +307,7 @@ class _StreamedToolCall:
 
 
 class _OpenAIResponseReader:
-    """Makes one answer out of chunks, or out of one whole completion."""
+    """Builds one answer from chunks, or from one whole completion."""
 
     def __init__(
         self,
@@ -315,7 +317,7 @@ class _OpenAIResponseReader:
         now: Callable[[], float],
         on_text: Callable[[str], None] | None,
     ) -> None:
-        """`known` tools: name on the wire -> name at home."""
+        """`known` tools: wire name -> everhold's name."""
         self._endpoint = endpoint
         self._now = now
         self.names = known
@@ -353,7 +355,7 @@ class _OpenAIResponseReader:
         self._read_chunk(body, "message")
         if not self.finish:
             if not body.get("choices"):
-                raise build_garbled_error(self._endpoint, "JSON that is no completion")
+                raise build_garbled_error(self._endpoint, "JSON that is not a completion")
             self.finish = "stop"  # what parses as a whole was not cut off
 
     def _decode_object(self, data: bytes) -> dict[str, Any]:
@@ -365,7 +367,7 @@ class _OpenAIResponseReader:
             value = value[0]
         if not isinstance(value, dict):
             raise build_garbled_error(
-                self._endpoint, f"something that is no JSON object: {data[:80].decode('utf-8', 'replace')!r}"
+                self._endpoint, f"data that is not a JSON object: {data[:80].decode('utf-8', 'replace')!r}"
             )
         return value
 
@@ -454,7 +456,7 @@ class _OpenAIResponseReader:
         function = fragment.get("function")
         function = function if isinstance(function, dict) else {}
         writing = self._by_index.get(index) if isinstance(index, int) else (self.calls[-1] if self.calls else None)
-        # servers that do not count give every call of an answer the same index, or none
+        # servers without indexes give every call of an answer the same index, or none
         if writing is None or (id_ and writing.id and id_ != writing.id and function.get("name")):
             writing = _StreamedToolCall(id_)
             self.calls.append(writing)
@@ -487,7 +489,7 @@ def _build_auth_headers(settings: OpenAISettings) -> dict[str, SecretString]:
 
 
 def _translate_params(request: ModelRequest) -> dict[str, Any]:
-    """What was asked for; a choice of tools where there are any."""
+    """Return the request's parameters, with a tool choice if there are tools."""
     params = dict(request.params)
     choice = params.pop("tool_choice", None)
     if choice and request.tools:
@@ -536,7 +538,7 @@ def _as_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _shorten_call_id(id_: str) -> str:
-    """An id as OpenAI takes it: at most forty characters."""
+    """Return an id that OpenAI accepts: at most forty characters."""
     return id_ if 0 < len(id_) <= 40 and id_.isascii() else "call_" + _hash_id(id_)[:24]
 
 
@@ -549,15 +551,15 @@ def _hash_id(id_: str) -> str:
 
 
 def _are_same_objects(some: tuple[object, ...], others: tuple[object, ...]) -> bool:
-    """Whether these are the very same objects."""
+    """Return whether these are the same objects."""
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- parsing -----------------------------------------------------------------------------------------------------------
 
 
 def _decode_leniently(data: bytes) -> object:
-    """What stricter readers refuse and servers send all the same, half a surrogate pair for one; None if it is none."""
+    """Parse JSON that strict parsers refuse, for example with a lone surrogate; None if it is invalid."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
@@ -573,7 +575,7 @@ def _parse_usage(told: dict[str, Any]) -> ModelUsage:
     cached = (
         cached or _as_token_count(told.get("cached_tokens")) or _as_token_count(told.get("prompt_cache_hit_tokens"))
     )
-    # some vendors leave reasoning out of what was completed, but not out of the total
+    # some vendors count reasoning in the total only
     return ModelUsage(input=read, cached=min(cached, read), output=max(wrote, total - read))
 
 
@@ -586,14 +588,14 @@ def _as_amount(value: Any) -> float:
 
 
 def _raise_for_empty_answer(endpoint: ModelEndpoint, finish: str, *, usage: ModelUsage, window: int) -> None:
-    """An answer without a word is an answer only if the model meant to be silent."""
+    """Check the answer. An answer without text is valid only if the model ended its turn."""
     if finish in _FILTERED_REASONS:
         raise Refused(f"{endpoint}: the provider's content filter withheld the answer", remedy="word it differently")
     if finish in _TRUNCATED_REASONS:
         if finish == "model_context_window_exceeded" or usage.input + usage.output >= window:
-            raise TooLong(f"{endpoint}: its window was full before it could say anything")
+            raise TooLong(f"{endpoint}: the context window was full before the answer began")
         raise Refused(
-            f"{endpoint} used up its {usage.output} output tokens before it said anything",
+            f"{endpoint} used all {usage.output} output tokens before the answer began",
             remedy="raise `max_tokens` for this model, or let it reason less",
         )
     if finish == "tool_calls":

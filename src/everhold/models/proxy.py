@@ -1,4 +1,4 @@
-"""To a model server through the proxy that the environment names. A full HTTP client knows how; it costs more CPU."""
+"""Connects to a model server through the environment's proxy. It uses a full HTTP client, which takes more CPU time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _ProxyResponse:
 
 @contextlib.contextmanager
 def _translate_errors() -> Iterator[None]:
-    """What goes wrong, under the names everybody here knows."""
+    """The client's errors -> the errors of `transport.py`."""
     import httpx2
 
     try:

@@ -1,7 +1,7 @@
-"""Reasoning a model wants back. Text first, for people; behind a seal what only its maker can read.
+"""Reasoning that has to be returned to its model. The text for people comes first, then the sealed parts for the model.
 
-Signatures and encrypted parts must return to the model that made them exactly as they came, or it refuses to go on
-after a tool call. They mean nothing to any other model and are never sent to one.
+Signatures and encrypted parts must return to the model that made them unchanged, or it refuses to continue after a tool
+call. Other models cannot use them and never receive them.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ THINK_CLOSE_TAG: Final = "</think>"
 
 
 def seal_reasoning(text: str, *, by: str, parts: Any) -> str:
-    """`text` with `parts` attached for the model `by`."""
+    """Return `text` with `parts` attached for the model `by`."""
     return f"{text}{SEAL_CHAR}{json.dumps({'by': by, 'parts': parts}, ensure_ascii=True, separators=(',', ':'))}"
 
 
 def strip_seal(reasoning: str) -> str:
-    """What of it is for people."""
+    """Return the text for people."""
     text, mark, _ = reasoning.rpartition(SEAL_CHAR)
     return text if mark else reasoning
 
 
 def open_seal(reasoning: str, *, by: str) -> Any:
-    """The parts that `by` attached, or None if it is not theirs."""
+    """Return the parts that `by` attached, or None if another model did."""
     _, mark, sealed = reasoning.rpartition(SEAL_CHAR)
     if not mark:
         return None
@@ -38,14 +38,14 @@ def open_seal(reasoning: str, *, by: str) -> Any:
 
 
 class ThinkTagSplitter:
-    """Tells reasoning from text on servers that do not: it stands in think tags at the very beginning, or nowhere."""
+    """Separates reasoning from text on servers that do not: it is in think tags at the very beginning, or absent."""
 
     def __init__(self) -> None:
         self._state = "before"
         self._held = ""
 
     def feed(self, piece: str) -> tuple[str, str]:
-        """What of the piece is reasoning, and what is text. What may become a tag is held back."""
+        """Return the reasoning and the text of a piece. A possible beginning of a tag is held back."""
         if self._state == "text":
             return "", piece
         self._held += piece
@@ -71,7 +71,7 @@ class ThinkTagSplitter:
         return thought, self._release_held()
 
     def close(self) -> tuple[str, str]:
-        """What was held back, once nothing more comes."""
+        """Return what was held back, at the end of the stream."""
         thinking, after = self._state == "thinking", self._state == "after"
         rest = self._release_held()
         if after:

@@ -1,6 +1,6 @@
-"""Finds the sentences that matter: the one that answers a question, or the few that stand for many.
+"""Selects sentences: the one that answers a question, or a few that represent many.
 
-No model and no chance: words are counted and weighed, so the same text always gives the same sentences.
+It uses no model and no randomness. Words are counted and weighted, so the same text always gives the same sentences.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _ORDER: Final = re.compile(
     r"^(?:I heard|I remember|From earlier|So far|[\w ]{1,40} said): ",
     re.IGNORECASE,
 )
-"""What was asked of an assistant, and an assistant's quotes: the matter itself stands elsewhere."""
+"""Requests to an assistant, and its quotes. Their content is found elsewhere."""
 _IDENTIFIER: Final = re.compile(
     r"https?://\S+|[\w.-]*[/\\][\w./\\-]+|\b\w+_\w+\b|\b[a-z]+[A-Z]\w*|@\w+|#\w+|`[^`]+`|\"[^\"]+\"|“[^”]+”"
 )
@@ -78,7 +78,7 @@ _PLACE: Final = re.compile(r"\b(?:in|at|on|under|near|behind|beside|inside|from|
 
 
 class SpokenLine(Struct, frozen=True, kw_only=True):
-    """One sentence, who said it, and where it was found."""
+    """One sentence, its speaker, and where it was found."""
 
     text: str
     speaker: str = ""
@@ -87,13 +87,14 @@ class SpokenLine(Struct, frozen=True, kw_only=True):
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, without bullets; lines are sentences of their own."""
+    """Return the sentences of a text, without bullets. Each line is at least one sentence."""
     found = (_BULLET.sub("", part).strip() for part in _SENTENCE_END.split(text))
     return [part for part in found if part]
 
 
 def extract_keywords(text: str) -> list[str]:
-    """The words of a text that carry meaning, reduced to their stems; scripts without spaces by pairs."""
+    """Return the meaningful words of a text, reduced to their stems; for scripts without spaces, pairs of
+    characters."""
     out: list[str] = []
     for word in _WORD.findall(text.lower()):
         if word in _STOP_WORDS:
@@ -106,7 +107,8 @@ def extract_keywords(text: str) -> list[str]:
 
 
 def parse_spoken_lines(transcript: str) -> list[SpokenLine]:
-    """`Ada: text` lines, as a transcript or a summary has them; what has no speaker belongs to the one before."""
+    """Parse `Ada: text` lines of a transcript or a summary. A line without a speaker belongs to the previous
+    speaker."""
     lines: list[SpokenLine] = []
     speaker = ""
     for raw in transcript.split("\n"):
@@ -118,7 +120,7 @@ def parse_spoken_lines(transcript: str) -> list[SpokenLine]:
 
 
 def find_best_line(question: str, lines: Sequence[SpokenLine], *, asker: str = "") -> SpokenLine | None:
-    """The line that most likely answers the question; None if none speaks of it. The newest of equals wins."""
+    """Return the line that most likely answers the question, or None. The newest of equal lines wins."""
     wanted = list(dict.fromkeys(extract_keywords(question)))
     if not wanted or not lines:
         return None
@@ -138,7 +140,8 @@ def find_best_line(question: str, lines: Sequence[SpokenLine], *, asker: str = "
 
 
 def select_key_lines(lines: Sequence[SpokenLine], *, tokens: int) -> list[SpokenLine]:
-    """The lines worth keeping, in their order, within so many tokens. What was corrected goes before its correction."""
+    """Return the lines worth keeping, in order, within a token limit. A corrected line is dropped before its
+    correction."""
     first: dict[str, SpokenLine] = {}
     for line in lines:
         first.setdefault(" ".join(line.text.split()).lower(), line)
@@ -176,7 +179,7 @@ def _score_line(line: SpokenLine, index: int, count: int) -> float:
     score += 3.0 * bool(_DECISION.search(text))
     score += 3.0 * bool(_PERSONAL.search(text))
     score += 1.5 * bool(_OPEN.search(text))
-    if text.rstrip().endswith("?"):  # a late question may still be open, an early one was answered
+    if text.rstrip().endswith("?"):  # a late question may still be open; an early one was answered
         score += 2.5 if index >= 0.75 * count else -3.0
     score += {"summary": 3.0, "tool": -1.0}.get(line.source, 0.0)
     score -= 4.0 * (line.speaker.lower() in ("assistant", "agent", "tool"))
@@ -184,7 +187,7 @@ def _score_line(line: SpokenLine, index: int, count: int) -> float:
 
 
 def _score_fit(question: str, line: SpokenLine, asker: str) -> float:
-    """What the kind of question and who asks it say about where the answer stands."""
+    """Return the weight from the kind of question and the asker."""
     asked, text = question.lower(), line.text
     fit = 0.15 * bool(_CORRECTION.search(text)) + 0.1 * (line.source == "recalled")
     if re.search(r"\b(?:my|i|me|mine)\b", asked):

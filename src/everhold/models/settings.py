@@ -1,4 +1,5 @@
-"""What a model's section in config.yaml may say. Validated at the door; the adapters take it as it is."""
+"""The settings of a model in config.yaml. They are validated when they are loaded; the adapters use them as they
+are."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from everhold.infra.secret import SecretString
 from everhold.models.http_client import ModelDeadlines
 
 RESERVED_PARAMS: Final = frozenset({"model", "messages", "system", "tools", "stream", "stream_options"})
-"""What an adapter decides itself."""
+"""Parameters that the adapter sets itself."""
 OUTPUT_LIMIT_PARAMS: Final = ("max_tokens", "max_completion_tokens")
-"""What servers call the limit of an answer."""
+"""The servers' names for the limit of an answer."""
 
 
 def _reject_reserved_params(params: dict[str, Any]) -> dict[str, Any]:
@@ -28,7 +29,7 @@ class _ModelSection(BaseModel):
 
 
 class ModelPrice(_ModelSection):
-    """USD per million tokens. What is left out costs like input; writing to a vendor's cache may cost more."""
+    """USD per million tokens. A missing price equals the input price; writing to a vendor's cache may cost more."""
 
     input: float = Field(default=0.0, ge=0, description="USD per million input tokens")
     cached: float | None = Field(default=None, ge=0, description="USD per million input tokens read from the cache")
@@ -36,7 +37,7 @@ class ModelPrice(_ModelSection):
     output: float = Field(default=0.0, ge=0, description="USD per million output tokens")
 
     def compute_usd(self, usage: ModelUsage, *, written: int = 0) -> float:
-        """What `usage` costs; `written` of its input went into the cache."""
+        """Return the cost of `usage`; `written` of its input tokens went into the cache."""
         plain = max(0, usage.input - usage.cached - written)
         return (
             plain * self.input
@@ -47,20 +48,22 @@ class ModelPrice(_ModelSection):
 
 
 class ModelDeadlineSettings(_ModelSection):
-    """Seconds after which an answer is given up."""
+    """Seconds after which a request is given up."""
 
-    connect: float = Field(default=10.0, gt=0, description="until the connection stands")
-    first_byte: float = Field(default=120.0, gt=0, description="until the answer begins; without streaming: is there")
+    connect: float = Field(default=10.0, gt=0, description="until the connection is made")
+    first_byte: float = Field(
+        default=120.0, gt=0, description="until the answer begins; without streaming, until it is complete"
+    )
     idle: float = Field(default=60.0, gt=0, description="between two pieces of the answer")
     total: float = Field(default=600.0, gt=0, description="for the whole answer")
-    tail: float = Field(default=5.0, gt=0, description="for what may follow a complete answer; no failure")
+    tail: float = Field(default=5.0, gt=0, description="for data after a complete answer; no failure")
 
     def to_deadlines(self) -> ModelDeadlines:
         return ModelDeadlines(**self.model_dump())
 
 
 class OfflineSettings(_ModelSection):
-    """The model that needs nothing."""
+    """The model without a network."""
 
     name: str = Field(default="offline", min_length=1)
     context_tokens: int = Field(default=16_000, ge=256, description="tokens a request may have")
@@ -85,41 +88,42 @@ class _RemoteModelSettings(_ModelSection):
 
     @property
     def output_token_limit(self) -> Any:
-        """Tokens an answer may have, under whichever name they were written; None if nobody did."""
+        """Return the limit of an answer under any of its names, or None if it is not set."""
         return (
             next((self.params[name] for name in OUTPUT_LIMIT_PARAMS if self.params.get(name)), None) or self.max_tokens
         )
 
     def merge_params(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """These settings and what was asked for, which comes first; the limit of an answer is `max_tokens`."""
+        """Return these settings merged with the request's parameters, which take precedence; the limit is
+        `max_tokens`."""
         own = {name: value for name, value in self.params.items() if name not in OUTPUT_LIMIT_PARAMS}
         return {"max_tokens": self.output_token_limit, **own, **asked}
 
 
 class OpenAISettings(_RemoteModelSettings):
-    """Any server that speaks chat completions."""
+    """Any server with chat completions."""
 
     base_url: str = "https://api.openai.com/v1"
     auth: Literal["bearer", "api-key", "none"] = Field(default="bearer", description="api-key for Azure")
     limit_key: Literal["max_tokens", "max_completion_tokens", ""] = Field(
-        default="", description="what the server calls the limit of an answer; empty: by its address"
+        default="", description="the server's name for the limit of an answer; empty: by its address"
     )
     stream_usage: bool = Field(default=True, description="false for servers that refuse stream_options")
-    alternate: bool = Field(default=False, description="true for templates that insist on user, assistant, user")
+    alternate: bool = Field(default=False, description="true for templates that require user, assistant, user")
     reasoning: Literal["", "reasoning_content", "reasoning", "none"] = Field(
-        default="", description="under which name reasoning goes back with a tool call; empty: by its address"
+        default="", description="the field that returns reasoning with a tool call; empty: by its address"
     )
     call_ids: Literal["", "any", "nine"] = Field(
-        default="", description="nine: letters and digits, as Mistral wants them; empty: by its address"
+        default="", description="nine: letters and digits, as Mistral requires; empty: by its address"
     )
 
 
 class AnthropicSettings(_RemoteModelSettings):
-    """Anthropic's messages API, and whoever copies it."""
+    """Anthropic's messages API, and servers that implement it."""
 
     base_url: str = "https://api.anthropic.com"
     context_tokens: int = Field(default=200_000, ge=256, description="tokens its context window holds")
     auth: Literal["x-api-key", "bearer", "none"] = "x-api-key"
-    max_tokens: int = Field(default=8_192, ge=1, description="tokens one answer may have; the API wants it said")
+    max_tokens: int = Field(default=8_192, ge=1, description="tokens one answer may have; the API requires it")
     version: str = "2023-06-01"
-    cache: Literal["5m", "1h", "off"] = Field(default="5m", description="how long the provider keeps what was read")
+    cache: Literal["5m", "1h", "off"] = Field(default="5m", description="how long the provider caches the prompt")

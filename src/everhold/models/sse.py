@@ -1,11 +1,11 @@
-"""Server-sent events out of bytes that arrive in any pieces. Knows the framing, not what is in it."""
+"""Parses server-sent events from bytes that arrive in any pieces. It knows the framing, not the content."""
 
 from __future__ import annotations
 
 from typing import Final
 
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of one event. Beyond it the other side is not speaking to us."""
+"""Maximum bytes of one event. A larger one is not an event stream."""
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
@@ -14,7 +14,7 @@ class StreamTooLarge(ValueError):
 
 
 class SseParser:
-    """Feed it bytes, get whole events: (name, data). Comments and unknown fields are passed over."""
+    """Feed it bytes, get whole events: (name, data). Comments and unknown fields are skipped."""
 
     def __init__(self) -> None:
         self._unparsed = bytearray()
@@ -35,7 +35,7 @@ class SseParser:
             chunk = chunk.removeprefix(BYTE_ORDER_MARK)
         if not chunk:
             return []
-        # a CR ends its line at once; an LF that turns out to belong to it ends nothing
+        # a CR ends its line at once; an LF that follows it ends nothing
         if self._after_cr:
             chunk = chunk.removeprefix(b"\n")
         self._after_cr = chunk.endswith(b"\r")
@@ -53,7 +53,7 @@ class SseParser:
         return out
 
     def close(self) -> list[tuple[str, bytes]]:
-        """The event an ending without a blank line leaves behind: servers forget the last one."""
+        """Return the event at the end of a stream without a final blank line, which some servers omit."""
         out: list[tuple[str, bytes]] = []
         self._parse_lines([bytes(self._unparsed), b""] if self._unparsed else [b""], out)
         self._unparsed.clear()
@@ -61,7 +61,7 @@ class SseParser:
 
     def _parse_lines(self, lines: list[bytes], out: list[tuple[str, bytes]]) -> None:
         for line in lines:
-            if line.startswith(b"data: "):  # most lines
+            if line.startswith(b"data: "):  # the most frequent line
                 self._data.append(line[6:])
                 self._size += len(line) - 6
             elif line:

@@ -1,7 +1,7 @@
-"""A request's messages -> what every vendor has in common, before it becomes anybody's format.
+"""Prepares a request's messages for any vendor's format.
 
-Calls stand beside their results, ids and names fit the wire, images are loaded. Each message is rendered from itself
-and from what came before it, so a longer conversation begins with the bytes of the shorter one.
+Each call is followed by its result, ids and names are valid on the wire, and images are loaded. Each message is
+rendered from itself and from the messages before it, so a longer conversation begins with the bytes of the shorter one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SPACE: Final = re.compile(r"[\s\x00-\x1f\x7f]+")
 
 
 class AnsweredCall(Struct, frozen=True):
-    """A call with its result. `id` is the one both carry on the wire."""
+    """A call with its result. Both have this `id` on the wire."""
 
     id: str
     call: ToolCall
@@ -35,14 +35,14 @@ class AnsweredCall(Struct, frozen=True):
 
 
 class AssistantRound(Struct, frozen=True):
-    """Something the assistant said, with those of its calls that have results."""
+    """A message of the assistant, with those of its calls that have results."""
 
     message: ModelMessage
     calls: tuple[AnsweredCall, ...]
 
 
 class EncodedImage(Struct, frozen=True):
-    """An image as bytes go over the wire."""
+    """An image in wire format."""
 
     media: str
     data: str
@@ -51,9 +51,10 @@ class EncodedImage(Struct, frozen=True):
 def group_rounds(
     messages: Iterable[ModelMessage], *, wire_id: Callable[[str], str]
 ) -> list[ModelMessage | AssistantRound]:
-    """The conversation with every result beside its call: what has no counterpart is left out, and so is the empty.
+    """Return the conversation with each result after its call. Calls without results, results without calls, and empty
+    messages are left out.
 
-    What people said between a call and its result comes after it. An id used again is told apart by a number.
+    Messages between a call and its result come after the result. A repeated id gets a number.
     """
     out: list[ModelMessage | AssistantRound] = []
     used: set[str] = set()
@@ -85,7 +86,7 @@ def group_rounds(
         pending.clear()
         results.clear()
 
-    # most of a conversation are words without calls, which need no sorting
+    # most messages have no calls and need no sorting
     for message in messages:
         if message.role == "assistant":
             if speaking is not None or pending:
@@ -106,7 +107,7 @@ def group_rounds(
 
 
 def format_user_text(message: ModelMessage) -> str:
-    """A person's words with who they are, where that is known."""
+    """Return a person's text with the name, if it is known."""
     if not message.name:
         return _clean_text(message.text)
     name = _SPACE.sub(" ", message.name).strip(" :")[:64]
@@ -115,12 +116,12 @@ def format_user_text(message: ModelMessage) -> str:
 
 
 def format_result_text(message: ModelMessage) -> str:
-    """A tool's words; never empty, which some servers refuse."""
+    """Return a tool's text. It is never empty, because some servers refuse that."""
     return _clean_text(message.text) if message.text.strip() else EMPTY_RESULT_TEXT
 
 
 def encode_tool_name(name: str) -> str:
-    """A tool's name as every vendor takes it; the same name always becomes the same."""
+    """Return a tool name that every vendor accepts. The same name always gives the same result."""
     if TOOL_NAME_PATTERN.match(name):
         return name
     mark = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
@@ -128,19 +129,19 @@ def encode_tool_name(name: str) -> str:
 
 
 def map_tool_names(tools: Sequence[ToolSpec]) -> dict[str, str]:
-    """Name on the wire -> name at home."""
+    """Wire name -> everhold's name."""
     return {encode_tool_name(tool.name): tool.name for tool in tools}
 
 
 def build_parameter_schema(tool: ToolSpec) -> dict[str, Any]:
-    """Its parameters, as an object even if it takes none."""
+    """Return its parameters, as an object even if there are none."""
     if tool.parameters.get("type") == "object":
         return tool.parameters if "properties" in tool.parameters else {**tool.parameters, "properties": {}}
     return {"type": "object", "properties": {}, **tool.parameters}
 
 
 def parse_arguments(written: object) -> dict[str, Any]:
-    """What a model wrote as a call's arguments. What is no JSON object is kept as it was written."""
+    """Parse the arguments of a call. Text that is not a JSON object is kept as it is."""
     if isinstance(written, dict):
         return written
     raw = written if isinstance(written, str) else "" if written is None else json.dumps(written)
@@ -148,25 +149,25 @@ def parse_arguments(written: object) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(raw, parse_constant=_reject_constant)
-        if isinstance(value, str):  # some models wrap the object in a string once more
+        if isinstance(value, str):  # some models wrap the object in a string
             value = json.loads(value, parse_constant=_reject_constant)
         if value is None:
             return {}
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be encoded
     except (ValueError, RecursionError):
         return {INVALID_ARGUMENTS_KEY: repair_surrogates(raw)}
     return value if isinstance(value, dict) else {INVALID_ARGUMENTS_KEY: repair_surrogates(raw)}
 
 
 def make_call_id(body: bytes, index: int) -> str:
-    """An id for a call that came without a usable one: the same answer to the same request gives the same id."""
+    """Return an id for a call without a usable one. The same answer to the same request gives the same id."""
     return "call_" + hashlib.sha256(body + b"\n%d" % index).hexdigest()[:24]
 
 
 def assign_unique_call_ids(
     calls: Iterable[ToolCall], *, taken: Iterable[ModelMessage], body: bytes
 ) -> tuple[ToolCall, ...]:
-    """The calls with ids that are theirs alone in this conversation."""
+    """Return the calls with ids that are unique in this conversation."""
     calls = list(calls)
     if not calls:
         return ()
@@ -180,7 +181,7 @@ def assign_unique_call_ids(
 
 
 def repair_surrogates(text: str) -> str:
-    """`text` with surrogate pairs that came in two pieces put together, and halves replaced."""
+    """Return `text` with divided surrogate pairs joined and lone surrogates replaced."""
     try:
         text.encode()
         return text
@@ -189,7 +190,7 @@ def repair_surrogates(text: str) -> str:
 
 
 class TextAccumulator:
-    """Text that arrives in pieces. Gives on only what is whole, so half a character never reaches a reader."""
+    """Text that arrives in pieces. It passes on only complete characters."""
 
     def __init__(self, hear: Callable[[str], None] | None = None) -> None:
         self._on_text = hear
@@ -217,7 +218,7 @@ class TextAccumulator:
 async def load_images(
     messages: Iterable[ModelMessage], load: LoadBlob | None, *, most: int
 ) -> dict[str, EncodedImage | str]:
-    """Every image in the conversation by blob: as bytes, or as the reason why there are none."""
+    """Return every image in the conversation by blob: its bytes, or the reason why it is missing."""
     found: dict[str, EncodedImage | str] = {}
     if load is None:
         return found
@@ -229,7 +230,7 @@ async def load_images(
 
 
 def describe_attachment(attachment: Attachment, why: str = "") -> str:
-    """An attachment that is not shown, in words."""
+    """Return the description of an attachment that is not shown."""
     name = _SPACE.sub(" ", attachment.name).strip() or "unnamed"
     kind = attachment.media or "file"
     size = f", {attachment.size} bytes" if attachment.size else ""
@@ -238,15 +239,15 @@ def describe_attachment(attachment: Attachment, why: str = "") -> str:
 
 def _encode_image(data: bytes | None, most: int) -> EncodedImage | str:
     if data is None:
-        return "no longer there"
+        return "no longer stored"
     if len(data) > most:
-        return "too large to look at"
+        return "too large to show"
     media = _detect_media_type(data)
-    return EncodedImage(media, base64.b64encode(data).decode()) if media else "of a kind that cannot be looked at"
+    return EncodedImage(media, base64.b64encode(data).decode()) if media else "of a kind that cannot be shown"
 
 
 def _detect_media_type(data: bytes) -> str:
-    """What the bytes are, whatever the sender called them: vendors refuse a wrong name."""
+    """Return the media type of the bytes, because vendors refuse a wrong one."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):
@@ -263,4 +264,4 @@ def _clean_text(text: str) -> str:
 
 
 def _reject_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

@@ -1,4 +1,4 @@
-"""The ways to a model server: what Wire needs of a connection, and the names of what can go wrong on it."""
+"""The interface between ModelHttpClient and its connections, and the errors of a connection."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 
 
 class TransportUnreachable(Exception):
-    """No connection came about."""
+    """The connection could not be made."""
 
 
 class TransportTimeout(Exception):
-    """Connecting (`connection`) or sending (`end of our sending`) took longer than it may."""
+    """Connecting (`connection`) or sending (`end of our sending`) took too long."""
 
     def __init__(self, phase: str) -> None:
         super().__init__(phase)
@@ -20,11 +20,11 @@ class TransportTimeout(Exception):
 
 
 class TransportBroken(Exception):
-    """The connection ended, or spoke no HTTP, before the answer was over."""
+    """The connection ended, or sent invalid HTTP, before the answer was complete."""
 
 
 class BodyUndecodable(Exception):
-    """The body is not in the encoding it claims to be in."""
+    """The body is not in its declared encoding."""
 
 
 class TransportResponse(Protocol):
@@ -34,20 +34,20 @@ class TransportResponse(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """By their names in lower case."""
+        """Header names in lower case."""
 
     @property
     def is_consumed(self) -> bool:
-        """Whether all of the body was handed out; where that is known without waiting."""
+        """Whether the whole body was read, as far as that is known without waiting."""
 
     def iterate_body(self) -> AsyncIterator[bytes]:
-        """The body as it arrives."""
+        """Yield the body as it arrives."""
 
 
 class ModelTransport(Protocol):
-    """Connections to one endpoint, kept for the next question."""
+    """Connections to one endpoint, with reuse."""
 
     def post(self, body: bytes) -> AbstractAsyncContextManager[TransportResponse]:
-        """Ask once; raises the errors of this module, and never asks again."""
+        """Send one request. Raises the errors of this module and never retries."""
 
     async def close(self) -> None: ...

@@ -1,7 +1,8 @@
-"""Agents that write to each other: what one says arrives at the other's door, like anybody's message.
+"""The platform on which agents write to each other. A message from one agent enters the other's ingress like any
+message.
 
-A place on this platform belongs to a pair: `account` is the agent that speaks, `chat` the one that is spoken to. Each
-side has a session of its own with the other. The door recognises a repeat by the key, so a send may be repeated.
+A chat location on this platform names a pair: `account` is the sending agent, `chat` the receiving one. Each agent has
+its own session with the other. The ingress recognises a repeat by its key, so a send may be repeated.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ NAME: Final = "agent"
 
 
 class AgentPlatform:
-    """The way from one agent to all others."""
+    """Delivers messages of one agent to all other agents."""
 
     name = NAME
     delivery = DeliveryGuarantee.KEYED
@@ -28,7 +29,7 @@ class AgentPlatform:
         self._accept = accept
 
     async def listen(self, accept: AcceptMessage) -> None:
-        """Nothing to do: messages are brought by `send`."""
+        """Do nothing, because `send` delivers the messages."""
 
     async def send(self, out: OutgoingMessage) -> str:
         listener = out.to.chat
@@ -43,13 +44,13 @@ class AgentPlatform:
         )
         try:
             verdict = await self._accept(incoming)
-        except StoreFull as error:  # the lane itself may find room for what it has to write
-            raise Transient(f"{listener} could not take it: {error.message}", remedy=error.remedy) from error
+        except StoreFull as error:  # the delivery worker can still write its own state in the reserved space
+            raise Transient(f"{listener} could not accept it: {error.message}", remedy=error.remedy) from error
         if verdict.outcome in ("accepted", "duplicate"):
             return f"{verdict.session}:{verdict.seq}"
         if verdict.outcome == "denied":
-            raise Refused(f"{listener} does not hear {self.account}: {verdict.reason}")
-        raise Transient(f"{listener} could not take it: {verdict.outcome}")
+            raise Refused(f"{listener} does not accept messages from {self.account}: {verdict.reason}")
+        raise Transient(f"{listener} could not accept it: {verdict.outcome}")
 
     async def probe(self, out: OutgoingMessage) -> str | None:
-        raise Refused("agents are reached by key: nobody has to ask")
+        raise Refused("delivery to agents is keyed, so it is never probed")

@@ -1,4 +1,4 @@
-"""Reading what was missed, from a platform that may be away: asked again until it answers."""
+"""Reads missed messages from a platform that may be unreachable. Retries until the platform answers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ T = TypeVar("T")
 LONGEST_WAIT_SECONDS: Final = 300.0
 
 
-async def read_until_answered(station: AccountContext, log: EventLogger, ask: Callable[[], Awaitable[T]]) -> T:
-    """The answer to `ask`. The account's status says that it waits. Raises Refused, which waiting does not mend."""
+async def read_until_answered(account_context: AccountContext, log: EventLogger, ask: Callable[[], Awaitable[T]]) -> T:
+    """Return the answer to `ask`. The account's status reports the retries. Raises Refused, because retrying cannot
+    help then."""
     failures = 0
     while True:
         try:
@@ -25,12 +26,14 @@ async def read_until_answered(station: AccountContext, log: EventLogger, ask: Ca
             raise
         except EverholdError as error:
             failures += 1
-            station.report(f"what was missed cannot be read: {error.message}", "it is tried again by itself")
+            account_context.report(
+                f"missed messages cannot be read: {error.message}", "no action needed: everhold tries again"
+            )
             asked = error.retry_after if isinstance(error, Transient) else None
-            wait = asked if asked is not None else retry_delay_seconds(failures, jitter=station.chance.random())
+            wait = asked if asked is not None else retry_delay_seconds(failures, jitter=account_context.chance.random())
             log.info("history.retrying", error=error, seconds=wait)
-            await station.sleep(wait or LONGEST_WAIT_SECONDS)
+            await account_context.sleep(wait or LONGEST_WAIT_SECONDS)
             continue
         if failures:
-            station.report()
+            account_context.report()
         return found

@@ -1,4 +1,4 @@
-"""Files that come with messages, fetched a few times over and named where they could not be had; and those that go."""
+"""Downloads files that come with messages, with retries, and loads files that go out with replies."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ async def attach_incoming_file(
     size: int,
     log: EventLogger,
 ) -> IncomingMessage:
-    """The message with one more of its files, or with the word that there was one."""
+    """Return the message with one more file, or with a note that the file is missing."""
     try:
         data = await download()
     except EverholdError as error:
         log.warning("file.missing", name=name, size=size, error=error)
-        note = f"[{name} was not taken in: {error.message}]"
+        note = f"[{name} was not stored: {error.message}]"
         text = f"{heard.text}\n{note}" if heard.text else note
         missing = build_missing_attachment(name=name, media=media, size=size)
         return structs.replace(heard, text=text, attachments=(*heard.attachments, missing))
@@ -42,7 +42,7 @@ async def attach_incoming_file(
 async def fetch_file(
     account_context: AccountContext, url: str, *, size: int, headers: Mapping[str, str] | None = None
 ) -> FetchedContent:
-    """What is at a URL that came with a message, if it is no larger than what is taken in."""
+    """Return the content at a URL that came with a message. Raises Refused if it is larger than the limit."""
     if size > account_context.max_file_bytes:
         raise Refused(f"it is larger than {account_context.max_file_bytes:,} bytes")
     for attempt in range(1, MAX_DOWNLOAD_ATTEMPTS):
@@ -54,10 +54,10 @@ async def fetch_file(
 
 
 async def load_outgoing_file(context: PluginContext, file: Attachment, *, most: int) -> bytes:
-    """What is in a file that is to be sent. Raises Refused for one that was erased since, TooLong for a large one."""
+    """Return the content of a file to send. Raises Refused if it was erased, TooLong if it is too large."""
     data = await context.blob(file.blob) if context.blob is not None else None
     if data is None:
-        raise Refused(f"{file.name or 'the file'} is not kept any more")
+        raise Refused(f"{file.name or 'the file'} is no longer stored")
     if len(data) > most:
-        raise TooLong(f"{file.name or 'the file'} has {len(data):,} bytes, and {most:,} are taken")
+        raise TooLong(f"{file.name or 'the file'} has {len(data):,} bytes; the limit is {most:,}")
     return data

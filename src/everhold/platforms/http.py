@@ -1,7 +1,7 @@
-"""Chat over HTTP: how a request becomes a message at the door. Who may send one is decided by whoever serves it.
+"""Chat over HTTP: turns a request into an incoming message. The server decides who may send one.
 
-Whoever sits at this machine names chats as they like. Anybody else's chats are threads of a direct chat with them: two
-people who choose the same name never meet in one conversation.
+A local user chooses the names of chats freely. The chats of any other person are threads of a direct chat with that
+person, so two people who choose the same name get separate conversations.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ NAME: Final = "http"
 
 
 def locate_chat(*, chat: str, sender: str, local: bool, id: str = "") -> ChatLocation:
-    """Where a conversation called `chat` by `sender` happens; `local` is whoever sits at this machine."""
+    """Return the location of the conversation that `sender` calls `chat`. `local` is a user on this machine."""
     if local:
         return ChatLocation(platform=NAME, chat=chat, message=id)
     return ChatLocation(platform=NAME, chat=sender, thread=chat, message=id)
 
 
 def build_incoming_message(*, agent: str, text: str, sender: str, origin: ChatLocation) -> IncomingMessage:
-    """A message. With an id in its origin it is recognised when it comes again, to the same agent in the same chat."""
-    # which conversation an id counts in: agent names hold no spaces
+    """Return the message. If its origin has an id, a repeat to the same agent in the same chat is recognised."""
+    # the conversation in which the id is unique; agent names contain no spaces
     event = f"message to {agent} in {origin.thread}"
     return IncomingMessage(origin=origin, text=text, sender=sender, event=event, agent=agent)
 
@@ -36,7 +36,7 @@ def with_message_id(message: IncomingMessage, id: str) -> IncomingMessage:
 
 
 def format_address(place: ChatLocation, *, agent: str) -> str:
-    """The conversation with `agent` at a place."""
+    """Return the address of the conversation with `agent` at a location."""
     return str(
         derive_address(
             agent=agent, platform=NAME, account=place.account, kind="dm", chat=place.chat, thread=place.thread

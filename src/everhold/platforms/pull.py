@@ -1,4 +1,4 @@
-"""Places whose people read the log themselves (a terminal, HTTP): what is committed there is delivered."""
+"""Platforms whose clients read the log themselves (terminal, HTTP). A committed entry counts as delivered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from everhold.ports.platform import AcceptMessage, DeliveryGuarantee, OutgoingMe
 
 
 class PullPlatform:
-    """One such place. Its messages come in through whoever serves it; nothing has to be sent."""
+    """One such platform. Its server brings the messages in; nothing has to be sent."""
 
     delivery = DeliveryGuarantee.KEYED
     text_limit = 1_000_000
@@ -18,11 +18,11 @@ class PullPlatform:
         self.account = account
 
     async def listen(self, accept: AcceptMessage) -> None:
-        """Nothing to do: messages are brought."""
+        """Do nothing, because the server brings the messages."""
 
     async def send(self, out: OutgoingMessage) -> str:
-        """Only reached when a reply was meant for another kind of place; its reader finds it in the log."""
+        """Return the key. Only called for a reply from another kind of platform; the client finds it in the log."""
         return out.key
 
     async def probe(self, out: OutgoingMessage) -> str | None:
-        raise Refused(f"{self.name} is keyed: it never needs to be asked")
+        raise Refused(f"delivery to {self.name} is keyed, so it is never probed")

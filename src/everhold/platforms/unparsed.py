@@ -1,4 +1,5 @@
-"""An update that an adapter cannot take apart: kept as it came, so that reading goes on behind it."""
+"""Updates that an adapter cannot parse. They are stored unparsed, so that the adapter can continue with the next
+update."""
 
 from __future__ import annotations
 
@@ -12,27 +13,29 @@ from everhold.ports.platform import UNPARSED_EVENT, IncomingMessage
 UNPARSED_CHAT: Final = "unreadable"
 MAX_RAW_CHARS: Final = 100_000
 PARSE_ERRORS: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What taking apart something that somebody made up raises: a number that is none, a list where a text belongs."""
+"""What parsing an update of an unexpected form raises: a text where a number belongs, a list where a text belongs."""
 
 
 def check_incoming_message(heard: IncomingMessage) -> IncomingMessage:
-    """A message as an adapter read it, or what is raised for one that only looks like one."""
+    """Return the message if its fields have the right types and it has the required ids. Raises one of PARSE_ERRORS
+    otherwise."""
     origin = heard.origin
     ids = (origin.chat, origin.thread, origin.message, heard.sender, heard.revision)
     for text in (*ids, heard.text, heard.name):
         if not isinstance(text, str):
-            raise TypeError(f"{str(text)[:40]!r} is no text")
+            raise TypeError(f"{str(text)[:40]!r} is not a text")
     for said in (heard.addressed, heard.bot, heard.notice):
         if not isinstance(said, bool):
-            raise TypeError(f"{str(said)[:40]!r} is neither yes nor no")
+            raise TypeError(f"{str(said)[:40]!r} is not a boolean")
     if not (origin.chat and origin.message and heard.sender):
-        raise ValueError("it says neither where nor who")
-    "".join(ids).encode()  # half a character can be in what people say, not in an id
+        raise ValueError("the chat, the message id or the sender is missing")
+    "".join(ids).encode()  # a lone surrogate may be in a text, but not in an id
     return heard
 
 
 def build_unparsed_message(raw: object, *, platform: str, account: str, id: str, reason: str) -> IncomingMessage:
-    """What to hand over instead. All that an account could not read stands in one conversation that nobody answers."""
+    """Return the message to accept instead. All unparsed updates of an account are in one session, which gets no
+    replies."""
     try:
         text = raw if isinstance(raw, str) else msgspec.json.encode(raw, enc_hook=repr).decode()
     except (TypeError, ValueError, OverflowError, RecursionError):

@@ -1,7 +1,7 @@
-"""A small server for platforms that call us: bounds first, then the secret over what was received, then the content.
+"""A small HTTP server for platforms that call us. It checks the size first, then the signature, then the content.
 
-It listens on this machine, for a reverse proxy that has the certificate. Whoever calls is answered 200 only after what
-they brought is kept; anything else they bring again. Nothing is open: without a secret it does not start.
+It listens on this machine, behind a reverse proxy that has the certificate. The caller gets 200 only after its update
+is committed; otherwise it sends the update again. The server does not start without a secret.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ BODY_SECONDS: Final = 5.0
 MAX_CONCURRENT_REQUESTS: Final = 64
 
 VerifyRequest = Callable[[Mapping[str, str], bytes], bool]
-"""Whether headers and raw body come from whom they say. Called before anything is taken apart."""
+"""Return whether headers and raw body prove the sender. Called before the body is parsed."""
 AcceptBody = Callable[[bytes], Awaitable[bytes | None]]
-"""Keeps what was brought; what to answer, if anything. Raises to be brought it again."""
+"""Accept the update and return the response body, if any. Raises if the platform shall send the update again."""
 
 
 class WebhookServer:
-    """Takes POSTs at one path."""
+    """Accepts POST requests at one path."""
 
     def __init__(
         self,
@@ -79,15 +79,15 @@ class WebhookServer:
         try:
             return 200, await self._accept_body(body) or b""
         except EverholdError:
-            return 503  # not kept: it has to be brought again
+            return 503  # not committed, so the platform has to send it again
 
     async def _read_body(self, receive: Receive) -> bytes | None:
-        """The whole body, or None if it does not end in time to be small."""
+        """Return the whole body, or None if it is too large or does not end in time."""
         data = bytearray()
         while True:
             message = await receive()
             if message["type"] != "http.request":
-                raise TimeoutError  # whoever sent it has left
+                raise TimeoutError  # the caller has disconnected
             data += message.get("body", b"")
             if len(data) > self._max_body_bytes:
                 return None
@@ -95,7 +95,7 @@ class WebhookServer:
                 return bytes(data)
 
     async def serve(self, *, host: str, port: int, ready: Callable[[int], None] = lambda _: None) -> None:
-        """Serve until cancelled. Raises Refused if the port is taken."""
+        """Serve until cancelled. Raises Refused if the port is in use."""
         config = uvicorn.Config(
             self,
             host=host,
@@ -111,7 +111,7 @@ class WebhookServer:
         try:
             while not server.started:
                 if task.done():
-                    raise Refused(f"{host}:{port} cannot be listened on", remedy="choose another port")
+                    raise Refused(f"cannot listen on {host}:{port}", remedy="choose another port")
                 await asyncio.sleep(0.01)
             ready(server.servers[0].sockets[0].getsockname()[1])
             await asyncio.wait([task])
@@ -121,10 +121,10 @@ class WebhookServer:
 
 
 class _WebhookUvicornServer(uvicorn.Server):
-    """Signals are the gateway's business, and a port that is taken is no reason to end the process."""
+    """Leaves signals to the gateway, and does not end the process if the port is in use."""
 
     async def serve(self, sockets: object = None) -> None:
         try:
             await self._serve(None)
         except SystemExit as error:
-            raise Refused("the port is taken") from error
+            raise Refused("the port is in use") from error

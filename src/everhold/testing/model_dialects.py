@@ -1,4 +1,4 @@
-"""What the model server is told to do, and how its answers look in each vendor's format."""
+"""The steps of the scripted model server, and its answers in each vendor's format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CREATED_AT: Final = 1_750_000_000
 
 
 class ReceivedModelRequest(Struct, frozen=True, kw_only=True):
-    """A request as it came in."""
+    """A received request."""
 
     method: str
     path: str
@@ -33,15 +33,16 @@ class ReceivedModelRequest(Struct, frozen=True, kw_only=True):
         return "anthropic" if self.path.split("?")[0].endswith("/messages") else "openai"
 
 
-# -- steps: what to do with the next request ---------------------------------------------------------------------------
+# -- steps: how to answer the next request
+# ------------------------------------------------------------------------------
 
 
 class StreamFault(Struct, frozen=True, kw_only=True):
-    """What goes wrong after `after` events of a stream, or in the middle of a whole answer.
+    """A fault after `after` events of a stream, or in the middle of a whole answer.
 
-    `end`: the body ends in good order, the answer does not. `done`: even the stream says that it is over. `drop`: the
-    connection closes. `reset`: it is reset. `hang`: nothing more comes. `alive`: only keep-alives come. `garbage`:
-    bytes that mean nothing. `error`: the vendor's error event. `repeat`: that event comes `times` times.
+    `end`: the body ends properly, but the answer is incomplete. `done`: the stream also says that it is complete.
+    `drop`: the connection closes. `reset`: it is reset. `hang`: nothing more comes. `alive`: only keep-alives come.
+    `garbage`: invalid bytes. `error`: the vendor's error event. `repeat`: that event comes `times` times.
     """
 
     kind: Literal["end", "done", "drop", "reset", "hang", "alive", "garbage", "error", "repeat"]
@@ -50,21 +51,21 @@ class StreamFault(Struct, frozen=True, kw_only=True):
 
 
 class ModelServerReply(Struct, frozen=True, kw_only=True):
-    """An answer. What a real server decides by itself can be decided here."""
+    """An answer. Everything that a real server decides can be set here."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
     pieces: tuple[str, ...] | None = None
-    """The text as it is streamed; otherwise word by word."""
+    """The streamed pieces of the text; by default its words."""
     raw_arguments: str | None = None
-    """What stands for the arguments of every call, JSON or not."""
+    """Replaces the arguments of every call, valid JSON or not."""
     finish: str = ""
     model: str = ""
     usage: bool = True
-    """False: a server that counts nothing."""
+    """False: a server that does not count tokens."""
     stream: bool | None = None
-    """Whether to stream, whatever was asked for."""
+    """Whether to stream, regardless of the request."""
     done: bool = True
     """False: no [DONE], no message_stop."""
     linger: bool = False
@@ -82,7 +83,7 @@ class ModelServerStatus(Struct, frozen=True, kw_only=True):
 
     status: int
     body: Any = None
-    """Bytes as they are; anything else as JSON."""
+    """Bytes are sent unchanged, anything else as JSON."""
     headers: dict[str, str] = {}
 
 
@@ -100,18 +101,18 @@ VendorFailureKind = Literal[
 
 
 class VendorFailure(Struct, frozen=True, kw_only=True):
-    """A refusal in the words of the vendor whose API was called."""
+    """A refusal in the format of the vendor whose API was called."""
 
     kind: VendorFailureKind
     headers: dict[str, str] = {}
 
 
 class HangingConnection(Struct, frozen=True):
-    """Takes the request and says nothing."""
+    """Accepts the request and never answers."""
 
 
 class DroppedConnection(Struct, frozen=True):
-    """Takes the request and closes, or resets, the connection."""
+    """Accepts the request and closes, or resets, the connection."""
 
     reset: bool = False
 
@@ -132,7 +133,7 @@ def make_rate_limit_failure(after: str | None = "2", **headers: str) -> VendorFa
 
 
 class OpenaiReplyRenderer:
-    """A chat completion, whole or in chunks."""
+    """Render a chat completion, whole or in chunks."""
 
     def __init__(self, reply: ModelServerReply, body: Any, counts: dict[str, int], number: int) -> None:
         self._reply = reply
@@ -216,7 +217,7 @@ class OpenaiReplyRenderer:
 
 
 class AnthropicReplyRenderer:
-    """A message, whole or as events."""
+    """Render a message, whole or as events."""
 
     def __init__(self, reply: ModelServerReply, body: Any, counts: dict[str, int], number: int) -> None:
         self._reply = reply
@@ -298,7 +299,7 @@ class AnthropicReplyRenderer:
 
 
 def sign_thinking(thinking: str) -> str:
-    """How this server signs its thinking; it recognises its own."""
+    """Return the signature of this server's thinking, which it recognises."""
     return hashlib.sha256(b"fake" + thinking.encode()).hexdigest()
 
 

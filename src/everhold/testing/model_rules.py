@@ -1,4 +1,4 @@
-"""What the real vendors refuse, in their words, and how much of a prompt they have read before."""
+"""The requests that real vendors refuse, with their error texts, and their prompt caches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MESSAGES_FIELDS: Final = frozenset(
 )  # fmt: skip
 
 
-# -- what the real ones refuse -----------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 def find_completion_error(body: Any, headers: Mapping[str, str]) -> str:
@@ -49,7 +49,8 @@ def _wrong_functions(tools: list[dict[str, Any]]) -> str:
 
 
 def _wrong_completion_message(index: int, message: dict[str, Any], open_calls: set[str]) -> str:
-    """What is wrong with a message after those before it. `open_calls` are the calls without a result so far."""
+    """Return what is wrong with a message after the previous ones. `open_calls` are the calls without a result so
+    far."""
     role, content = message.get("role"), message.get("content")
     if role == "tool":
         return _wrong_tool_result(index, message, open_calls)
@@ -150,7 +151,7 @@ def _find_turns_error(body: Any, messages: list[dict[str, Any]]) -> str:
 
 
 def _wrong_block(where: str, at: int, block: dict[str, Any], seen: set[str]) -> str:
-    """What is wrong with a block of content. `seen` are the ids of the tool calls before it."""
+    """Return what is wrong with a content block. `seen` are the ids of the earlier tool calls."""
     kind = block["type"]
     if kind == "text" and not block["text"].strip():
         return f"{where}: text content blocks must be non-empty"
@@ -285,7 +286,7 @@ def make_failure_reply(failure: VendorFailure, dialect: str) -> ModelServerStatu
 
 
 def iter_cacheable_blocks(body: Any) -> Iterator[dict[str, Any]]:
-    """Every cacheable part of a messages request, in the order the API reads them."""
+    """Return every cacheable part of a messages request, in the order of the API."""
     yield from body.get("tools", [])
     system = body.get("system", [])
     yield from [{"type": "text", "text": system}] if isinstance(system, str) else system

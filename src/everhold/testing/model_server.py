@@ -1,7 +1,7 @@
-"""A model server on loopback: chat completions and messages, as the vendors speak them, with their ways to fail.
+"""A model server on loopback: chat completions and messages in the vendors' formats, with their failures.
 
-It answers as scripted, keeps the exact bytes it was sent, and refuses what the real ones refuse, in their words. It
-needs nothing but the standard library. `python -m everhold.testing.model_server 8080` runs it by itself.
+It answers as scripted, keeps the exact bytes of requests, and refuses what the real servers refuse, with their error
+texts. It needs only the standard library. `python -m everhold.testing.model_server 8080` runs it as a program.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class ModelServer:
         return self.url
 
     def add_steps(self, *steps: ModelServerScript) -> None:
-        """What to do with the next requests, one each; after that the default is back."""
+        """Set the steps for the next requests, one each. After them the default applies."""
         self._steps.extend(steps)
 
     def hold(self) -> asyncio.Event:
-        """Answer nobody before this event is set."""
+        """Delay every answer until this event is set."""
         self._released = asyncio.Event()
         return self._released
 
@@ -122,7 +122,7 @@ class ModelServer:
 
     @contextlib.contextmanager
     def threaded(self) -> Iterator[ModelServer]:
-        """For callers without a loop: serves from a thread of its own while the block runs."""
+        """Serve from a separate thread while the block runs, for callers without an event loop."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="modelserver", daemon=True)
         thread.start()
@@ -152,12 +152,12 @@ class ModelServer:
                 if not await self._answer_request(received, writer):
                     break
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the caller left
+            pass  # the caller disconnected
         finally:
             writer.close()
 
     async def _answer_request(self, received: ReceivedModelRequest, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection may be used again."""
+        """Handle one request and return whether the connection may be reused."""
         step = self._next_step(received)
         match step:
             case HangingConnection():
@@ -256,7 +256,7 @@ class ModelServer:
         return {"read": read, "cached": self._count_openai_cached(body), "written": 0, "wrote": max(1, wrote)}
 
     def _count_openai_cached(self, body: Any) -> int:
-        """Prefixes of 1,024 tokens and more are remembered in steps of 128."""
+        """Return the cached tokens. Prefixes of 1,024 tokens and more are cached in steps of 128."""
         text = dump_json([body.get("tools", []), body["messages"]])
         marks = [hashlib.sha256(text[:end].encode()).hexdigest() for end in range(1024 * 4, len(text) + 1, 128 * 4)]
         hits = next((len(marks) - i for i, mark in enumerate(reversed(marks)) if mark in self._cache), 0)
@@ -264,7 +264,8 @@ class ModelServer:
         return 1024 + 128 * (hits - 1) if hits else 0
 
     def _count_anthropic_cached(self, body: Any) -> tuple[int, int]:
-        """A marked block remembers all before it, and is looked for among the marked ones and the 20 before them."""
+        """Return the cached tokens. A marked block caches everything before it; the lookup covers the marked blocks and
+        the 20 before each."""
         blocks: list[tuple[str, bool]] = []
         for part in iter_cacheable_blocks(body):
             plain = {key: value for key, value in part.items() if key != "cache_control"}

@@ -1,6 +1,5 @@
-"""The `attach` tool: a file goes with the reply. One of this conversation, by its id or its name, or a text that
-becomes one. A name only ever chooses among what is kept here: it is never opened as a path.
-"""
+"""The `attach` tool attaches a file to the reply: a file of this conversation, by its id or name, or a new text file. A
+name only selects among stored files. It is never opened as a path."""
 
 from __future__ import annotations
 
@@ -15,15 +14,16 @@ from everhold.ports.store import Store
 from everhold.ports.tool import ToolContext, ToolEffect, ToolFile, ToolResult
 
 MAX_TEXT_CHARS: Final = 500_000
-"""Characters of a text that becomes a file."""
+"""Maximum characters of a text that becomes a file."""
 PAGE_SIZE: Final = 500
 MAX_LISTED: Final = 20
 SHORT_HASH_CHARS: Final = 12
-"""So much of a hash is shown, and understood again."""
+"""How many characters of a hash are shown, and accepted as an id."""
 
 
 class AttachTool:
-    """What it attaches commits with its result, so a run that is repeated before that has done nothing: it is pure."""
+    """The attachment commits with the call's result, so a repeated run before the commit has no effect: the tool is
+    pure."""
 
     effect = ToolEffect.PURE
     deadline = 20.0
@@ -40,8 +40,12 @@ class AttachTool:
                 "type": "object",
                 "properties": {
                     "file": {"type": "string", "description": "Id or name of a file of this conversation."},
-                    "name": {"type": "string", "description": "What a new file is called, such as report.csv."},
-                    "text": {"type": "string", "maxLength": MAX_TEXT_CHARS, "description": "What is in the new file."},
+                    "name": {"type": "string", "description": "The name of a new file, such as report.csv."},
+                    "text": {
+                        "type": "string",
+                        "maxLength": MAX_TEXT_CHARS,
+                        "description": "The content of the new file.",
+                    },
                 },
                 "additionalProperties": False,
             },
@@ -50,7 +54,7 @@ class AttachTool:
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         wanted, name, text = (arguments.get(key) for key in ("file", "name", "text"))
         if context.origin is None:
-            return ToolResult(text="There is no reply here that a file could go with.", error=True)
+            return ToolResult(text="There is no reply here to attach a file to.", error=True)
         if isinstance(text, str) and text:
             return self._create_text_file(name if isinstance(name, str) else "", text)
         if not isinstance(wanted, str) or not wanted.strip():
@@ -66,7 +70,7 @@ class AttachTool:
     def _create_text_file(self, name: str, text: str) -> ToolResult:
         if len(text) > MAX_TEXT_CHARS:
             return ToolResult(
-                text=f"That is {len(text):,} characters; at most {MAX_TEXT_CHARS:,} become a file.", error=True
+                text=f"The text has {len(text):,} characters; a file may have at most {MAX_TEXT_CHARS:,}.", error=True
             )
         name = sanitize_file_name(name) or "text.txt"
         media = mimetypes.guess_type(name)[0] or "text/plain"
@@ -76,7 +80,7 @@ class AttachTool:
         return ToolResult(text=f"{format_file(made)} goes with your reply.", files=(file,), attached=(made,))
 
     async def _find_file(self, session: str, wanted: str) -> Attachment | None:
-        """The newest file of that id or name."""
+        """Return the newest file with this id or name."""
         id = wanted.lower() if len(wanted) >= SHORT_HASH_CHARS else ""
         async for file in self._iterate_files(session):
             if file.name == wanted or (id and file.blob.startswith(id)):
@@ -90,11 +94,11 @@ class AttachTool:
             if len(found) == MAX_LISTED:
                 break
         if not found:
-            return "No file is kept here."
+            return "No file is stored here."
         return "\n".join(["The files of this conversation, newest first:", *map(format_file, found.values())])
 
     async def _iterate_files(self, session: str) -> AsyncIterator[Attachment]:
-        """Every file that came up in a conversation, and in those it branched off, newest first."""
+        """Return every file of a conversation, and of those it branched from, newest first."""
         kinds = (EntryKind.HEARD, EntryKind.RETURNED)
         upto = (await self.store.get_session(session)).last_seq
         while session:
@@ -110,6 +114,6 @@ class AttachTool:
 
 
 def format_file(file: Attachment) -> str:
-    """A file in a line, with the id that it can be attached by."""
+    """Return a line about a file, with the id that `attach` accepts."""
     about = ", ".join(filter(None, (file.media, f"{file.size:,} bytes", f"id {file.blob[:SHORT_HASH_CHARS]}")))
     return f"{file.name or 'a file'} ({about})"

@@ -1,8 +1,8 @@
 """Tools of MCP servers: one connection per server for all agents, through the official SDK (the extra `mcp`).
 
-A tool is called `<server>_<tool>`, always: the name then neither changes nor clashes when another server comes along.
-A server that does not start, dies, hangs or talks nonsense costs its own tools and nothing else. Whoever calls one gets
-an error as the result; the server is started again, after a wait that grows.
+A tool is always called `<server>_<tool>`, so its name neither changes nor clashes when another server is added. If a
+server does not start, dies, hangs or sends invalid data, only its own tools are affected. A call then returns an error
+as its result, and the server is started again after a wait that grows.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ if TYPE_CHECKING:
 
 MCP_PREFIX: Final = "mcp:"
 START_SECONDS: Final = 30.0
-"""For a server to say what it can do. The first start of one that is downloaded takes longer; the next finds it."""
+"""Time limit for a server to list its tools. The first start of a downloaded server takes longer; the next start is
+fast."""
 LIVENESS_SECONDS: Final = 10.0
-"""For a server in doubt to show that it is alive."""
+"""Time limit for a server that may hang to answer."""
 STARTUP_WAIT_SECONDS: Final = 15.0
-"""How long a turn waits for a server that is just being started."""
+"""How long a turn waits for a server that is starting."""
 MAX_RESULT_CHARS: Final = 100_000
-"""Characters of a result; the rest is cut, and the model is told so."""
+"""Maximum characters of a result. The rest is cut off, and the result says so."""
 MAX_FILE_BYTES: Final = 20_000_000
-"""Bytes of a file in a result; a larger one is named and left."""
+"""Maximum bytes of a file in a result. A larger file is named and not stored."""
 MAX_DESCRIPTION_CHARS: Final = 4_000
 MAX_TOOLS: Final = 200
 CALL_KEY_META: Final = "everhold/key"
-"""Where a server that can tell repeats finds what to tell them by: in the call's `_meta`."""
+"""The key of the idempotency key in the call's `_meta`, for servers that recognise repeats."""
 REMEDY: Final = describe_install("mcp")
 
 KeepRunning: TypeAlias = Callable[[str, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
-"""Runs something for ever: starts it again, after a wait, whenever it falls."""
+"""Keeps a task running: starts it again, after a wait, whenever it ends."""
 
 
 class McpServers:
@@ -65,7 +66,7 @@ class McpServers:
         keep: KeepRunning,
         changed: Callable[[str], None],
     ) -> None:
-        """`changed` hears which server offers something new; `directory` is where programs are started."""
+        """`changed` is called with the name of a server whose tools changed; programs start in `directory`."""
         self._environ = environ
         self._directory = directory
         self._log = log
@@ -76,7 +77,7 @@ class McpServers:
         self._stopping: set[asyncio.Task[None]] = set()
 
     def apply_settings(self, servers: Mapping[str, McpSettings], agents: Iterable[AgentSettings]) -> None:
-        """Run what these agents use, as it is configured now; let go of what nobody uses any more."""
+        """Run the servers that these agents use, as configured now, and stop the others."""
         used = {name for agent in agents for name in list_server_names(agent)}
         wanted = {name: servers[name] for name in sorted(used) if name in servers and servers[name].is_ready}
         for name, server in list(self._servers.items()):
@@ -100,7 +101,8 @@ class McpServers:
                 )
 
     def get_tools(self, agent: AgentSettings) -> dict[str, Tool]:
-        """What the servers of this agent are known to offer. A server that fell keeps its tools: they may be back."""
+        """Return the known tools of this agent's servers. A server that failed keeps its tools, because it may
+        recover."""
         found: dict[str, Tool] = {}
         for name in list_server_names(agent):
             server = self._servers.get(name)
@@ -110,7 +112,7 @@ class McpServers:
         return found
 
     def get_startup_wait(self, agent: AgentSettings) -> Callable[[], Awaitable[None]] | None:
-        """Something to wait for if a server of this agent is being started for the first time."""
+        """Return an awaitable if a server of this agent is starting for the first time."""
         new = [self._servers[name] for name in list_server_names(agent) if name in self._servers]
         new = [server for server in new if not server.first_attempt_done.is_set()]
         if not new:
@@ -123,11 +125,11 @@ class McpServers:
         return wait
 
     def list_problems(self) -> list[ConfigProblem]:
-        """What does not work now, and why."""
+        """Return the servers that do not work now, and why."""
         return [
             ConfigProblem(
                 f"is not working: {server.reason}",
-                server.remedy or "it is tried again and again; `everhold logs` shows more",
+                server.remedy or "everhold tries again; `everhold logs` shows more",
                 path=("mcp", name),
                 fatal=False,
                 disables=f"mcp.{name}",
@@ -139,11 +141,11 @@ class McpServers:
     def get_server(self, name: str) -> McpServer:
         server = self._servers.get(name)
         if server is None:
-            raise InvalidRequest(f"the tool server {name} is not configured any more: nothing was done")
+            raise InvalidRequest(f"the tool server {name} is no longer configured: nothing was done")
         return server
 
     async def close(self) -> None:
-        """End every server, and wait until they have ended."""
+        """Stop every server, and wait until all have ended."""
         for task in self._tasks.values():
             self._cancel_task(task)
         self._tasks.clear()
@@ -157,7 +159,7 @@ class McpServers:
 
 
 def list_server_names(agent: AgentSettings) -> tuple[str, ...]:
-    """The tool servers an agent names."""
+    """Return the tool servers that an agent names."""
     return tuple(tool.removeprefix(MCP_PREFIX) for tool in agent.tools if tool.startswith(MCP_PREFIX))
 
 
@@ -168,7 +170,7 @@ class McpToolOffer:
         self.name = tool.name
         self.deadline = settings.deadline_seconds
         declared = ToolEffect(settings.effects.get(tool.name, ToolEffect.ONCE))
-        # nobody can ask an MCP server whether something was done
+        # an MCP server cannot be asked whether a call was done
         self.effect: ToolEffect = ToolEffect.ONCE if declared is ToolEffect.PROBE else declared
         self.spec = ToolSpec(
             name=f"{server}_{tool.name}",
@@ -183,7 +185,7 @@ class McpToolOffer:
 
 
 class McpServer:
-    """One server: its connection while there is one, what it offers, and what is wrong with it."""
+    """One server: its connection if there is one, its tools, and its failure."""
 
     def __init__(
         self,
@@ -199,10 +201,10 @@ class McpServer:
         self.settings = settings
         self.offers: tuple[McpToolOffer, ...] = ()
         self.reason = ""
-        """Why it does not work, empty while it does or is on its way."""
+        """Why it does not work; empty while it works or is starting."""
         self.remedy = ""
         self.first_attempt_done = asyncio.Event()
-        """It has been up, or failed to be."""
+        """Set once it has started or failed to start."""
         self.starts = 0
         self.pid = 0
         self._environ = environ
@@ -214,10 +216,10 @@ class McpServer:
         self._check_requested = asyncio.Event()
 
     async def run(self) -> None:
-        """Be connected until that ends; then raise why. Whoever keeps it starts it again."""
+        """Stay connected until the connection ends, then raise the reason. The caller starts it again."""
         self.starts += 1
         program: list[McpProgram] = []
-        # a task of its own: the SDK's cancel scopes end with it, and what it raises is looked at, not let through
+        # a separate task, because the SDK's cancel scopes end with it and its errors have to be inspected
         work = asyncio.create_task(self._run_connection(program), name=f"mcp {self.name}")
         try:
             await asyncio.wait({work})
@@ -234,18 +236,18 @@ class McpServer:
         raise Transient(f"tool server {self.name}: {self.reason or 'it is gone'}", remedy=self.remedy)
 
     async def get_client(self) -> Client:
-        """The connection. Raises Transient, before anything was done, if there is none."""
+        """Return the connection. Raises Transient if there is none; nothing was done then."""
         if self._client is None and not self.reason:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STARTUP_WAIT_SECONDS):
                     await self._connected_event.wait()
         if self._client is None:
-            reason = self.reason or "it is still being started"
+            reason = self.reason or "it is still starting"
             raise Transient(f"the tool server {self.name} is not working now ({reason}): nothing was done")
         return self._client
 
     def request_liveness_check(self) -> None:
-        """Something took too long, or broke: is it still alive?"""
+        """Request a liveness check after a timeout or an error."""
         self._check_requested.set()
 
     def convert_result(self, result: types.CallToolResult) -> ToolResult:
@@ -260,7 +262,7 @@ class McpServer:
     # -- a connection ------------------------------------------------------------------------------------------------
 
     async def _run_connection(self, program: list[McpProgram]) -> None:
-        await asyncio.to_thread(self._import_sdk)  # seconds of work, in which others want to be answered
+        await asyncio.to_thread(self._import_sdk)  # this takes seconds, in which other calls must be served
         limit = asyncio.timeout(START_SECONDS)
         try:
             async with limit, self._connect(program) as client:
@@ -272,7 +274,7 @@ class McpServer:
                 self.first_attempt_done.set()
                 await self._watch_connection(client, program)
         except TimeoutError:
-            raise Transient(f"it said nothing of use within {START_SECONDS:g} s") from None
+            raise Transient(f"it did not answer within {START_SECONDS:g} s") from None
 
     def _import_sdk(self) -> None:
         try:
@@ -311,7 +313,7 @@ class McpServer:
                 yield client
 
     async def _watch_connection(self, client: Client, program: list[McpProgram]) -> None:
-        """Until it is gone. In doubt it is asked for its tools: an answer is a sign of life, and may be news."""
+        """Wait until the server is gone. A liveness check lists its tools, so it also finds changes."""
         ended = asyncio.create_task(program[0].ended.wait()) if program else None
         if ended is not None:
             ended.add_done_callback(lambda _: self._check_requested.set())
@@ -325,13 +327,13 @@ class McpServer:
                     async with asyncio.timeout(LIVENESS_SECONDS):
                         await self._refresh_offers(client)
                 except TimeoutError:
-                    raise Transient("it does not answer any more") from None
+                    raise Transient("it no longer answers") from None
         finally:
             if ended is not None:
                 ended.cancel()
 
     async def _refresh_offers(self, client: Client) -> None:
-        """What does it offer?"""
+        """List the server's tools."""
         offers: list[McpToolOffer] = []
         cursor: str | None = None
         while True:
@@ -347,19 +349,19 @@ class McpServer:
             self._on_changed()
 
     async def _on_message(self, message: object) -> None:
-        """Something the server says unasked: that its tools changed, for example."""
+        """Handle a notification, for example that the tools changed."""
         if getattr(message, "method", "") == "notifications/tools/list_changed":
             self._check_requested.set()
 
     def _redact_text(self, text: str) -> str:
-        """A server may repeat what it was given: errors love to."""
+        """Return the text without secrets, because a server's errors may contain what it was sent."""
         for secret in (*self.settings.variables.values(), self.settings.token or SecretString("")):
             text = secret.mask_in(text)
         return text
 
 
 class McpTool:
-    """A server's tool as a turn uses it. Finds the server when it runs: it may have been started anew since."""
+    """A server's tool in a turn. It looks the server up when it runs, because the server may have been restarted."""
 
     def __init__(self, servers: McpServers, *, server: str, offer: McpToolOffer) -> None:
         self._servers = servers
@@ -378,13 +380,13 @@ class McpTool:
         meta: Any = {CALL_KEY_META: context.key}
         try:
             result = await client.call_tool(self._name, arguments, meta=meta)
-        except asyncio.CancelledError:  # it took too long, or is not wanted any more
+        except asyncio.CancelledError:  # it took too long, or was cancelled
             server.request_liveness_check()
             raise
         except MCPError as error:
             if error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
                 server.request_liveness_check()
-                raise InDoubt(f"the tool server {self._server} fell during the call") from None
+                raise InDoubt(f"the tool server {self._server} failed during the call") from None
             return ToolResult(text=truncate_text(server.redact_text(f"Error: {error.message}")), error=True)
         except OSError as error:
             server.request_liveness_check()
@@ -399,7 +401,7 @@ class McpTool:
 
 
 def extract_text(result: types.CallToolResult) -> str:
-    """Everything in a result that can be read; what cannot is named."""
+    """Return the text of a result. Content without text is named."""
     parts = [_describe_block(block) for block in result.content]
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
@@ -407,7 +409,7 @@ def extract_text(result: types.CallToolResult) -> str:
 
 
 def extract_files(result: types.CallToolResult) -> tuple[ToolFile, ...]:
-    """Everything in a result that is a file. None that is too large, or no file after all."""
+    """Return the files of a result, without those that are too large or invalid."""
     return tuple(file for block in result.content if (file := _extract_file(block)) is not None)
 
 
@@ -453,7 +455,7 @@ def _get_media_type(block: types.ContentBlock) -> str:
 
 
 def truncate_text(text: str) -> str:
-    """At most LONGEST_RESULT characters, saying what is missing."""
+    """Return at most MAX_RESULT_CHARS characters, with a note about the missing part."""
     if len(text) <= MAX_RESULT_CHARS:
         return text
     left = len(text) - MAX_RESULT_CHARS
@@ -464,7 +466,7 @@ def truncate_text(text: str) -> str:
 
 
 def _describe_error(error: BaseException) -> str:
-    """The first thing that went wrong, in a line."""
+    """Return the first error of a group, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, FileNotFoundError):

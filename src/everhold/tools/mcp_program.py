@@ -1,7 +1,7 @@
-"""A tool server as a program: started, spoken to line by line, ended. Knows pipes; what the lines mean is the SDK's.
+"""A tool server as a program: starts it, exchanges lines with it, ends it. The SDK interprets the lines.
 
-The SDK could start it, too, but would hand the program our standard error (where nobody hides secrets), write a trace
-per line that is no message, and keep a line without an end in memory for as long as it grows.
+The SDK could also start the program. But it would give it our standard error, which may show secrets, log a traceback
+per invalid line, and buffer a line without an end without limit.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 MAX_LINE_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of one message."""
+"""Maximum bytes of one message."""
 MAX_INVALID_LINES: Final = 50
-"""Lines in a row that are no messages, after which the program is not what it was taken for."""
+"""After this many invalid lines in a row the program is not an MCP server."""
 GRACE_SECONDS: Final = 1.0
-"""For the program to end by itself once its input is closed, and again once it was asked to."""
+"""Time limit for the program to end after its input is closed, and again after it was asked to end."""
 
 PASSED_VARIABLES: Final = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TEMP", "TERM", "TMPDIR", "TZ", "USER")
-"""Variables a program gets from our environment. Everything else may be a secret of somebody else."""
+"""Variables that a program gets from our environment. All others may be secrets."""
 
 
 def select_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -37,7 +37,7 @@ def select_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class McpProgram:
-    """One run of a program. `ended` is set once it can no longer be talked to, `reason` then says why."""
+    """One run of a program. `ended` is set once it can no longer be used; `reason` then says why."""
 
     def __init__(
         self, command: Sequence[str], *, env: Mapping[str, str], directory: PurePath, log: EventLogger
@@ -50,18 +50,19 @@ class McpProgram:
         self.reason = ""
         self.last_stderr_line = ""
         self._stderr_closed = asyncio.Event()
-        """All that it will ever write to standard error was read."""
+        """Its standard error was read to the end."""
         self.pid = 0
         self._stopping = False
-        """We are ending it: how it ends now is our doing."""
+        """We are stopping it, so its exit is not a failure."""
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[TransportStreams]:
-        """The program's streams of messages, as the SDK takes them. Leaving ends the program and all it started."""
+        """Yield the program's message streams for the SDK. Leaving the context ends the program and all its child
+        processes."""
         import anyio
         from mcp.shared.message import SessionMessage
 
-        # what stands beside our own Python is found, too: that is where pip puts a server
+        # also search next to our own Python, because pip installs servers there
         path = os.pathsep.join([self.env.get("PATH", os.defpath), os.path.dirname(sys.executable)])
         found = shutil.which(self.command[0], path=path)
         if found is None:
@@ -74,7 +75,7 @@ class McpProgram:
             stderr=asyncio.subprocess.PIPE,
             env=self.env,
             cwd=self.directory,
-            start_new_session=True,  # Ctrl-C in our terminal is for us to deal with
+            start_new_session=True,  # Ctrl-C in our terminal must not reach the program
             limit=MAX_LINE_BYTES,
         )
         self.pid = process.pid
@@ -125,17 +126,17 @@ class McpProgram:
                     continue
                 strange = 0
                 await incoming.send(SessionMessage(message))
-            self.reason = "it prints something else than MCP messages"
-        except ValueError:  # what readline raises for a line beyond the limit
+            self.reason = "it prints something other than MCP messages"
+        except ValueError:  # readline raises this for a line beyond the limit
             self.reason = f"it sent a message of more than {MAX_LINE_BYTES} bytes"
         except (BrokenResourceError, ClosedResourceError):
-            pass  # nobody listens any more
+            pass  # the stream is closed
         finally:
             incoming.close()
             self.ended.set()
 
     async def _on_output_closed(self, process: asyncio.subprocess.Process) -> None:
-        """It closed its output: most likely it is gone, and its last words say why."""
+        """Record the end of its output. It has most likely exited, and its last line on standard error says why."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_SECONDS):
                 await process.wait()
@@ -150,14 +151,14 @@ class McpProgram:
 
         assert process.stdin is not None
         assert isinstance(outgoing, MemoryObjectReceiveStream)
-        with contextlib.suppress(ConnectionError):  # that it is gone is noticed where it is heard
+        with contextlib.suppress(ConnectionError):  # the exit is noticed where its output is read
             async for wrapped in outgoing:
                 text: str = wrapped.message.model_dump_json(by_alias=True, exclude_unset=True)
                 process.stdin.write(text.encode("utf-8", "replace") + b"\n")
                 await process.stdin.drain()
 
     async def _log_stderr(self, process: asyncio.subprocess.Process) -> None:
-        """What it writes to standard error is a remark for whoever looks for the reason of something."""
+        """Log its standard error, which helps to find the reason of a failure."""
         assert process.stderr is not None
         while chunk := await process.stderr.read(64 * 1024):
             for line in chunk.decode("utf-8", "replace").splitlines():
@@ -168,7 +169,7 @@ class McpProgram:
 
 
 async def _end_process(process: asyncio.subprocess.Process) -> None:
-    """Close its input, which ends a server in order; then ask; then insist."""
+    """Close its input, which ends a well-behaved server; then terminate it; then kill it."""
     if process.stdin is not None:
         process.stdin.close()
     for hard in (False, True):
@@ -181,7 +182,7 @@ async def _end_process(process: asyncio.subprocess.Process) -> None:
 
 
 def _kill_process_group(process: asyncio.subprocess.Process, *, hard: bool) -> None:
-    """The program and whatever it started: they are a group of their own, but on Windows."""
+    """Signal the program and its child processes. They are a process group, except on Windows."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if sys.platform == "win32":
             process.kill()

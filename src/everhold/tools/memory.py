@@ -1,6 +1,5 @@
-"""The memory tools: curated facts that are in every prompt (`memory`), and notes that are found when they matter
-(`remember`, `conclude`). They decide and write nothing: what they note commits with their result.
-"""
+"""The memory tools: curated facts that are in every prompt (`memory`), and notes that are recalled when they matter
+(`remember`, `conclude`). They write nothing themselves; their notes commit with the call's result."""
 
 from __future__ import annotations
 
@@ -27,22 +26,22 @@ from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
 MAX_OPERATIONS: Final = 50
 MAX_NOTE_CHARS: Final = 8_000
 FACT_LIMITS_CHARS: Final[Mapping[str, int]] = {"user": 2_000, "memory": 3_000}
-"""Characters that facts of each target may take in every prompt."""
-NOBODY_PRESENT: Final = "Nothing can be remembered here: it is not known who is present."
+"""Maximum characters of the facts of each target in every prompt."""
+NOBODY_PRESENT: Final = "Nothing can be remembered here, because it is not known who is present."
 
 
 class FactSource(Protocol):
-    """What knows the facts there are."""
+    """Returns the current facts."""
 
     async def list_versions(self, agent: str) -> Sequence[Fact]: ...
 
 
 class InvalidOperation(Exception):
-    """An operation that cannot be carried out, in words for the model."""
+    """An operation that cannot be carried out, with the reason for the model."""
 
 
 class FactMemoryTool:
-    """Curates facts. Pure: a run that is repeated before its commit has changed nothing yet, and ids are the call's."""
+    """Curates facts. It is pure: a repeated run before the commit has no effect, and ids derive from the call."""
 
     effect = ToolEffect.PURE
     deadline = 10.0
@@ -55,7 +54,7 @@ class FactMemoryTool:
             "target": {
                 "type": "string",
                 "enum": list(FACT_TARGETS),
-                "description": "`user`: about the person; `memory`: anything else to keep in mind here.",
+                "description": "`user`: about the person; `memory`: anything else to keep.",
             },
             "content": {"type": "string", "maxLength": MAX_FACT_CHARS, "description": "The fact, in one sentence."},
             "old_text": {"type": "string", "description": "For replace and remove: the fact's id, or a part of it."},
@@ -63,7 +62,7 @@ class FactMemoryTool:
         self.spec = ToolSpec(
             name="memory",
             description=(
-                "Change the facts you keep in mind for whoever is here; they are shown to you in every turn. Add what "
+                "Change the facts you keep about the people here; they are shown to you in every turn. Add what "
                 "will matter for long, replace what has changed (what held before is kept with its time), remove what "
                 "is wrong. `operations` does several at once, all or none. There is little room "
                 f"({', '.join(f'{name}: {limit} characters' for name, limit in limits.items())}): for details use "
@@ -116,9 +115,9 @@ class FactMemoryTool:
     def _apply_operation(
         self, operation: object, facts: Sequence[Fact], context: ToolContext, number: int
     ) -> tuple[Noted | None, str]:
-        """The note an operation makes, or None where it changes nothing; and what to say about it."""
+        """Return the note of an operation, or None if it changes nothing; and the text of the result."""
         if not isinstance(operation, dict):
-            raise InvalidOperation("It is not an object with an `action`.")
+            raise InvalidOperation("The operation is not an object with an `action`.")
         action, content = operation.get("action"), operation.get("content")
         if action not in ("add", "replace", "remove"):
             raise InvalidOperation("Say `action`: add, replace or remove.")
@@ -146,7 +145,9 @@ class FactMemoryTool:
             note = Noted(text=text, tags=(old.target,), stamp=context.stamp)
             return mark_note_source(note, source), _format_noted_reply(text, source)
         if action == "remove" and context.sources and not context.said:
-            raise InvalidOperation(f"What a person had noted is not removed at the word of {context.sources[0]}.")
+            raise InvalidOperation(
+                f"A fact that a person asked for cannot be removed because {context.sources[0]} says so."
+            )
         note = Noted(
             text=text if action == "replace" else old.text,
             action=action,
@@ -168,20 +169,21 @@ class FactMemoryTool:
         raise InvalidOperation(f"{len(found)} facts contain {words!r}; give the id:\n{render_fact_list(found)}\n")
 
     def _find_limit_problem(self, facts: Sequence[Fact], notes: Sequence[Noted]) -> str:
-        """Why there is no room for what these notes add; nothing if there is. What shrinks is never refused."""
+        """Return why these notes do not fit, or an empty text. An operation that shrinks the facts is never refused."""
         for target in sorted({tag for note in notes if note.fact and note.action != "remove" for tag in note.tags}):
             used, limit = count_fact_chars(facts, target), self.limits.get(target, 0)
             if used > limit:
+                listed = render_fact_list([fact for fact in facts if fact.target == target])
                 return (
                     f"There is no room: facts under {target!r} may have {limit} characters, and would have {used}. "
                     "Nothing was changed. Replace or remove some (several at once with `operations`), or keep details "
-                    f"with `remember`. There would be:\n{render_fact_list([fact for fact in facts if fact.target == target])}"
+                    f"with `remember`. There would be:\n{listed}"
                 )
         return ""
 
 
 def _apply_note(facts: Sequence[Fact], note: Noted, context: ToolContext) -> list[Fact]:
-    """The facts as they will be once a note is committed."""
+    """Return the facts as they will be after a note is committed."""
     if not note.fact:
         return list(facts)
     kept = [
@@ -214,7 +216,8 @@ def _format_noted_reply(text: str, source: str) -> str:
 
 
 class RememberTool:
-    """Notes something somebody said. There is no limit to how many; they are found when they matter."""
+    """Stores a note about something that a person said. Their number is not limited; they are recalled when they
+    matter."""
 
     effect = ToolEffect.PURE
     deadline = 5.0
@@ -265,7 +268,7 @@ class RememberTool:
 
 
 class ConcludeTool(RememberTool):
-    """Notes what an agent makes of what it heard, so that it can be told from what was said."""
+    """Stores an agent's own conclusion, so that it can be distinguished from what people said."""
 
     name = "conclude"
     about = (
@@ -283,5 +286,5 @@ def _as_positive_integers(value: object) -> tuple[int, ...]:
 def build_memory_tools(
     facts: FactSource, *, limits: Mapping[str, int] = FACT_LIMITS_CHARS
 ) -> dict[str, FactMemoryTool | RememberTool]:
-    """What `memory` in an agent's tools brings."""
+    """The tools that `memory` in an agent's configuration stands for."""
     return {"memory": FactMemoryTool(facts, limits=limits), "remember": RememberTool(), "conclude": ConcludeTool()}

@@ -1,6 +1,5 @@
-"""The `session_search` tool: an agent looks through what was said, and reads one entry in full. It sees what everybody
-present may hear of, and nothing else.
-"""
+"""The `session_search` tool: an agent searches past conversations, and reads one entry in full. It finds only entries
+whose audience includes everybody present."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ MAX_RESULTS: Final = 20
 PAGE_CHARS: Final = 6_000
 """Characters of an entry that are read at once."""
 EXCERPT_CHARS: Final = 700
-NOBODY_PRESENT: Final = "Nothing can be searched here: it is not known who is present."
+NOBODY_PRESENT: Final = "Nothing can be searched here, because it is not known who is present."
 
 
 class SupportsSessionSearch(Protocol):
-    """What finds: the built-in memory."""
+    """Searches: the built-in memory."""
 
     async def search(
         self, text: str, *, agent: str, audience: Sequence[str], session: str | None = None, limit: int = 10
@@ -32,7 +31,7 @@ class SupportsSessionSearch(Protocol):
 
 
 class SessionSearchTool:
-    """Runs again without harm: it only reads."""
+    """The tool only reads, so a repeat is harmless."""
 
     effect = ToolEffect.PURE
     deadline = 10.0
@@ -86,7 +85,7 @@ class SessionSearchTool:
         return None
 
     async def _read_entry(self, session: str, seq: int, page: int, context: ToolContext) -> ToolResult:
-        # what may not be known is answered like what is not there
+        # an entry outside the audience gets the same answer as a missing one
         missing = ToolResult(text=f"There is no entry {seq} to read in session {session}.", error=True)
         try:
             about = await self.store.get_session(session)
@@ -94,7 +93,7 @@ class SessionSearchTool:
         except NotFound:
             return missing
         if isinstance(entry.body, Returned | Thought) and session == context.session:
-            # the agent's own doing here: what a stub or a summary left out of its sight
+            # the agent's own entries in this session, which a stub or a summary may have replaced in its context
             return _format_page(entry, entry.body.text, page)
         stamped = _get_entry_text(entry)
         if stamped is None or about.agent != context.agent:

@@ -1,4 +1,4 @@
-"""The `send` tool: an agent writes to another agent, if its configuration says it may."""
+"""The `send` tool: an agent writes to another agent, if its configuration allows it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ MAX_TEXT_CHARS: Final = 20_000
 
 
 class SendTool:
-    """Says something somewhere else. What it says commits with its result and is delivered by voice, so a run that is
-    repeated before that commit has said nothing yet: it is pure.
-    """
+    """Sends a message to another conversation. The message commits with the call's result and the outbox delivers it,
+    so a repeated run before the commit has no effect: the tool is pure."""
 
     effect = ToolEffect.PURE
     deadline = 5.0
@@ -45,12 +44,12 @@ class SendTool:
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         to, text = arguments.get("to"), arguments.get("text")
         if not isinstance(to, str) or not isinstance(text, str) or not text.strip():
-            return ToolResult(text="Say whom to send it to (`to`) and what (`text`).", error=True)
+            return ToolResult(text="Name the recipient (`to`) and the message (`text`).", error=True)
         if to not in self.allowed:
             return ToolResult(text=f"You may not write to {to!r}, only to: {', '.join(self.allowed)}.", error=True)
         if len(text) > MAX_TEXT_CHARS:
             return ToolResult(
-                text=f"That is {len(text)} characters; at most {MAX_TEXT_CHARS} can be sent at once.", error=True
+                text=f"The text has {len(text)} characters; at most {MAX_TEXT_CHARS} can be sent at once.", error=True
             )
         saying = SendRequest(text=text, to=self._resolve_location(to), hops=context.hops + 1)
         return ToolResult(text=f"Sent to {to}.", send_requests=(saying,))

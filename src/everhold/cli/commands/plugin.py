@@ -1,4 +1,4 @@
-"""`everhold plugin`: what is installed; a provider of one's own, and whether it keeps its promise."""
+"""`everhold plugin`: list the installed plug-ins, generate a new one, test a memory provider."""
 
 from __future__ import annotations
 
@@ -58,41 +58,64 @@ def _list_plugins(screen: CommandScreen) -> int:
     return 0
 
 
-# -- a new one ---------------------------------------------------------------------------------------------------------
+# -- generate a new one ------------------------------------------------------------------------------------------------
+
+SKELETON_FILES: Final = {
+    "memory": {
+        "@package@/__init__.py": "provider.py",
+        "@package@/py.typed": "",
+        "pyproject.toml": "pyproject.toml",
+        "tests/test_contract.py": "test_contract.py",
+        "README.md": "README.md",
+    },
+    "platform": {
+        "@package@/__init__.py": "adapter.py",
+        "@package@/py.typed": "",
+        "pyproject.toml": "pyproject.toml",
+        "tests/remote_@module@.py": "remote.py",
+        "tests/test_contract.py": "test_contract.py",
+        "README.md": "README.md",
+    },
+}
+"""Kind of plug-in -> file -> its template in `skeleton/KIND`. An empty template name makes an empty file."""
 
 
 def _create_plugin(args: argparse.Namespace, screen: CommandScreen) -> int:
     name = args.name
-    package = f"everhold_{name.replace('-', '_')}"
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or keyword.iskeyword(name):
         raise InvalidRequest(
-            f"{name!r} is not a name for a plug-in", remedy="small letters, digits and -, first a letter"
+            f"{name!r} is not a name for a plug-in", remedy="use small letters, digits and -, beginning with a letter"
         )
     directory = Path(args.directory or f"everhold-{name}")
     if directory.exists() and any(directory.iterdir()):
-        raise InvalidRequest(f"{directory} is not empty", remedy="name another place: --in DIR")
-    words = {"@name@": name, "@package@": package, "@Class@": "".join(part.title() for part in name.split("-"))}
-    files = {
-        f"{package}/__init__.py": "provider.py",
-        f"{package}/py.typed": "",
-        "pyproject.toml": "pyproject.toml",
-        "tests/test_contract.py": "test_contract.py",
-        "README.md": "README.md",
+        raise InvalidRequest(f"{directory} is not empty", remedy="name another directory: --in DIR")
+    module = name.replace("-", "_")
+    words = {
+        "@name@": name,
+        "@module@": module,
+        "@package@": f"everhold_{module}",
+        "@Class@": "".join(part.title() for part in name.split("-")),
+        "@VARIABLE@": module.upper(),
     }
+    files = {_replace_words(file, words): template for file, template in SKELETON_FILES[args.kind].items()}
     for file, template in files.items():
         path = directory / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_fill_template(template, words))
+        path.write_text(_fill_template(args.kind, template, words))
     if screen.json:
         screen.print_json({"directory": str(directory), "files": sorted(files)})
     else:
         screen.print_line(f"wrote {directory}: {', '.join(sorted(files))}")
-        screen.print_note(f"next: cd {directory} && everhold plugin test {package}:{words['@Class@']}")
+        test = f"everhold plugin test {words['@package@']}:{words['@Class@']}" if args.kind == "memory" else "pytest"
+        screen.print_note(f"next: cd {directory} && {test}")
     return 0
 
 
-def _fill_template(template: str, words: Mapping[str, str]) -> str:
-    text = (SKELETON_DIRECTORY / f"{template}.txt").read_text() if template else ""
+def _fill_template(kind: str, template: str, words: Mapping[str, str]) -> str:
+    return _replace_words((SKELETON_DIRECTORY / kind / f"{template}.txt").read_text(), words) if template else ""
+
+
+def _replace_words(text: str, words: Mapping[str, str]) -> str:
     for word, meaning in words.items():
         text = text.replace(word, meaning)
     return text
@@ -183,10 +206,10 @@ def _make_provider_factory(
     section = MemorySettings.model_validate({"provider": "it", "=extra": dict(given), "=name": name})
     settings = build_plugin_settings(section, factory.Settings)
 
-    def make(agent: str, directory: Path) -> MemoryProvider:
+    def make_provider(agent: str, directory: Path) -> MemoryProvider:
         return factory(settings, make_plugin_context(agent=agent, instance=name, directory=directory))
 
-    return settings, make
+    return settings, make_provider
 
 
 async def _try_factory(factory: PluginFactory[MemoryProvider], settings: Any) -> None:

@@ -1,1 +1,1 @@
-"""Discord: a bot that listens at the gateway."""
+"""Discord: a bot that receives through Discord's gateway."""

@@ -1,8 +1,8 @@
-"""One bot. Listens at the gateway in a loop of its own; sends, edits, types, and brings files both ways.
+"""One Discord bot. Its own loop reads Discord's gateway. It sends, edits, shows typing, and transfers files.
 
-Discord confirms nothing and repeats little, so what was heard last is kept per channel, with the messages. What is
-sent carries a nonce that Discord recognises for some minutes: sent again within those, it is shown once. A reply to
-something older is looked for in the channel before it is sent.
+Discord has no acknowledgements and repeats little, so the last message heard in each channel is stored together with
+the messages. A sent message carries a nonce that Discord recognises for some minutes, so a repeat within that time is
+shown once. For a reply to an older message, the adapter searches the channel before it sends.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from everhold.ports.plugin import PluginContext
 T = TypeVar("T")
 MAX_TEXT_CHARS: Final = 2_000
 MAX_FILE_BYTES: Final = 10 * 1024 * 1024
-"""What a server takes that nobody pays for."""
+"""The file limit of a server without a paid plan."""
 MAX_COMMANDS: Final = 100
 STABLE_CONNECTION_SECONDS: Final = 60.0
 NONCE_LIFETIME_SECONDS: Final = 120.0
-"""For at least so long Discord knows a nonce again: it speaks of a few minutes."""
+"""For at least this long Discord recognises a nonce. Its documentation says a few minutes."""
 IDENTIFY_INTERVAL_SECONDS: Final = 5.0
 PERMISSIONS: Final = discord.Permissions(
     view_channel=True,
@@ -63,7 +63,8 @@ TEXT_OPTION: Final = {"type": 3, "name": "text", "description": "what goes with 
 
 
 class DiscordPlatform:
-    """One account. Implements `Platform`, `Drafting`, `Carrying`, `Typing`, `Introducing` and `Leaving`."""
+    """One account. Implements `Platform`, `SupportsDrafts`, `SupportsFiles`, `SupportsTyping`, `SupportsIntroduction`
+    and `SupportsClose`."""
 
     name = NAME
     delivery = DeliveryGuarantee.KEYED
@@ -72,7 +73,7 @@ class DiscordPlatform:
     visible_after = 0.0
 
     def __init__(self, settings: DiscordSettings, context: PluginContext) -> None:
-        assert context.account_context is not None, "a platform has a station"
+        assert context.account_context is not None, "a platform has an account context"
         self.account = context.instance
         self._settings = settings
         self._account_context = context.account_context
@@ -81,12 +82,12 @@ class DiscordPlatform:
         self._client: DiscordClient | None = None
         self._connecting = asyncio.Lock()
         self._events: asyncio.Queue[tuple[str, Any] | BaseException] = asyncio.Queue()
-        """What the gateway told, and a word at each place where something may be missing in between."""
+        """Events from Discord's gateway, and a marker at each place where events may be missing."""
         self._resume: DiscordResumePoint | None = None
         self._roles: frozenset[str] = frozenset()
         self._backlog = DiscordCatchUp(self._call_api, self._account_context, self._log)
         self._rate_limited_until: dict[str, float] = {}
-        """Channels that Discord wants left alone, and until when."""
+        """Channel -> the time until which Discord's rate limit holds."""
         self._alive_recorded_at = 0.0
 
     async def aclose(self) -> None:
@@ -108,10 +109,10 @@ class DiscordPlatform:
             client.application_id, permissions=PERMISSIONS, scopes=("bot", "applications.commands")
         )
         return AccountIntroduction(
-            name=client.me.name, hello=f"open {link} to bring it to your server, and mention it there"
+            name=client.me.name, hello=f"open {link} to add it to your server, and mention it there"
         )
 
-    # -- hearing -----------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------------
 
     async def listen(self, accept: AcceptMessage) -> None:
         self._events = asyncio.Queue()
@@ -137,7 +138,7 @@ class DiscordPlatform:
             self._events.put_nowait(error)
 
     async def _receive_events(self) -> None:
-        """Read the gateway, again and again: where it was left if that is possible, or else from now on."""
+        """Read Discord's gateway in a loop. Resume the last session if possible, otherwise start a new one."""
         failures = 0
         announced = False
         while True:
@@ -152,9 +153,9 @@ class DiscordPlatform:
                     raise mend from error
                 problem = discord_errors.convert_error(error, what="the connection")
             failures = 1 if self._context.clock.monotonic() - began > STABLE_CONNECTION_SECONDS else failures + 1
-            if failures > 1:  # Discord moves its connections about; one that is had again is no trouble
+            if failures > 1:  # Discord moves connections regularly; a connection that can be resumed is not a failure
                 self._account_context.report(
-                    f"Discord does not answer: {problem.message}", "it is tried again by itself"
+                    f"Discord does not answer: {problem.message}", "no action needed: everhold tries again"
                 )
             asked = problem.retry_after if isinstance(problem, Transient) else None
             wait = (
@@ -162,7 +163,7 @@ class DiscordPlatform:
                 if asked is not None
                 else retry_delay_seconds(failures, jitter=self._account_context.chance.random())
             )
-            # whoever cannot go on where they were has to introduce themselves, which is allowed every five seconds
+            # a session that cannot be resumed has to identify again, which is allowed every five seconds
             await self._account_context.sleep(max(wait or 300.0, 0.0 if self._resume else IDENTIFY_INTERVAL_SECONDS))
 
     async def _read_connection(self, client: DiscordClient) -> NoReturn:
@@ -176,7 +177,7 @@ class DiscordPlatform:
             await socket.close()
 
     async def _connect(self) -> DiscordClient:
-        """The client, signed in. Raises what the library raises."""
+        """Return the client, logged in. Raises the library's errors."""
         async with self._connecting:
             if self._client is None:
                 client = DiscordClient(base=(self._settings.base_url or "").rstrip("/"), tell=self._enqueue_event)
@@ -189,7 +190,7 @@ class DiscordPlatform:
             return self._client
 
     async def _register_commands(self, client: DiscordClient) -> bool:
-        """Show the commands where people look for them."""
+        """Announce the commands in Discord's menu."""
         commands = [
             {"name": name, "description": line[:100], "type": 1, "options": [TEXT_OPTION]}
             for name, line in self._account_context.commands.items()
@@ -201,11 +202,11 @@ class DiscordPlatform:
             self._log.warning(
                 "command_menu.failed", error=discord_errors.convert_error(error, what="a list of commands")
             )
-            return isinstance(error, discord.HTTPException)  # what else went wrong may go right the next time
+            return isinstance(error, discord.HTTPException)  # other failures may succeed the next time
         return True
 
     def _enqueue_event(self, event: str, data: Any) -> None:
-        """The gateway tells something. Nothing is done about it here: the gateway waits for nobody."""
+        """Queue an event from Discord's gateway. It is not processed here, because the connection must not wait."""
         match event:
             case "READY" | "RESUMED":
                 self._account_context.report()
@@ -232,7 +233,7 @@ class DiscordPlatform:
     async def _resolve_channel(self, data: Any) -> DiscordChannel:
         id = data.get("channel_id") if isinstance(data, dict) else None
         if not isinstance(id, str) or not parsing.is_snowflake(id):
-            return DiscordChannel(id="")  # nobody can read the rest of it either
+            return DiscordChannel(id="")  # the rest of it cannot be parsed either
         if not data.get("guild_id"):
             await self._backlog.add_direct_chat(id)
         return await self._backlog.get_channel(id)
@@ -281,7 +282,7 @@ class DiscordPlatform:
         return (await fetch_file(self._account_context, file.url, size=file.size)).data
 
     async def _accept_command(self, data: Any, accept: AcceptMessage) -> None:
-        """Keep a slash command, then confirm it; what there is to say is said as a message."""
+        """Accept a slash command, then confirm it. The reply is sent as a message."""
         try:
             where = await self._resolve_channel(data)
             heard = parsing.parse_command(data, where=where, account=self.account)
@@ -309,7 +310,7 @@ class DiscordPlatform:
         except EverholdError as error:
             self._log.info("command.unconfirmed", error=error)
 
-    # -- saying ------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------------------
 
     async def send(self, out: OutgoingMessage) -> str:
         if out.edits:
@@ -333,7 +334,8 @@ class DiscordPlatform:
         if parsing.is_snowflake(out.to.message) and (
             self._is_late(out) or not (await self._find_channel(out.to)).is_direct
         ):
-            # in a server an answer hangs on what it answers; alone with somebody a late one does, to be found again
+            # in a server a reply refers to its message; in a direct chat only a late reply does, so that it can be
+            # found again
             reference = {
                 "message_id": out.to.message,
                 "channel_id": _get_channel_id(out.to),
@@ -358,7 +360,7 @@ class DiscordPlatform:
             )
 
     async def _finalize_draft(self, out: OutgoingMessage) -> str:
-        """Put the final text in a draft's place. A repeat changes nothing, so a lost answer is no doubt."""
+        """Replace a draft with the final text. A repeat changes nothing, so a lost answer leaves no doubt."""
         try:
             await self._edit_message(out.edits, out)
         except InDoubt as error:
@@ -373,7 +375,7 @@ class DiscordPlatform:
         return out.edits
 
     async def _mark_notice(self, out: OutgoingMessage) -> str:
-        """The text; in a server a notice is marked, so that no other bot answers it."""
+        """Return the text. In a server a notice is marked, so that other bots do not answer it."""
         marked = out.notice and not (await self._find_channel(out.to)).is_direct
         return NOTICE_PREFIX + out.text if marked and len(out.text) + len(NOTICE_PREFIX) <= MAX_TEXT_CHARS else out.text
 
@@ -383,7 +385,8 @@ class DiscordPlatform:
         return out.file.name or "file", await load_outgoing_file(self._context, out.file, most=MAX_FILE_BYTES)
 
     async def _find_sent_message(self, out: OutgoingMessage, *, look: bool = False) -> str:
-        """The message, if it was sent before Discord forgot its nonce. No reply is older than what it answers."""
+        """Return the id of the message if it was sent before Discord forgot its nonce. A reply is never older than its
+        message."""
         asked = parsing.parse_snowflake_seconds(out.to.message)
         if asked and not look and not self._is_late(out):
             return ""
@@ -394,7 +397,7 @@ class DiscordPlatform:
         text = (await self._mark_notice(out)).strip()
         client = self._client
         assert client is not None
-        # alone with somebody, what was said in time hangs on nothing
+        # in a direct chat a reply that was sent in time refers to no message
         hangs = {out.to.message, ""} if (await self._find_channel(out.to)).is_direct else {out.to.message}
         for message in page:
             if str(message["author"]["id"]) != str(client.me.id):
@@ -407,11 +410,12 @@ class DiscordPlatform:
         return ""
 
     def _is_late(self, out: OutgoingMessage) -> bool:
-        """Whether what is answered is so old that Discord may have forgotten the nonce of a first try."""
+        """Return whether the replied-to message is so old that Discord may have forgotten the nonce of a first
+        attempt."""
         return self._context.clock.now() - parsing.parse_snowflake_seconds(out.to.message) >= NONCE_LIFETIME_SECONDS
 
     async def _find_channel(self, to: ChatLocation) -> DiscordChannel:
-        """What kind of place this is, as far as that can be found out at once."""
+        """Return the kind of chat, as far as it is known without a call."""
         id = _get_channel_id(to)
         if id not in self._backlog.channels:
             told: Any = await self._call_api(lambda rest: rest.get_channel(id), what="a message", to=to)
@@ -423,26 +427,24 @@ class DiscordPlatform:
     async def _call_api(
         self, ask: Callable[[DiscordHttpClient], Awaitable[T]], *, what: str = "a call", to: ChatLocation | None = None
     ) -> T:
-        """Call the API. Waits that Discord asked for are kept, and its errors become ours."""
+        """Call the API. Respects Discord's rate limit, and converts its errors to ours."""
         chat = _get_channel_id(to) if to is not None else ""
         for key in (chat, GLOBAL_RATE_LIMIT_KEY):
             left = self._rate_limited_until.get(key, 0.0) - self._context.clock.monotonic()
             if left > 0:
-                raise Transient(f"Discord wants to be left alone for {left:.0f} s", retry_after=left)
+                raise Transient(f"Discord limits requests for another {left:.0f} s", retry_after=left)
             self._rate_limited_until.pop(key, None)
         try:
             client = await self._connect()
         except discord_errors.DISCORD_ERRORS as error:
             problem = discord_errors.convert_error(error, what="the bot")
-            # nothing of what was to be sent has left
+            # the request was not sent
             raise Transient(problem.message, remedy=problem.remedy) from error
         try:
             return await ask(client.rest)
         except discord_errors.DISCORD_ERRORS as error:
             problem = discord_errors.convert_error(error, what=what)
-            problem.message = self._settings.token.mask_in(
-                problem.message
-            )  # who complains may repeat what they were given
+            problem.message = self._settings.token.mask_in(problem.message)  # the error text may contain what was sent
             if isinstance(problem, Transient) and problem.retry_after is not None:
                 key = GLOBAL_RATE_LIMIT_KEY if isinstance(error, DiscordRateLimited) and error.is_global else chat
                 if key:
@@ -451,12 +453,12 @@ class DiscordPlatform:
 
 
 def make_nonce(key: str) -> str:
-    """A key as Discord takes it: 25 characters at most."""
+    """Return a nonce for a key. Discord accepts at most 25 characters."""
     return hashlib.blake2b(key.encode(), digest_size=12).hexdigest()
 
 
 def _has_same_file(message: Any, out: OutgoingMessage) -> bool:
-    """Whether a message carries the file that was to be sent, as far as its size tells: names are changed there."""
+    """Return whether a message carries the file, judged by its size, because Discord changes file names."""
     sizes = [it.get("size") for it in message.get("attachments") or ()]
     return sizes == ([out.file.size] if out.file is not None else [])
 
@@ -470,7 +472,7 @@ def _build_message_parameters(text: str, file: tuple[str, bytes] | None, **more:
     return handle_message_parameters(
         content=text or missing,
         file=discord.File(io.BytesIO(file[1]), filename=file[0]) if file else missing,
-        # a model that was talked into calling everybody calls nobody
+        # a model cannot be made to ping everyone
         allowed_mentions=discord.AllowedMentions(everyone=False, roles=False, users=True, replied_user=True),
         **more,
     )

@@ -1,8 +1,8 @@
-"""What was said while nobody listened: read from the history of every channel that went on since, oldest first.
+"""Reads messages that were missed: from the history of every channel with new messages, oldest first.
 
-The gateway repeats what a connection missed if it comes back soon. To anybody else it repeats nothing, so every channel
-has a position of its own: the last message that was kept. Channels of servers can be listed, direct chats cannot: those
-are remembered, before anything in them is kept, and those with people who are let in anyway are asked for.
+Discord repeats missed events only for a connection that resumes soon. So every channel has its own offset: the last
+message that was committed. Channels of servers can be listed, direct chats cannot. The adapter stores each direct chat
+before it accepts a message from it, and asks for the direct chats with known senders.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from everhold.ports.plugin import AccountContext
 
 T = TypeVar("T")
 CallApi: TypeAlias = Callable[[Callable[[DiscordHttpClient], Awaitable[T]]], Awaitable[T]]
-"""Asks Discord something; raises our errors."""
+"""Calls Discord's API; raises everhold's errors."""
 HandleMessage: TypeAlias = Callable[[DiscordChannel, dict[str, Any]], Awaitable[None]]
 
 LAST_ALIVE_KEY: Final = "alive"
@@ -31,14 +31,14 @@ DIRECT_CHATS_KEY: Final = "direct"
 CONTACTED_USERS_KEY: Final = "met"
 PAGE_SIZE: Final = 100
 MAX_DIRECT_CHAT_REQUESTS: Final = 50
-"""How many direct chats are asked for at once: Discord takes many new ones for spam."""
+"""How many direct chats are opened at once. Discord treats many new ones as spam."""
 MAX_DIRECT_CHATS: Final = 500
-"""How many direct chats are looked into after a gap: those that were opened last."""
+"""How many direct chats are read after a gap: those that were opened last."""
 CLOCK_SKEW_SECONDS: Final = 60.0
 
 
 class DiscordCatchUp:
-    """Where every channel was left, and the way from there to now."""
+    """The offset of every channel, and the messages from there to now."""
 
     def __init__(self, call: CallApi[Any], account_context: AccountContext, log: EventLogger) -> None:
         self._call = call
@@ -47,17 +47,17 @@ class DiscordCatchUp:
         self._positions: dict[str, int] = {}
         self._direct_chats: list[str] | None = None
         self.channels: dict[str, DiscordChannel] = {}
-        """The channels that were described to us."""
+        """The channels that Discord has described."""
 
     def advance_position(self, channel: DiscordChannel, id: str) -> str | None:
-        """The position that goes with a message just heard, unless there is a later one."""
+        """Return the offset to commit with a message, unless there is a later one."""
         if int(id) <= self._positions.get(channel.id, 0):
             return None
         self._positions[channel.id] = int(id)
         return f"channel/{channel.id}"
 
     async def get_channel(self, id: str) -> DiscordChannel:
-        """What kind of place this is. Its conversation has another name if it is a thread, so it has to be known."""
+        """Return the kind of a chat. A thread has a different address, so the kind must be known."""
         if id not in self.channels:
             try:
                 told = await self._call_until_answered(lambda rest: rest.get_channel(id))
@@ -68,7 +68,7 @@ class DiscordCatchUp:
         return self.channels[id]
 
     async def add_direct_chat(self, id: str) -> None:
-        """Remember a direct chat before anything in it is kept."""
+        """Store a direct chat before anything in it is accepted."""
         self.channels[id] = DiscordChannel(id=id, is_direct=True)
         known = await self._load_direct_chats()
         if id not in known:
@@ -77,8 +77,8 @@ class DiscordCatchUp:
             await self._account_context.offsets.advance(DIRECT_CHATS_KEY, msgspec.json.encode(known).decode())
 
     async def run(self, hear: HandleMessage, *, now: float) -> None:
-        """Hand over everything that was missed. `now` is when the connection was made."""
-        # the very first time there is only what was said while we were being set up
+        """Accept everything that was missed. `now` is when the connection was made."""
+        # on the first start, only messages written during the setup are missed
         alive = int(
             await self._account_context.offsets.read(LAST_ALIVE_KEY) or parsing.make_snowflake(now - CLOCK_SKEW_SECONDS)
         )
@@ -88,12 +88,12 @@ class DiscordCatchUp:
             if last is None or last > since:
                 try:
                     await self._read_channel_history(channel, since, hear)
-                except Refused as error:  # one that cannot be read keeps no other from being read
+                except Refused as error:  # a channel that cannot be read does not stop the others
                     self._log.info("history.failed", chat=channel.id, error=error)
         await self.record_alive(now)
 
     async def record_alive(self, now: float) -> None:
-        """Until `now` everything was heard. A little less is claimed: their clock is not ours."""
+        """Record that everything until `now` was heard, minus a margin, because Discord's clock differs from ours."""
         await self._account_context.offsets.advance(
             LAST_ALIVE_KEY, str(parsing.make_snowflake(now - CLOCK_SKEW_SECONDS))
         )
@@ -108,7 +108,7 @@ class DiscordCatchUp:
                 return
 
     async def _list_channels(self) -> AsyncIterator[tuple[DiscordChannel, int | None]]:
-        """Every place there is, with its last message where that is known."""
+        """Return every channel, with its last message where it is known."""
         await self._open_direct_chats()
         for id in list(await self._load_direct_chats()):
             self.channels[id] = DiscordChannel(id=id, is_direct=True)
@@ -127,7 +127,8 @@ class DiscordCatchUp:
             after = max(int(guild["id"]) for guild in guilds)
 
     async def _open_direct_chats(self) -> None:
-        """Ask for the direct chats with those who are let in, once each: the first word may come while we are away."""
+        """Open the direct chats with known senders, once each, because their first message may come while the gateway
+        is down."""
         stored = await self._account_context.offsets.read(CONTACTED_USERS_KEY)
         met = set(msgspec.json.decode(stored, type=list[str])) if stored else set()
         strangers = sorted(
@@ -152,7 +153,7 @@ class DiscordCatchUp:
         return [*channels, *threads["threads"]]
 
     async def _call_until_answered(self, ask: Callable[[DiscordHttpClient], Awaitable[Any]]) -> Any:
-        """Ask until there is an answer: to go on without it would be to lose what it tells."""
+        """Ask until there is an answer, because continuing without it would lose messages."""
         return await read_until_answered(self._account_context, self._log, lambda: self._call(ask))
 
     async def _load_direct_chats(self) -> list[str]:

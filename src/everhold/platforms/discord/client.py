@@ -1,7 +1,7 @@
-"""The vendor's client with its own will taken out: it asks once, tells what comes as it comes, and keeps nothing.
+"""The vendor's client without its own policies: it calls once, passes events on unparsed, and caches nothing.
 
-By itself it tries again, sleeps through limits, takes events apart into objects and caches them. Whether something may
-be sent twice, how long is waited and what an event means is for us to say; what stays is how Discord is spoken to.
+By default it retries, sleeps through rate limits, turns events into objects and caches them. The adapter decides about
+repeats, waits and the meaning of events, so only the transport of the client is used.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from discord.http import HTTPClient, Route
 from yarl import URL
 
 EventCallback = Callable[[str, Any], None]
-"""Hears of an event: its name, and what it tells."""
+"""Receives an event: its name and its data."""
 
 HANDLED_EVENTS: Final = ("READY", "RESUMED", "GUILD_CREATE", "MESSAGE_CREATE", "MESSAGE_UPDATE", "INTERACTION_CREATE")
 CONNECT_SECONDS: Final = 30.0
 
 
 class DiscordRateLimited(Exception):
-    """Discord wants us to wait, or has trouble of its own."""
+    """Discord limits the rate, or has an internal error."""
 
     def __init__(self, status: int, *, wait_seconds: float | None, is_global: bool) -> None:
         super().__init__(f"Discord answered {status}")
@@ -35,7 +35,7 @@ class DiscordRateLimited(Exception):
 
 
 class DiscordHttpClient(HTTPClient):
-    """Asks once. The library's way to be watched is ours to stop it before it tries again."""
+    """Calls once. The library's trace hook stops it before it retries."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, base: str) -> None:
         watch = aiohttp.TraceConfig()
@@ -66,26 +66,26 @@ async def _raise_for_wait(session: object, context: SimpleNamespace, told: aioht
 
 
 class DiscordClient(discord.Client):
-    """One bot, signed in. `tell` hears of the few events that matter, in order, while `Socket` is read."""
+    """One bot, logged in. `tell` receives the relevant events, in order, while `DiscordSocket` is read."""
 
     def __init__(self, *, base: str, tell: EventCallback) -> None:
         intents = discord.Intents(guilds=True, messages=True, message_content=True)
         super().__init__(intents=intents, max_messages=None, chunk_guilds_at_startup=False)
         self.rest = DiscordHttpClient(asyncio.get_running_loop(), base=base)
         self.http = self._connection.http = self.rest
-        # instead of objects and a cache of them: a message reads the same whoever brings it, gateway or history
+        # no objects and no cache, so that a message from the gateway and one from the history have the same form
         self._connection.parsers = {event: _make_event_listener(event, tell) for event in HANDLED_EVENTS}
 
     @property
     def me(self) -> discord.ClientUser:
-        assert self.user is not None, "it is signed in"
+        assert self.user is not None, "the bot is logged in"
         return self.user
 
     async def open_socket(self, resume: DiscordResumePoint | None) -> DiscordSocket:
-        """A connection to the gateway: the last one again if it can be had, or a new one."""
+        """A connection to Discord's gateway: the last session resumed if possible, otherwise a new one."""
         if resume is None:
             _, url, _ = await self.rest.get_bot_gateway()
-            # `initial`, or the library sleeps; how often somebody may introduce themselves is minded outside
+            # `initial` keeps the library from sleeping; the caller limits how often the bot identifies
             opening = DiscordWebSocket.from_client(self, gateway=URL(url), initial=True)
         else:
             opening = DiscordWebSocket.from_client(
@@ -95,7 +95,7 @@ class DiscordClient(discord.Client):
 
 
 class DiscordResumePoint:
-    """Where a connection was left."""
+    """The session id and sequence number at which a connection ended."""
 
     def __init__(self, session: str, sequence: int | None, gateway: URL) -> None:
         self.session = session
@@ -104,13 +104,13 @@ class DiscordResumePoint:
 
 
 class DiscordSocket:
-    """One connection to the gateway."""
+    """One connection to Discord's gateway."""
 
     def __init__(self, socket: DiscordWebSocket) -> None:
         self._socket = socket
 
     async def read(self) -> None:
-        """Read the next thing that comes. Raises what the library raises when the connection ends."""
+        """Read the next event. Raises the library's error when the connection ends."""
         await self._socket.poll_event()
 
     def resume_point(self) -> DiscordResumePoint | None:

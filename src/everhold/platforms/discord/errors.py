@@ -1,4 +1,4 @@
-"""What went wrong at Discord, in our words: what to do next."""
+"""Converts Discord's errors to everhold's, which say what to do next."""
 
 from __future__ import annotations
 
@@ -30,34 +30,37 @@ DISCORD_ERRORS: Final = (
     asyncio.TimeoutError,
     OSError,
 )
-"""Everything that a call to Discord, or the gateway, fails with."""
+"""All errors that a call to Discord, or its gateway, raises."""
 
 UNKNOWN_MESSAGE: Final = 10008
 NOT_OUR_MESSAGE: Final = 50005
 _INVALID_FORM_BODY: Final = 50035
-UNKNOWN_TOKEN: Final = ("Discord does not know this token", "the developer portal gives a new one; put it into .env")
+UNKNOWN_TOKEN: Final = (
+    "Discord does not know this token",
+    "get a new token in the developer portal and put it into .env",
+)
 MISSING_INTENT: Final = (
     "the bot may not read messages",
     "switch on the Message Content Intent in the developer portal, under Bot",
 )
 _FATAL_CLOSE_CODES: Final = {
     4004: UNKNOWN_TOKEN,
-    4013: ("Discord does not take our intents", "update everhold"),
+    4013: ("Discord does not accept our intents", "update everhold"),
     4014: MISSING_INTENT,
 }
-"""Why the gateway ends a connection for good."""
+"""Close codes after which Discord's gateway does not accept the same connection again."""
 
 
 def convert_error(error: DiscordFailure, *, what: str) -> EverholdError:
-    """The error to raise for a call that failed."""
+    """Return the error to raise for a failed call."""
     match error:
         case DiscordRateLimited(status=429):
-            return Transient(f"Discord wants {what} to wait", retry_after=error.wait_seconds)
+            return Transient(f"Discord limits the rate of {what}", retry_after=error.wait_seconds)
         case discord.RateLimited():
-            return Transient(f"Discord wants {what} to wait", retry_after=error.retry_after)
+            return Transient(f"Discord limits the rate of {what}", retry_after=error.retry_after)
         case discord.LoginFailure() | discord.HTTPException(status=401):
             message, remedy = UNKNOWN_TOKEN
-            return Transient(message, remedy=remedy)  # the account's trouble, not the message's
+            return Transient(message, remedy=remedy)  # a problem of the account, not of the message
         case discord.HTTPException(status=413) | discord.HTTPException(code=40005):
             return TooLong(f"Discord refuses {what}: it is too large")
         case discord.HTTPException(code=50035) if "BASE_TYPE_MAX_LENGTH" in str(error) or "or fewer" in str(error):
@@ -71,7 +74,7 @@ def convert_error(error: DiscordFailure, *, what: str) -> EverholdError:
 
 
 def find_permanent_refusal(error: DiscordFailure) -> Refused | None:
-    """What somebody has to mend before it makes sense to connect again, if it is that."""
+    """Return the problem that the operator has to fix before connecting again makes sense, if there is one."""
     told = UNKNOWN_TOKEN if isinstance(error, discord.LoginFailure) else None
     if isinstance(error, discord.ConnectionClosed):
         told = _FATAL_CLOSE_CODES.get(error.code or 0)
@@ -84,5 +87,5 @@ def build_refused(told: tuple[str, str]) -> Refused:
 
 
 def get_error_code(error: BaseException | None) -> int:
-    """What Discord numbers the error; 0 if it did not say."""
+    """Return Discord's error code, or 0 if there is none."""
     return error.code if isinstance(error, discord.HTTPException) else 0

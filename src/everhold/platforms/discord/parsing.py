@@ -1,4 +1,4 @@
-"""A message of Discord's -> a message at the door: what it is, who says it, and whether it is meant for us."""
+"""Turns a Discord message into an incoming message: what it is, who sent it, and whether it addresses the agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everhold.platforms.discord.settings import NAME
 from everhold.ports.platform import IncomingMessage
 
 TEXT_MESSAGE_TYPES: Final = frozenset({0, 19, 20})
-"""The types of messages that carry somebody's words: said, replied, or answered by a bot that was commanded."""
+"""The message types that contain text of a sender: messages, replies, and answers of bots to commands."""
 THREAD_CHANNEL_TYPES: Final = frozenset({10, 11, 12})
 DIRECT_CHANNEL_TYPES: Final = frozenset({1, 3})
 COMMAND_INTERACTION_TYPE: Final = 2
@@ -21,7 +21,7 @@ _MENTION: Final = re.compile(r"<@!?(\d+)>")
 
 
 class DiscordChannel(Struct, frozen=True, kw_only=True):
-    """Where a message stands: alone with somebody, in a channel of a server, or in a thread of one."""
+    """Where a message is: in a direct chat, a channel of a server, or a thread."""
 
     id: str
     is_direct: bool = False
@@ -38,7 +38,7 @@ class DiscordChannel(Struct, frozen=True, kw_only=True):
 
 
 class DiscordFile(Struct, frozen=True, kw_only=True):
-    """A file at Discord's, not fetched yet."""
+    """A file that is stored at Discord and not downloaded yet."""
 
     name: str
     media: str
@@ -61,14 +61,14 @@ def parse_message(
     roles: frozenset[str],
     edited: bool = False,
 ) -> IncomingMessage | None:
-    """What a message says, or None for what is nothing to hear: somebody joined, a message was pinned."""
+    """Return the message, or None for a system message, such as a new member or a pinned message."""
     id = _require_id(message, "id")
     author = message["author"]
     sender = _require_id(author, "id")
     if message.get("type", 0) not in TEXT_MESSAGE_TYPES or sender == str(me):
         return None
     if edited and not message.get("edited_timestamp"):
-        return None  # Discord put a preview of a link there
+        return None  # Discord added a link preview
     text = _extract_text(message, me)
     if not text and not message.get("attachments"):
         return None
@@ -86,7 +86,7 @@ def parse_message(
 
 
 def parse_command(interaction: dict[str, Any], *, where: DiscordChannel, account: str) -> IncomingMessage | None:
-    """A slash command, or None for another kind of interaction."""
+    """Return a slash command, or None for another kind of interaction."""
     if interaction.get("type") != COMMAND_INTERACTION_TYPE:
         return None
     user = (interaction.get("member") or interaction)["user"]
@@ -98,7 +98,7 @@ def parse_command(interaction: dict[str, Any], *, where: DiscordChannel, account
         name=str(user.get("global_name") or user.get("username") or ""),
         kind=where.chat_kind,
         event="command",
-        can_change_owner=True,  # it may be used where others talk to each other
+        can_change_owner=True,  # the command may be used in a channel where the bot is not a member
     )
 
 
@@ -115,12 +115,12 @@ def parse_files(message: dict[str, Any]) -> tuple[DiscordFile, ...]:
 
 
 def make_snowflake(seconds: float) -> int:
-    """The id that a message of that time would have at least."""
+    """Return the smallest id that a message of this time can have."""
     return max(0, int(seconds * 1000) - DISCORD_EPOCH_MS) << 22
 
 
 def parse_snowflake_seconds(id: str) -> float:
-    """When something with an id of Discord's was made; 0 if it is no such id."""
+    """Return when the object with this id was made, or 0 if it is not a Discord id."""
     return ((int(id) >> 22) + DISCORD_EPOCH_MS) / 1000 if is_snowflake(id) else 0.0
 
 
@@ -131,10 +131,10 @@ def is_snowflake(text: str) -> bool:
 def _extract_text(message: dict[str, Any], me: int) -> str:
     text = str(message.get("content") or "")
     if not text and message.get("message_snapshots"):
-        text = str(message["message_snapshots"][0]["message"].get("content") or "")  # somebody passed it on
+        text = str(message["message_snapshots"][0]["message"].get("content") or "")  # a forwarded message
     if not text:
         return next((f"[{it['name']}]" for it in message.get("sticker_items") or ()), "")
-    # "@us /status" is a command; at the start of a line Discord would look for one of its own
+    # "@bot /status" is a command; at the start of a line Discord would look for its own command
     found = _MENTION.match(text)
     if found is not None and found[1] == str(me) and text[found.end() :].lstrip().startswith("/"):
         return text[found.end() :].strip()
@@ -143,7 +143,7 @@ def _extract_text(message: dict[str, Any], me: int) -> str:
 
 
 def _is_addressed_to_us(message: dict[str, Any], me: int, roles: frozenset[str]) -> bool:
-    """Mentioned, also by the role that every bot has, or replied to."""
+    """Return whether the message mentions the bot, also by its role, or replies to it."""
     if any(str(it["id"]) == str(me) for it in message.get("mentions") or ()):
         return True
     if roles & {str(it) for it in message.get("mention_roles") or ()}:
@@ -155,5 +155,5 @@ def _is_addressed_to_us(message: dict[str, Any], me: int, roles: frozenset[str])
 def _require_id(fields: dict[str, Any], key: str) -> str:
     value = fields[key]
     if not isinstance(value, str) or not value:
-        raise TypeError(f"{key} is no id")
+        raise TypeError(f"{key} is not an id")
     return value

@@ -1,4 +1,4 @@
-"""What an account is configured with, and the factory that builds it. Loads the vendor's library only to build one."""
+"""The settings of an account, and the factory that builds it. The vendor's library is imported only to build one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DiscordSettings(BaseModel):
 
     token: SecretString = Field(description="The bot's token, from the developer portal, Bot, Reset Token")
     base_url: str | None = None
-    """Where the API answers, version and all, if not at its usual place."""
+    """The URL of the API with its version, if it is not the usual one."""
 
 
 class DiscordFactory:

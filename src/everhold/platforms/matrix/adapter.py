@@ -1,8 +1,8 @@
-"""One account. Reads its rooms in a loop of its own: commit, then move the position; sends, edits, types, and brings
-files both ways.
+"""One Matrix account. Its own loop reads its rooms: commit first, then advance the offset. It sends, edits, shows
+typing, and transfers files.
 
-Everything that is put into a room carries a transaction id made from the reply's key. The homeserver recognises it, so
-a send whose answer was lost is simply repeated: it is seen once.
+Every event that it sends carries a transaction id made from the reply's key. The homeserver recognises it, so a send
+whose answer was lost is repeated and shown once.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ from everhold.ports.platform import (
 from everhold.ports.plugin import PluginContext
 
 MAX_TEXT_UNITS: Final = 8_000
-"""An event holds 64 KiB; an edit says its text twice, and a unit may take three bytes."""
+"""An event holds 64 KiB. An edit contains its text twice, and a unit may take three bytes."""
 MAX_FILE_BYTES: Final = 50_000_000
-"""What homeservers take if they are not told otherwise."""
+"""The default file limit of homeservers."""
 TYPING_SECONDS: Final = 6.0
 MAX_FETCH_ATTEMPTS: Final = 3
 MAX_REMEMBERED_SENDERS: Final = 5_000
 INVITATION_RETRY_SECONDS: Final = 300.0
-"""How often it is asked again whether an invitation may be followed: who may speak can change."""
+"""How often the adapter checks again whether it may accept an invitation, because access can change."""
 SYNC_POSITION_KEY: Final = "since"
 LOST_POSITION: Final = ""
-"""Stands for a position that was lost: about a day ago."""
+"""Stands for a lost offset: about a day ago."""
 MAX_HISTORY_PAGES: Final = 50
-"""How far a room is read back then, where events do not tell their age."""
+"""How many events of a room are read back then, where events do not have a time."""
 SUCCESSOR_KEY_PREFIX: Final = "heir/"
 MAX_ROOM_UPGRADES: Final = 20
-"""How often a room may have been replaced. Rooms that replace each other in a circle lead somewhere, too."""
+"""How many replacements of a room are followed. Rooms may replace each other in a circle."""
 MAX_SKIPPED_EVENTS: Final = 50
-"""Events with nothing to hear, such as our own words, that may be looked at again after a restart."""
+"""Events without a message, such as our own, that may be read again after a restart."""
 
 
 class MatrixPlatform:
-    """One account. Implements `Platform`, `Drafting`, `Carrying`, `Typing`, `Attended`, `Introducing` and `Leaving`."""
+    """One account. Implements `Platform`, `SupportsDrafts`, `SupportsFiles`, `SupportsTyping`, `SupportsPresence`,
+    `SupportsIntroduction` and `SupportsClose`."""
 
     name = NAME
     delivery = DeliveryGuarantee.KEYED
@@ -65,7 +66,7 @@ class MatrixPlatform:
     visible_after = 0.0
 
     def __init__(self, settings: MatrixSettings, context: PluginContext) -> None:
-        assert context.account_context is not None, "a platform has a station"
+        assert context.account_context is not None, "a platform has an account context"
         self.account = context.instance
         self._settings = settings
         self._account_context = context.account_context
@@ -76,15 +77,15 @@ class MatrixPlatform:
         self._skipped_events = 0
         self._rooms: dict[str, parsing.MatrixRoom] = {}
         self._senders: collections.OrderedDict[str, str] = collections.OrderedDict()
-        """Who said what was heard lately: whom a reply is for."""
+        """Event -> its sender, for recent events, so that a reply can mention the sender."""
         self._invites: dict[str, tuple[str, str]] = {}
-        """Rooms we are asked into and have not entered: of what kind, and by whom."""
+        """Rooms with an open invitation: their kind, and who invited."""
         self._predecessors: dict[str, str] = {}
-        """Rooms we are asked into that took the place of another: of which one."""
+        """Rooms with an open invitation that replace another room -> that room."""
         self._successors: dict[str, str] = {}
-        """Rooms that we spoke in, and what took their place; nothing if they are as they were."""
+        """Rooms that the account sent to -> the room that replaced them, or an empty text."""
         self._rate_limited_until: dict[str, float] = {}
-        """Rooms that the homeserver wants left alone, and until when."""
+        """Room -> the time until which the homeserver's rate limit holds."""
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -93,17 +94,17 @@ class MatrixPlatform:
         try:
             await self._connect()
         except InDoubt as error:
-            raise Transient(error.message, remedy="is this the homeserver's address?") from error
+            raise Transient(error.message, remedy="check that this is the address of the homeserver") from error
         hello = f"open https://matrix.to/#/{self._me} and start a chat with it, without encryption"
         return AccountIntroduction(name=self._me, hello=hello)
 
-    # -- hearing -----------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------------
 
     async def listen(self, accept: AcceptMessage) -> None:
         failures = 0
         since = await self._account_context.offsets.read(SYNC_POSITION_KEY)
         asked = self._context.clock.monotonic()
-        known = since is None  # a first look shows invitations by itself
+        known = since is None  # a first sync shows invitations anyway
         while True:
             try:
                 await self._connect()
@@ -127,37 +128,37 @@ class MatrixPlatform:
             me = await self._client.whoami()
             wanted = self._settings.user
             if wanted and wanted != me:
-                raise Refused(f"the token is {me}'s, not {wanted}'s", remedy="give it the token of its own user")
+                raise Refused(f"the token belongs to {me}, not to {wanted}", remedy="set the token of that user")
             self._me = me
 
     async def _sync(self, since: str | None) -> tuple[dict[str, Any], str | None]:
-        """What is new, and since when: that is LATELY where our position is good for nothing any more."""
+        """Return what is new, and since when: LATELY if the homeserver no longer knows our offset."""
         seconds = 0 if since is None else self._settings.poll_seconds
         try:
             news = await self._client.sync(since, seconds=seconds)
         except client.MatrixPositionUnknown as error:
-            # the homeserver was set back, or is another one
+            # the homeserver was restored from a backup, or replaced
             self._log.warning("offset.refused", error=error)
             news = parsing.limit_to_recent(await self._client.sync(None, seconds=0))
             self._rooms.clear()
             self._account_context.report(
-                error.message, "the last day is read again; what is older and was not heard is missing"
+                error.message, "the last day is read again; older messages that were not heard are missing"
             )
             return news, LOST_POSITION
         self._account_context.report()
         return news, since
 
     async def _report_failure(self, error: EverholdError, failures: int) -> None:
-        """Say what is wrong and wait, longer each time."""
-        self._account_context.report(error.message, error.remedy or "it is tried again by itself")
+        """Report the failure and wait, longer each time."""
+        self._account_context.report(error.message, error.remedy or "no action needed: everhold tries again")
         wait = retry_delay_seconds(failures, jitter=self._account_context.chance.random()) or 300.0
         if isinstance(error, Transient) and error.retry_after is not None:
             wait = error.retry_after
         await self._account_context.sleep(wait)
 
     async def _accept_events(self, news: Mapping[str, Any], since: str | None, accept: AcceptMessage) -> str:
-        """Hand over everything new; the position behind it, which is kept together with the last of it."""
-        behind = str(news["next_batch"])
+        """Accept everything new and return the next offset, which is committed together with the last message."""
+        next_offset = str(news["next_batch"])
         await self._handle_invitations(news, accept)
         last: IncomingMessage | None = None
         async for chat, raw, room in self._iterate_events(news, since):
@@ -168,18 +169,18 @@ class MatrixPlatform:
                     await accept(last)
                 last = heard
         if last is not None:
-            offset = PlatformOffset(key=SYNC_POSITION_KEY, value=behind)
+            offset = PlatformOffset(key=SYNC_POSITION_KEY, value=next_offset)
             await accept(msgspec.structs.replace(last, offset=offset))
             self._skipped_events = 0
         elif self._skipped_events >= MAX_SKIPPED_EVENTS or since is None:
-            await self._account_context.offsets.advance(SYNC_POSITION_KEY, behind)
+            await self._account_context.offsets.advance(SYNC_POSITION_KEY, next_offset)
             self._skipped_events = 0
-        return behind
+        return next_offset
 
     async def _iterate_events(
         self, news: Mapping[str, Any], since: str | None
     ) -> AsyncIterator[tuple[str, Any, parsing.MatrixRoom]]:
-        """Every new event that may concern us, and who was there; room by room, each room's in their order."""
+        """Yield every new event that may matter, and the members at that time; room by room, in each room's order."""
         rooms = news.get("rooms") or {}
         for chat, room in [*(rooms.get("join") or {}).items(), *(rooms.get("leave") or {}).items()]:
             timeline = room.get("timeline") or {}
@@ -188,10 +189,10 @@ class MatrixPlatform:
             if since is None:
                 events = parsing.select_unanswered(events, self._me)
             elif entered is not None:
-                events = events[entered:]  # what was said before we came was not said to us
+                events = events[entered:]  # messages from before the account joined are not for it
             elif timeline.get("limited") and timeline.get("prev_batch"):
                 events = await self._fetch_missed_events(chat, str(timeline["prev_batch"]), since) + events
-            # in what could not be had, too, somebody may have come: then nobody is alone there any more
+            # a person may have joined in the missing part, so the room no longer counts as a direct chat
             if entered is not None or timeline.get("limited") or any(map(parsing.is_membership_event, events)):
                 self._rooms.pop(chat, None)
                 self._invites.pop(chat, None)
@@ -201,7 +202,7 @@ class MatrixPlatform:
                     yield chat, raw, then
 
     async def _fetch_missed_events(self, chat: str, start: str, end: str) -> list[Any]:
-        """What a look left out because it was too much, in its order."""
+        """Return the events that a sync left out because there were too many, in order."""
         found: list[Any] = []
         for _ in range(MAX_HISTORY_PAGES) if end == LOST_POSITION else itertools.count():
             try:
@@ -217,7 +218,7 @@ class MatrixPlatform:
                 break
             start = str(following)
         found.reverse()
-        # a gap that we came through: what was said before is none of ours
+        # the gap reaches back to before the account joined, and older messages are not for it
         entered = parsing.find_join_index(found, self._me)
         found = found[entered:] if entered is not None else found
         self._log.info("gap.filled", chat=chat, events=len(found))
@@ -251,7 +252,7 @@ class MatrixPlatform:
         return heard if message.file is None else await self._attach_file(heard, message.file)
 
     async def _load_room(self, chat: str, *, at: str = "") -> parsing.MatrixRoom:
-        """Who is in a room now, or was when it was looked at."""
+        """Return the members of a room now, or at the time of a sync."""
         room = self._rooms.get(chat)
         if room is None:
             try:
@@ -259,7 +260,7 @@ class MatrixPlatform:
             except Refused:
                 return parsing.MatrixRoom(
                     members={}
-                )  # we were thrown out: what was said before is heard as in any group
+                )  # the account was removed, so earlier messages are treated as in a group
             self._rooms[chat] = room
         return room
 
@@ -269,7 +270,7 @@ class MatrixPlatform:
             self._senders.popitem(last=False)
 
     async def _is_addressed_to_us(self, chat: str, message: parsing.MatrixMessage) -> bool:
-        """Whether it answers something of ours, or stands in a thread below it."""
+        """Return whether an event replies to one of ours, or is in a thread below it."""
         for id in {message.reply_to, message.thread} - {""}:
             sender = self._senders.get(id)
             if sender is None:
@@ -282,15 +283,15 @@ class MatrixPlatform:
                 return True
         return False
 
-    # -- files that come in ------------------------------------------------------------------------------------------
+    # -- incoming files ----------------------------------------------------------------------------------------------
 
     async def _attach_file(self, heard: IncomingMessage, file: parsing.MatrixFile) -> IncomingMessage:
-        """The message with its file, or with the word that there was one."""
+        """Return the message with its file, or with a note that the file is missing."""
         try:
             data = await self._download_file(file)
         except Refused as error:
             self._log.warning("file.missing", name=file.name, size=file.size, error=error)
-            note = f"[{file.name} was not taken in: {error.message}]"
+            note = f"[{file.name} was not stored: {error.message}]"
             text = f"{heard.text}\n{note}" if heard.text else note
             missing = build_missing_attachment(name=file.name, media=file.media, size=file.size)
             return msgspec.structs.replace(heard, text=text, attachments=(missing,))
@@ -300,7 +301,7 @@ class MatrixPlatform:
     async def _download_file(self, file: parsing.MatrixFile) -> bytes:
         most = self._account_context.max_file_bytes
         if not file.id:
-            raise Refused("it does not lie at a homeserver")
+            raise Refused("the file is not stored at a homeserver")
         if file.size > most:
             raise Refused(f"it is larger than {most:,} bytes")
         for attempt in range(1, MAX_FETCH_ATTEMPTS + 1):
@@ -311,7 +312,7 @@ class MatrixPlatform:
                     raise Refused(error.message) from error
                 wait = error.retry_after if isinstance(error, Transient) else None
                 await self._account_context.sleep(wait or float(attempt))
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     # -- invitations -------------------------------------------------------------------------------------------------
 
@@ -326,8 +327,8 @@ class MatrixPlatform:
         await self._accept_invitations(fresh, accept)
 
     async def _record_room_upgrade(self, chat: str, former: str) -> None:
-        """A room that was upgraded stays the conversation it was. The old one has to say so: anybody can make a room
-        that claims to replace another."""
+        """Return the room that an upgraded room replaces; the conversation continues. The old room has to confirm it,
+        because anyone can make a room that claims to replace another."""
         if not former:
             return
         try:
@@ -339,7 +340,7 @@ class MatrixPlatform:
             await self._account_context.add_chat_alias(former, chat)
 
     async def _accept_invitations(self, invites: Mapping[str, tuple[str, str]], accept: AcceptMessage) -> None:
-        """Enter the rooms of people who may speak there. The door decides, as it does about what they say."""
+        """Join the rooms of people who may speak there. The ingress decides, as it does for their messages."""
         for chat, (kind, by) in invites.items():
             verdict = await accept(
                 IncomingMessage(
@@ -360,7 +361,7 @@ class MatrixPlatform:
         try:
             await self._client.join_room(chat)
         except (Transient, InDoubt) as error:
-            # a room whose homeserver is away must not keep the others waiting: it is tried again by and by
+            # a room whose homeserver is down must not delay the others, so it is tried again later
             self._log.warning("invitation.waiting", chat=chat, error=error)
             return
         except Refused as error:
@@ -372,7 +373,7 @@ class MatrixPlatform:
                 self._successors[former] = chat
         self._invites.pop(chat, None)
 
-    # -- saying ------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------------------
 
     async def send(self, out: OutgoingMessage) -> str:
         if out.file is not None:
@@ -380,7 +381,7 @@ class MatrixPlatform:
         return await self._send_event(out, await self._build_content(out), part="")
 
     async def probe(self, out: OutgoingMessage) -> str | None:
-        raise Refused("Matrix recognises what is sent twice: nobody has to ask")
+        raise Refused("delivery to Matrix is keyed, so it is never probed")
 
     async def draft(self, out: OutgoingMessage) -> str:
         return await self._send_event(out, await self._build_content(out, draft=True), part="")
@@ -399,20 +400,22 @@ class MatrixPlatform:
         await self._client.send_typing(await self._resolve_current_room(to.chat), self._me, seconds=TYPING_SECONDS)
 
     async def _send_event(self, out: OutgoingMessage, content: Mapping[str, Any], *, part: str) -> str:
-        """Put something into a room, once however often it is asked for."""
+        """Send an event to a room. A repeat with the same key has no effect."""
         chat = await self._resolve_current_room(out.to.chat)
         left = self._rate_limited_until.get(chat, 0.0) - self._context.clock.monotonic()
         if left > 0:
-            raise Transient(f"the homeserver wants this room left alone for {left:.0f} s", retry_after=left)
+            raise Transient(f"the homeserver limits this room for another {left:.0f} s", retry_after=left)
         self._rate_limited_until.pop(chat, None)
-        # an edit is another event than what it replaces, also when one reply begot both
+        # an edit is a different event from the one it replaces, even if both come from one reply
         txn = hashlib.sha256(f"{out.key}\n{out.edits}{part}".encode("utf-8", "replace")).hexdigest()[:40]
         try:
             return await self._client.send_event(chat, content, txn=txn)
         except Refused:
             if chat not in self._invites:
                 raise
-            await self._join_room(chat)  # who speaks has to be there: a stranger is told how to be let in
+            await self._join_room(
+                chat
+            )  # the account has to be a member to send, for example to give a stranger a pairing code
             return await self._client.send_event(chat, content, txn=txn)
         except Transient as error:
             if error.retry_after is not None:
@@ -420,7 +423,7 @@ class MatrixPlatform:
             raise
 
     async def _resolve_current_room(self, chat: str) -> str:
-        """Where to speak now: in the room that took another's place, and not in the one that everybody has left."""
+        """Return the room to send to: the replacement of a room that was upgraded."""
         for _ in range(MAX_ROOM_UPGRADES):
             if chat not in self._successors:
                 self._successors[chat] = await self._account_context.offsets.read(SUCCESSOR_KEY_PREFIX + chat) or ""
@@ -445,7 +448,7 @@ class MatrixPlatform:
         }
 
     def _collect_mentions(self, out: OutgoingMessage) -> list[str]:
-        """Whom it calls: who is named in it by id, and who is answered."""
+        """Return the users to mention: those named in the text by id, and the sender of the replied-to event."""
         named = parsing.USER_ID_PATTERN.findall(out.text)
         answered = self._senders.get(out.to.message)
         room = self._rooms.get(out.to.chat)
@@ -454,7 +457,7 @@ class MatrixPlatform:
         return [user for user in dict.fromkeys(named) if user != self._me][:50]
 
     async def _build_relation(self, to: ChatLocation) -> dict[str, Any]:
-        """In a room an answer hangs on what it answers; alone with somebody that says nothing."""
+        """Return the relation. In a group a reply refers to its message; in a direct chat it does not."""
         if not to.message.startswith("$"):
             return {}
         replies = {"m.in_reply_to": {"event_id": to.message}}

@@ -1,7 +1,7 @@
-"""Calls to a homeserver: one attempt each, within a deadline, and what went wrong in our words.
+"""Calls to a homeserver: one attempt each, with a deadline. Converts errors to everhold's.
 
-The library builds the requests and holds the connections. Its own retries are left out: they would acknowledge, wait
-and repeat on their own account, and here the lanes decide about that.
+The library builds the requests and holds the connections. Its own retries are not used, because the delivery worker
+decides about waits and repeats.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from everhold.infra.secret import SecretString
 
 CLIENT_API_PATH: Final = "/_matrix/client/v3"
 DEADLINE_SECONDS: Final = 25.0
-"""Less than voice waits for a send: a late answer is better than none."""
+"""Shorter than the outbox's limit for a send, because a late answer is better than none."""
 UPLOAD_SECONDS: Final = 120.0
 PAGE_SIZE: Final = 100
 UNSENT_ERRORS: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
-"""What happens before a request is on its way. Anything later, and nobody can tell whether it was carried out."""
+"""Errors that occur before the request is sent. After any other one the request may have been carried out."""
 TIMELINE_LIMIT: Final = 1000
-"""How much of a room one look may bring. Servers cap it; what is missing is fetched page by page."""
+"""How many events of a room one sync may return. Servers cap it; the rest is fetched page by page."""
 SYNC_FILTER: Final[Mapping[str, Any]] = {
     "presence": {"types": []},
     "account_data": {"types": []},
@@ -42,14 +42,14 @@ INVITES_FILTER: Final[Mapping[str, Any]] = {
     **SYNC_FILTER,
     "room": {**SYNC_FILTER["room"], "timeline": {"limit": 1, "types": []}},
 }
-"""No room's news, but the invitations that wait."""
+"""A filter for open invitations, without any room's events."""
 
 UNKNOWN_POSITION_CODES: Final = frozenset({"M_UNKNOWN", "M_INVALID_PARAM", "M_BAD_JSON", "M_UNKNOWN_POS"})
-"""What homeservers call a position that is none of theirs. If they refuse news for another reason, it still holds."""
+"""Error codes for an unknown sync token. After any other error the token is still valid."""
 
 
 class MatrixRefused(Refused):
-    """A homeserver said no, and by its code why."""
+    """The homeserver refused a call; its code says why."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -57,14 +57,14 @@ class MatrixRefused(Refused):
 
 
 class MatrixPositionUnknown(Refused):
-    """The position that news were asked for from is unknown there."""
+    """The homeserver does not know the sync token."""
 
 
 class MatrixClient:
     """One account's connection."""
 
     def __init__(self, homeserver: str, token: SecretString) -> None:
-        logging.getLogger("nio").setLevel(logging.CRITICAL + 1)  # it quotes events that it cannot read
+        logging.getLogger("nio").setLevel(logging.CRITICAL + 1)  # the library logs events that it cannot parse
         self.homeserver = homeserver
         self._token = token
         self._nio = AsyncClient(homeserver, config=AsyncClientConfig(request_timeout=DEADLINE_SECONDS))
@@ -75,30 +75,28 @@ class MatrixClient:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def whoami(self) -> str:
-        """Whose token this is."""
+        """Return the user of this token."""
         return str((await self._call("the account", *Api.whoami("")))["user_id"])
 
     async def sync(self, since: str | None, *, seconds: float, only: Mapping[str, Any] = SYNC_FILTER) -> dict[str, Any]:
-        """What is new since a position, at once or within `seconds`."""
+        """Return what is new since an offset, at once or within `seconds`."""
         call = Api.sync("", since=since, timeout=int(seconds * 1000), filter=dict(only), set_presence="offline")
         try:
             return await self._call("news", *call, deadline=seconds + DEADLINE_SECONDS)
         except MatrixRefused as error:
             if since is None or error.code not in UNKNOWN_POSITION_CODES:
                 raise
-            raise MatrixPositionUnknown(
-                f"{self.homeserver} does not know the position we were at: {error.message}"
-            ) from error
+            raise MatrixPositionUnknown(f"{self.homeserver} does not know our sync token: {error.message}") from error
 
     async def get_messages(self, room: str, *, start: str, end: str) -> dict[str, Any]:
-        """What was said in a room before `start`, the latest first, down to `end` if that is known."""
+        """Return the events of a room before `start`, latest first, down to `end` if it is given."""
         call = Api.room_messages(
             "", room, start=start, end=end or None, direction=MessageDirection.back, limit=PAGE_SIZE
         )
-        return await self._call("what was said meanwhile", *call)
+        return await self._call("missed messages", *call)
 
     async def get_members(self, room: str, *, at: str = "") -> list[dict[str, Any]]:
-        """Who is in a room or invited, or was when a look ended at `at`: their membership events."""
+        """Return the membership events of a room's joined and invited members, now or at `at`."""
         query = urlencode({"not_membership": "leave", **({"at": at} if at else {})})
         path = f"{CLIENT_API_PATH}/rooms/{quote(room, safe='')}/members?{query}"
         try:
@@ -106,18 +104,18 @@ class MatrixClient:
         except Refused:
             if not at:
                 raise
-            return await self.get_members(room)  # not every homeserver can look back
+            return await self.get_members(room)  # not every homeserver can return earlier members
         return found
 
     async def get_tombstone(self, room: str) -> dict[str, Any]:
-        """What a room says about the one that takes its place."""
-        return await self._call("a room's end", *Api.room_get_state_event("", room, "m.room.tombstone"))
+        """Return the event that names the replacement of a room."""
+        return await self._call("a room's replacement", *Api.room_get_state_event("", room, "m.room.tombstone"))
 
     async def get_event(self, room: str, id: str) -> dict[str, Any]:
         return await self._call("an event", *Api.room_get_event("", room, id))
 
     async def download(self, server: str, media: str, *, most: int) -> bytes:
-        """A file at the homeserver's. Raises Refused for one that is larger than `most`."""
+        """Download a file from the homeserver. Raises Refused if it is larger than `most`."""
         path = f"/_matrix/client/v1/media/download/{quote(server, safe='')}/{quote(media, safe='')}"
         try:
             async with asyncio.timeout(UPLOAD_SECONDS):
@@ -132,17 +130,17 @@ class MatrixClient:
                             raise Refused(f"it is larger than {most:,} bytes")
                     return bytes(data)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Transient(f"the file did not come: {type(error).__name__}") from error
+            raise Transient(f"the file could not be downloaded: {type(error).__name__}") from error
 
-    # -- doing -------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------------------------
 
     async def send_event(self, room: str, content: Mapping[str, Any], *, txn: str, kind: str = "m.room.message") -> str:
-        """Put an event into a room; its id. The same `txn` again gives the same event."""
+        """Send an event to a room and return its id. The same `txn` gives the same event."""
         method, path, body = Api.room_send("", room, kind, dict(content), txn)
         return str((await self._call("a message", method, path, body.encode("utf-8", "replace")))["event_id"])
 
     async def upload(self, data: bytes, *, name: str, media: str) -> str:
-        """Bring a file to the homeserver; its address there."""
+        """Upload a file to the homeserver and return its URI."""
         path = f"/_matrix/media/v3/upload?{urlencode({'filename': name})}"
         given = media or "application/octet-stream"
         found = await self._call("a file", "POST", path, data, media=given, deadline=UPLOAD_SECONDS)
@@ -156,7 +154,7 @@ class MatrixClient:
         method, path, body = Api.room_typing("", room, me, True, int(seconds * 1000))
         await self._call("typing", method, path, body.encode())
 
-    # -- how ---------------------------------------------------------------------------------------------------------
+    # -- transport ---------------------------------------------------------------------------------------------------
 
     async def _call(
         self,
@@ -181,14 +179,14 @@ class MatrixClient:
             raise self._convert_error(what, status, body, headers)
         found = _decode_json(body)
         if found is None:
-            raise InDoubt(f"{self.homeserver} answered something else than Matrix about {what}")
+            raise InDoubt(f"{self.homeserver} gave an answer about {what} that is not Matrix")
         return found
 
     async def _request(
         self, method: str, path: str, data: bytes | None, media: str | None, deadline: float
     ) -> aiohttp.ClientResponse:
         parts = urlsplit(path)
-        # the library writes tokens into addresses, where logs would keep them
+        # the library puts tokens into URLs, which would appear in logs
         query = [(name, value) for name, value in parse_qsl(parts.query) if name != "access_token"]
         target = f"{parts.path}?{urlencode(query)}" if query else parts.path
         headers = {"Authorization": f"Bearer {self._token.reveal()}"}
@@ -206,16 +204,16 @@ class MatrixClient:
         match status, code:
             case 429, _:
                 return Transient(
-                    f"{self.homeserver} wants {what} to wait", retry_after=_parse_retry_after(told, headers)
+                    f"{self.homeserver} limits the rate of {what}", retry_after=_parse_retry_after(told, headers)
                 )
             case 401, _:
-                # replies wait for a token that works; they are not given up
+                # replies wait for a valid token and are not given up
                 return Transient(text, remedy="log in again and put the new access token into .env")
             case _, "M_TOO_LARGE":
                 return TooLong(text)
             case 413, _:
                 return Refused(text)
-            case 400 | 403 | 404 | 405 | 410, str() if code:  # without a code it is not the homeserver that speaks
+            case 400 | 403 | 404 | 405 | 410, str() if code:  # without a code the answer is not from the homeserver
                 return MatrixRefused(text, code)
             case _:
                 return InDoubt(f"{self.homeserver} failed at {what}: {status}")
@@ -223,7 +221,7 @@ class MatrixClient:
 
 def _decode_json(body: bytes) -> dict[str, Any] | None:
     try:
-        # the tolerant reader: half a character in one event must not take the rest of the news along
+        # decode leniently: a lone surrogate in one event must not discard the other events
         found = json.loads(body.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
@@ -231,7 +229,7 @@ def _decode_json(body: bytes) -> dict[str, Any] | None:
 
 
 def _parse_retry_after(told: Mapping[str, Any], headers: Mapping[str, str]) -> float:
-    """The wait that is asked for, by the header or, as older servers do, in the answer."""
+    """Return the wait in seconds, from the header or, as older servers do, from the body."""
     seconds = headers.get("Retry-After", "")
     if seconds.isdecimal():
         return float(seconds)

@@ -1,4 +1,4 @@
-"""An event of a room -> a message at the door: what it is, who says it, and whether it is meant for us."""
+"""Turns a room event into an incoming message: what it is, who sent it, and whether it addresses the agent."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from everhold.core.entries import ChatLocation
 from everhold.ports.platform import IncomingMessage
 
 EVERHOLD_CONTENT_KEY: Final = "org.everhold"
-"""The key in an event's content that only everholds write: how many agents answered each other before it, and whether
-it is a draft. It tells an agent's words from a person's, which Matrix itself does not."""
+"""The key in an event's content that only everhold writes: the number of hops, and whether it is a draft. It
+distinguishes agents from people, which Matrix itself does not."""
 RECENT_AGE_MS: Final = 86_400_000
-"""At the first look into a room, what is older than a day was not said to us."""
+"""At the first sync of a room, events older than a day are not for the agent."""
 USER_ID_PATTERN: Final = re.compile(r"@[a-z0-9._=/+-]+:[A-Za-z0-9.-]+(?::\d{1,5})?(?<![.:-])")
 _MXC: Final = re.compile(r"mxc://([A-Za-z0-9.:\[\]-]{1,255})/([A-Za-z0-9_-]{1,255})")
 _QUOTE: Final = re.compile(r"> <@[^\n]*\n(?:> [^\n]*\n|>\n)*\n")
-"""What old clients put before a reply: the text it replies to."""
+"""The quote that old clients put before a reply."""
 ENCRYPTED_NOTICE: Final = "[an encrypted message, which I cannot read: please write in a room without encryption]"
 
 
 class MatrixEventInvalid(ValueError):
-    """An event that does not hold together."""
+    """An event with inconsistent content."""
 
 
 class MatrixFile(Struct, frozen=True, kw_only=True):
-    """A file at a homeserver's, not fetched yet."""
+    """A file that is stored at a homeserver and not downloaded yet."""
 
     server: str
     id: str
@@ -50,7 +50,7 @@ class MatrixFile(Struct, frozen=True, kw_only=True):
 
 
 class MatrixRoom(Struct, frozen=True, kw_only=True):
-    """Who is in a room: id -> display name, the invited included. Two are alone with each other."""
+    """Member id -> display name, invited members included. A room with two members is a direct chat."""
 
     members: Mapping[str, str]
 
@@ -59,7 +59,7 @@ class MatrixRoom(Struct, frozen=True, kw_only=True):
         return len(self.members) == 2
 
     def get_room_before(self, raw: Any) -> MatrixRoom:
-        """Who was there before an event: other than now only if it is somebody's coming or going."""
+        """Return the members before an event. They differ from the current ones only for a membership event."""
         if not is_membership_event(raw):
             return self
         id = str(raw.get("state_key", ""))
@@ -82,7 +82,7 @@ class MatrixRoom(Struct, frozen=True, kw_only=True):
 
 
 class MatrixMessage(Struct, frozen=True, kw_only=True):
-    """An event taken apart. `replies` and `thread` are ids of other events, not looked at yet."""
+    """A parsed event. `replies` and `thread` are ids of other events that were not read yet."""
 
     incoming: IncomingMessage
     file: MatrixFile | None = None
@@ -91,7 +91,7 @@ class MatrixMessage(Struct, frozen=True, kw_only=True):
 
 
 def get_localpart(user: str) -> str:
-    """The part of an id that people say."""
+    """Return the part of an id that people use as a name."""
     return user.removeprefix("@").partition(":")[0]
 
 
@@ -100,7 +100,8 @@ def is_membership_event(raw: object) -> bool:
 
 
 def find_join_index(events: Sequence[Any], me: str) -> int | None:
-    """Where in a room's events our being there begins: behind our invitation, or else behind our joining."""
+    """Return the index in a room's events at which our membership begins: after our invitation, or else after our
+    joining."""
     invited = joined = None
     for place, raw in enumerate(events):
         if not is_membership_event(raw) or raw.get("state_key") != me:
@@ -115,8 +116,8 @@ def find_join_index(events: Sequence[Any], me: str) -> int | None:
 
 
 def list_rooms_per_event(now: MatrixRoom, events: Sequence[Any]) -> list[MatrixRoom]:
-    """Who was there at each of a room's latest events, by who is there after them: what is heard late was said to those
-    who were there then."""
+    """Return the members at each of a room's latest events, computed from the current members, because a message that
+    is read late was meant for the members of its time."""
     found = []
     for raw in reversed(events):
         found.append(now)
@@ -125,7 +126,7 @@ def list_rooms_per_event(now: MatrixRoom, events: Sequence[Any]) -> list[MatrixR
 
 
 def find_predecessor(events: Sequence[Any]) -> str:
-    """The room that a room says it replaces."""
+    """Return the room that a room claims to replace."""
     for raw in events:
         if isinstance(raw, dict) and raw.get("type") == "m.room.create":
             return str(_as_mapping(_as_mapping(raw.get("content")).get("predecessor")).get("room_id") or "")
@@ -133,7 +134,7 @@ def find_predecessor(events: Sequence[Any]) -> str:
 
 
 def parse_invitation(events: Sequence[Any], me: str) -> tuple[str, str] | None:
-    """Of what kind a room is that we are asked into, as far as one can tell from outside, and who asks."""
+    """Return the kind of a room with an open invitation, as far as it is visible, and who invited."""
     named = any(raw.get("type") in ("m.room.name", "m.room.canonical_alias") for raw in events)
     for raw in events:
         if is_membership_event(raw) and raw.get("state_key") == me:
@@ -143,19 +144,20 @@ def parse_invitation(events: Sequence[Any], me: str) -> tuple[str, str] | None:
 
 
 def select_unanswered(events: Sequence[Any], me: str) -> list[Any]:
-    """Of what a first look shows: what was said to us since we are there, since our last word, and within a day."""
+    """Return the events of a first sync that are for the agent: since it joined, since its last message, and within a
+    day."""
     begin = find_join_index(events, me)
     if begin is None:
-        return []  # we have been there for long, under another roof
+        return []  # the agent was a member of the replaced room for longer
     own = [place for place, raw in enumerate(events) if _is_message_event(raw) and raw.get("sender") == me]
     begin = max(begin, own[-1] + 1 if own else 0)
     return [raw for raw in events[begin:] if _get_event_age_ms(raw) < RECENT_AGE_MS]
 
 
 def limit_to_recent(news: Mapping[str, Any]) -> dict[str, Any]:
-    """A look without a position as one from a day ago: what was said long before is not answered for the first time.
+    """Return a sync without an offset as one from a day ago, because old messages shall not get a first reply now.
 
-    Where the day begins before what is shown, there is a gap, as with a position.
+    If the day begins before the first returned event, there is a gap, as with an offset.
     """
     rooms = dict(news.get("rooms") or {})
     for kind in ("join", "leave"):
@@ -166,7 +168,7 @@ def limit_to_recent(news: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def filter_recent(events: Sequence[Any]) -> list[Any]:
-    """Of some events, those of a day."""
+    """Return the events that are at most a day old."""
     return [raw for raw in events if _get_event_age_ms(raw) < RECENT_AGE_MS]
 
 
@@ -188,15 +190,15 @@ def parse_event(
     bots: Collection[str],
     commands: Collection[str],
 ) -> MatrixMessage | None:
-    """What an event says, or None for what is nothing to hear: our own words, drafts, reactions, a new topic.
+    """Return the message of an event, or None for events without one: our own messages, drafts, reactions, a new topic.
 
-    Raises Unreadable, or whatever else an event that was made up provokes.
+    Raises MatrixEventInvalid, or one of PARSE_ERRORS for an event of an unexpected form.
     """
     event = Event.parse_event(raw)
     if isinstance(event, BadEvent | UnknownBadEvent):
         if isinstance(raw, dict) and raw.get("type") not in ("m.room.message", "m.sticker"):
-            return None  # nobody's words
-        raise MatrixEventInvalid(str(event) if isinstance(event, BadEvent) else "an event without its core")
+            return None  # the event has no sender
+        raise MatrixEventInvalid(str(event) if isinstance(event, BadEvent) else "an event without its required fields")
     if event.sender == me:
         return None
     encrypted = isinstance(event, MegolmEvent | UnknownEncryptedEvent)
@@ -223,7 +225,7 @@ def _parse_message(
     ours = outer.get(EVERHOLD_CONTENT_KEY)
     ours = ours if isinstance(ours, dict) else None
     if ours is not None and ours.get("draft"):
-        return None  # its final text follows
+        return None  # the final text follows
     relation = _get_relation(outer)
     content, id, edits = outer, str(event.event_id), ""
     if relation.get("rel_type") == "m.replace":
@@ -246,9 +248,9 @@ def _parse_message(
             name=name,
             kind="dm" if room.is_direct else "group",
             can_change_owner=True,
-            # an agent that finishes its draft says it only then
+            # an agent's message counts when its draft is finished
             event="edit" if edits and not finished else "message",
-            # anybody can claim to finish another's draft: that must not take the place of what its author says then
+            # any user can claim to finish another's draft, which must not replace what its author sends later
             revision="" if not edits else str(event.sender) if finished else id,
             addressed=room.is_direct or meant,
             bot=ours is not None or notice or event.sender in bots,
@@ -264,9 +266,9 @@ def _parse_message(
 def _extract_text(event: Any, content: Mapping[str, Any], name: str, *, captioned: bool) -> str:
     body = content["body"]
     if not isinstance(body, str):
-        raise MatrixEventInvalid("a body that is no text")
+        raise MatrixEventInvalid("the body is not a text")
     if captioned:
-        # with a file the body is its name, unless the name stands by itself: then it is what is said about it
+        # with a file, the body is its name, unless the name has its own field; then the body is a caption
         named = content.get("filename")
         return body if isinstance(named, str) and named != body else ""
     if _get_relation(content).get("m.in_reply_to"):
@@ -293,7 +295,8 @@ def _parse_file(event: Any, content: Mapping[str, Any]) -> MatrixFile | None:
 def _detect_mention(
     text: str, content: Mapping[str, Any], outer: Mapping[str, Any], *, me: str, called: str, commands: Collection[str]
 ) -> tuple[str, bool]:
-    """The text, and whether it calls us. `@us /status` is a command, however people got used to saying it."""
+    """Return the text, and whether it mentions us. `@user /status` is a command too, because people write it that
+    way."""
     names = [me, f"@{get_localpart(me)}", *([called, f"@{called}"] if called else []), get_localpart(me)]
     first = re.match(rf"(?:{'|'.join(map(re.escape, names))})(?![\w.-]|:\w)[:,]?\s*", text, re.IGNORECASE)
     if first is not None and text[first.end() :].startswith("/"):
@@ -304,7 +307,7 @@ def _detect_mention(
     if isinstance(mentions, dict):
         listed = mentions.get("user_ids", ())
         return text, isinstance(listed, list) and me in listed
-    # clients from before intentional mentions: a name in the text
+    # clients without intentional mentions: search for a name in the text
     if first is not None:
         return text, True
     return text, re.search(rf"(?<![\w@.-]){re.escape(me)}(?![\w-])", text) is not None
@@ -315,7 +318,7 @@ def _get_relation(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _as_mapping(part: object) -> Mapping[str, Any]:
-    """What stands in a part of an event; nothing if somebody made it up."""
+    """Return a part of an event's content, or an empty one if it has another type."""
     return part if isinstance(part, dict) else {}
 
 

@@ -1,4 +1,4 @@
-"""What an account is configured with, and the factory that builds it. Loads the vendor's library only to build one."""
+"""The settings of an account, and the factory that builds it. The vendor's library is imported only to build one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME: Final = "matrix"
 
 def _validate_homeserver(text: str) -> str:
     if not text.startswith(("https://", "http://")) or any(char <= " " for char in text):
-        raise ValueError("a homeserver is an address such as https://matrix.example.org")
+        raise ValueError("a homeserver is a URL such as https://matrix.example.org")
     return text.rstrip("/")
 
 
@@ -35,15 +35,16 @@ class MatrixSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     homeserver: Annotated[str, AfterValidator(_validate_homeserver)] = Field(
-        description="Where its homeserver answers, for example https://matrix.example.org"
+        description="The URL of its homeserver, for example https://matrix.example.org"
     )
     token: SecretString = Field(description="The access token of its Matrix account")
     user: Annotated[str, AfterValidator(_validate_user_id)] = ""
-    """Whose token it is, for example @agent:example.org. The homeserver is asked, and must agree."""
+    """The user of the token, for example @agent:example.org. The homeserver is asked, and must agree."""
     bots: tuple[Annotated[str, AfterValidator(_validate_user_id)], ...] = ()
-    """Other programs in its rooms. Matrix does not tell them from people; other everholds are recognised anyway."""
+    """Other bots in its rooms. Matrix does not distinguish them from people; other everhold agents are recognised
+    anyway."""
     poll_seconds: int = Field(default=30, ge=0, le=120)
-    """How long one look for news may wait for some."""
+    """How long one sync may wait for events."""
 
 
 class MatrixFactory:

@@ -1,1 +1,1 @@
-"""Slack: an app that listens through a socket of its own."""
+"""Slack: an app that receives through socket mode or the Events API."""

@@ -1,7 +1,8 @@
-"""One app. Listens through a socket, or is called: commit, then confirm; sends, edits, brings files both ways.
+"""One Slack app. It receives through a socket or HTTP calls: commit first, then confirm. It sends, edits, and transfers
+files.
 
-Slack has no key for what is sent, but it can be asked: every message carries ours in its metadata, and after a lost
-answer the history tells whether it is there. An edit may be repeated, so a reply that takes a draft's place is safe.
+Slack has no idempotency key, but it can be probed: every message carries our key in its metadata, and after a lost
+answer the history shows whether it was sent. An edit may be repeated, so a reply that replaces a draft is safe.
 """
 
 from __future__ import annotations
@@ -38,15 +39,16 @@ from everhold.ports.plugin import PluginContext
 
 API_BASE_URL: Final = "https://slack.com/api/"
 MAX_TEXT_UNITS: Final = 3_900
-"""Slack takes far more, but edits no more than 4,000, and long messages are folded away."""
+"""Slack accepts longer messages, but no edits over 4,000 characters, and it collapses long messages."""
 MAX_MESSAGE_CHARS: Final = 40_000
-"""What is longer, Slack cuts off without a word."""
+"""Slack cuts longer texts off without an error."""
 FILE_WAIT_SECONDS: Final = 1.5
-"""After this what comes behind a message no longer waits for its files: an event is to be confirmed within three."""
+"""After this time the next messages no longer wait for a message's files, because an event must be confirmed within
+three seconds."""
 MAX_FILE_BYTES: Final = 1_000_000_000
 CALL_SECONDS: Final = 20.0
 REQUIRED_SCOPES: Final = frozenset({"chat:write", "im:history", "im:read"})
-"""Without these even a direct chat does not work."""
+"""Scopes without which not even a direct chat works."""
 STABLE_CONNECTION_SECONDS: Final = 60.0
 MAX_PROBED_MESSAGES: Final = 1_000
 DRAFT_EDIT_INTERVAL_SECONDS: Final = 3.0
@@ -54,7 +56,8 @@ MAX_TRACKED_DRAFTS: Final = 1_000
 
 
 class SlackPlatform:
-    """One account. Implements `Platform`, `Drafting`, `Carrying`, `Introducing` and `Leaving`."""
+    """One account. Implements `Platform`, `SupportsDrafts`, `SupportsFiles`, `SupportsIntroduction` and
+    `SupportsClose`."""
 
     name = NAME
     delivery = DeliveryGuarantee.PROBE
@@ -63,7 +66,7 @@ class SlackPlatform:
     visible_after = 2.0
 
     def __init__(self, settings: SlackSettings, context: PluginContext) -> None:
-        assert context.account_context is not None, "a platform has a station"
+        assert context.account_context is not None, "a platform has an account context"
         self.account = context.instance
         self._settings = settings
         self._account_context = context.account_context
@@ -77,16 +80,16 @@ class SlackPlatform:
         self._names: dict[str, str] = {}
         self._backlog = SlackCatchUp(self._call_api, self._account_context, self._log)
         self._rate_limited_until: dict[str, float] = {}
-        """Channels that Slack wants left alone, and until when."""
+        """Channel -> the time until which Slack's rate limit holds."""
         self._fetching: dict[str, list[str]] = {}
-        """Events whose files are still on their way: their envelopes are confirmed when they are kept."""
+        """Events whose files are being downloaded. Their envelopes are confirmed after the commit."""
         self._slow_envelopes: dict[str, int] = {}
-        """Channels with such events, and how many: no position moves past those."""
+        """Channel -> the number of such events. No offset moves past them."""
         self._alive_recorded_at = 0.0
         self.port = 0
-        """Where Slack's calls are listened for, once they are."""
+        """The port of the Events API server, once it listens."""
         self._draft_edited_at: dict[str, float] = {}
-        """Drafts, and when each was last brought up to date."""
+        """Draft -> when it was last updated."""
 
     async def aclose(self) -> None:
         if self._session is not None:
@@ -103,10 +106,10 @@ class SlackPlatform:
             ) from error
         if missing := REQUIRED_SCOPES - self._scopes:
             names = ", ".join(sorted(missing))
-            raise Refused(f"the app lacks {names}", remedy="add them under OAuth & Permissions, and install it again")
+            raise Refused(f"the app lacks {names}", remedy="add them under OAuth & Permissions and reinstall the app")
         return AccountIntroduction(name=f"@{me.name}", hello=f"find @{me.name} under Apps in Slack and say hello")
 
-    # -- hearing -----------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------------
 
     async def listen(self, accept: AcceptMessage) -> None:
         failures = crowded = 0
@@ -119,13 +122,13 @@ class SlackPlatform:
                     self.port = line.port
                     hello = await line.receive_hello()
                     if hello.connections > 1 and crowded == 0:
-                        # perhaps only our own last connection, which Slack has not noticed to be gone
+                        # possibly our own last connection, which Slack still counts
                         crowded = 1
                         line.close_after_delay(self._account_context.sleep)
                     elif hello.connections > 1:
                         self._account_context.report(
-                            "another program listens to this app: Slack gives each of them a part of the messages",
-                            "stop it, or give it an app of its own",
+                            "another program listens to this app, and Slack gives each program a part of the messages",
+                            "stop that program, or give it its own app",
                         )
                     else:
                         crowded = 0
@@ -140,7 +143,7 @@ class SlackPlatform:
                 if slack_errors.is_permanent(error):
                     raise Refused(problem.message, remedy=problem.remedy or "put the app's tokens into .env") from error
             failures += 1
-            self._account_context.report(problem.message, problem.remedy or "it is tried again by itself")
+            self._account_context.report(problem.message, problem.remedy or "no action needed: everhold tries again")
             asked = problem.retry_after if isinstance(problem, Transient) else None
             wait = (
                 asked
@@ -150,17 +153,17 @@ class SlackPlatform:
             await self._account_context.sleep(wait or 300.0)
 
     async def _identify(self) -> parsing.SlackIdentity:
-        """Who we are there; connects if need be. Raises what the library raises."""
+        """Return the app's identity. Connects if necessary. Raises the library's errors."""
         if self._client is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CALL_SECONDS))
             self._client = AsyncWebClient(
                 self._settings.bot_token.reveal(),
                 base_url=self._api_base_url,
                 session=self._session,
-                retry_handlers=[],  # whether something may be sent twice is for us to say
+                retry_handlers=[],  # the adapter decides whether a call may be repeated
             )
             if self._settings.base_url:
-                self._client.proxy = None  # somebody says exactly where it is
+                self._client.proxy = None  # base_url names the exact URL
         if self._me is None:
             told = await self._client.auth_test()
             self._scopes = frozenset(str(told.headers.get("x-oauth-scopes") or "").replace(" ", "").split(","))
@@ -179,7 +182,7 @@ class SlackPlatform:
         return SlackSocketConnection(self._session, str(told["url"]), proxy=self._client.proxy)
 
     async def _serve_connection(self, line: SlackSocketConnection, accept: AcceptMessage) -> None:
-        """Hear what comes through one connection until it ends, and meanwhile what was missed before it."""
+        """Receive from one connection until it ends, and read missed messages at the same time."""
 
         async def missed(event: dict[str, Any]) -> None:
             heard = await self._parse_event(event, id=str(event["ts"]))
@@ -190,7 +193,7 @@ class SlackPlatform:
         self._slow_envelopes.clear()
         self._backlog.begin_gap()
         caught_up = line.start_task(self._backlog.run(missed, now=self._context.clock.now()))
-        # what was missed comes first, unless it takes so long that what is new would not be confirmed in time
+        # missed messages come first, unless reading them takes so long that new ones would not be confirmed in time
         await asyncio.wait(
             [caught_up, line.reader_task], timeout=FILE_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED
         )
@@ -206,7 +209,7 @@ class SlackPlatform:
     async def _accept_envelope(
         self, envelope: SlackEnvelope, line: SlackSocketConnection, accept: AcceptMessage
     ) -> None:
-        """Keep what an envelope tells, then confirm it. Slow files are waited for on the side."""
+        """Accept an envelope, then confirm it. Slow files are downloaded in the background."""
         if envelope.pending_message is not None:
             heard = envelope.pending_message.result()
             self._slow_envelopes[envelope.channel] -= 1
@@ -238,12 +241,12 @@ class SlackPlatform:
                 except PARSE_ERRORS as error:
                     return self._build_unparsed_message(envelope.payload, id=envelope.id, error=error)
             case _:
-                return None  # buttons, and whatever Slack will think of
+                return None  # buttons, and kinds that Slack may add
 
     async def _accept_message(
         self, heard: IncomingMessage | None, accept: AcceptMessage, *, at: PlatformOffset | None = None
     ) -> None:
-        """Hand a message over, with how far its conversation is read by it."""
+        """Accept a message, together with the offset of its conversation."""
         if heard is None:
             return
         origin = heard.origin
@@ -281,7 +284,7 @@ class SlackPlatform:
         return build_unparsed_message(raw, platform=NAME, account=self.account, id=id, reason=reason)
 
     async def _get_user_name(self, user: str) -> str:
-        """What somebody is called, as a label. Who they are is their id."""
+        """Return the display name of a user. The id identifies the user."""
         if user not in self._names:
             try:
                 told = (await self._call_api("users.info", user=user)).get("user") or {}
@@ -297,16 +300,16 @@ class SlackPlatform:
 
     async def _download_file(self, file: parsing.SlackFile) -> bytes:
         if file.external:
-            raise Refused("it lies somewhere else")
+            raise Refused("the file is stored elsewhere")
         if not file.url:
             told = (await self._call_api("files.info", file=file.id)).get("file") or {}
             (file,) = parsing.parse_files({"files": [told]}) or (file,)
         if not self._is_slack_url(file.url):
-            raise Refused("Slack says it lies somewhere else")  # the token goes to nobody else
+            raise Refused("Slack returned a URL outside its file server")  # the token is sent only to Slack
         bearer = {"Authorization": f"Bearer {self._settings.bot_token.reveal()}"}
         found = await fetch_file(self._account_context, file.url, size=file.size, headers=bearer)
         if found.media == "text/html" and file.media != "text/html":
-            raise Refused("Slack shows a page to sign in instead", remedy="the app needs the scope files:read")
+            raise Refused("Slack returned its login page", remedy="the app needs the scope files:read")
         return found.data
 
     def _is_slack_url(self, url: str) -> bool:
@@ -315,7 +318,7 @@ class SlackPlatform:
             return parts.netloc == urlsplit(self._settings.base_url).netloc
         return parts.scheme == "https" and (parts.hostname or "").endswith(".slack.com")
 
-    # -- saying ------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------------------
 
     async def send(self, out: OutgoingMessage) -> str:
         if out.file is not None:
@@ -326,13 +329,15 @@ class SlackPlatform:
         me = await self._identify()
         async for message in self._fetch_recent_messages(out.to):
             if not parsing.is_own_message(message, me):
-                continue  # other apps see our keys, and might say that something is there which is not
+                continue  # other apps see our keys and could forge them
             metadata = message.get("metadata") or {}
             if metadata.get("event_type") == parsing.METADATA_EVENT_TYPE:
                 if metadata.get("event_payload", {}).get("key") == out.key:
                     return str(message["ts"])
             elif out.file is not None:
-                for it in message.get("files", ()):  # Slack carries no key with a file: its name and size have to do
+                for it in message.get(
+                    "files", ()
+                ):  # Slack carries no key with a file, so its name and size identify it
                     if (it.get("name"), it.get("size")) == (out.file.name or "file", out.file.size):
                         return str(it.get("id"))
         return None
@@ -341,7 +346,7 @@ class SlackPlatform:
         return await self._send_message(out)
 
     async def revise(self, remote: str, out: OutgoingMessage) -> None:
-        # Slack takes fewer edits a minute than a reply has seconds, and the last one must not have to wait
+        # Slack accepts fewer edits per minute than a reply takes seconds, and the final edit must not have to wait
         now = self._context.clock.monotonic()
         if now - self._draft_edited_at.get(remote, 0.0) < DRAFT_EDIT_INTERVAL_SECONDS:
             return
@@ -358,13 +363,13 @@ class SlackPlatform:
         await self._post_text(out, "chat.update", "an edit", channel=out.to.chat, ts=remote)
 
     async def _finalize_draft(self, out: OutgoingMessage) -> str:
-        """Put the final text in a draft's place. A repeat changes nothing, so a lost answer is no doubt."""
+        """Replace a draft with the final text. A repeat changes nothing, so a lost answer leaves no doubt."""
         try:
             await self._edit_message(out.edits, out)
         except InDoubt as error:
             raise Transient(error.message) from error
         except Refused as error:
-            if isinstance(error, TooLong):  # it may be said, just not in the place of another
+            if isinstance(error, TooLong):  # the text can be sent, but not as an edit
                 remote = await self._send_message(out)
                 await self._delete_draft(out)
                 return remote
@@ -374,7 +379,8 @@ class SlackPlatform:
         return out.edits
 
     async def _delete_draft(self, out: OutgoingMessage) -> None:
-        """Take a draft away. If that fails it stays: to say so would be to say the whole again."""
+        """Delete a draft. If that fails, the draft stays, because reporting the failure would repeat the whole
+        reply."""
         try:
             await self._call_api("chat.delete", quiet=out.to.chat, channel=out.to.chat, ts=out.edits)
         except EverholdError as error:
@@ -383,7 +389,7 @@ class SlackPlatform:
     async def _post_text(self, out: OutgoingMessage, method: str, what: str, **given: str) -> dict[str, Any]:
         text = formatting.to_mrkdwn(out.text)
         if out.notice and not out.to.chat.startswith("D"):
-            text = NOTICE_PREFIX + text  # so that no other bot answers it
+            text = NOTICE_PREFIX + text  # so that other bots do not answer it
         if len(text) > MAX_MESSAGE_CHARS:
             raise TooLong(f"Slack refuses {what}: it has {len(text):,} characters")
         payload = {"key": out.key, "hops": out.hops}
@@ -406,15 +412,15 @@ class SlackPlatform:
             "files.getUploadURLExternal", what="a file", quiet=to.chat, filename=name, length=str(len(data))
         )
         if not self._is_slack_url(str(place["upload_url"])):
-            raise Refused("Slack wants the file brought somewhere else")
+            raise Refused("Slack returned an upload URL outside its file server")
         assert self._session is not None
         try:
             async with self._session.post(str(place["upload_url"]), data=data) as answer:
                 if answer.status != 200:
-                    raise Transient(f"Slack does not take the file: {answer.status}")
+                    raise Transient(f"Slack does not accept the file: {answer.status}")
         except slack_errors.SLACK_ERRORS as error:
-            # nobody sees it before it is completed
-            raise Transient(f"Slack does not take the file: {type(error).__name__}") from error
+            # the file is not visible before the upload is completed
+            raise Transient(f"Slack does not accept the file: {type(error).__name__}") from error
         given = {"channel_id": to.chat, "thread_ts": to.thread}
         await self._call_api(
             "files.completeUploadExternal",
@@ -426,7 +432,7 @@ class SlackPlatform:
         return str(place["file_id"])
 
     async def _fetch_recent_messages(self, to: ChatLocation) -> Any:
-        """What was said at a place, back to what is answered there, or else the last of it."""
+        """Return the messages of a conversation, back to the replied-to message, or the last ones."""
         oldest = to.message if parsing.is_message_ts(to.message) else ""
         given = {"channel": to.chat, "oldest": oldest, "ts": to.thread, "include_all_metadata": "true"}
         method = "conversations.replies" if to.thread else "conversations.history"
@@ -444,16 +450,16 @@ class SlackPlatform:
     # -- calling -----------------------------------------------------------------------------------------------------
 
     async def _call_api(self, method: str, *, what: str = "a call", quiet: str = "", **given: str) -> dict[str, Any]:
-        """Call a method of the Web API. Waits that Slack asked for are kept, and its errors become ours."""
+        """Call a method of the Web API. Respects Slack's rate limit, and converts its errors to ours."""
         left = self._rate_limited_until.get(quiet, 0.0) - self._context.clock.monotonic()
         if left > 0:
-            raise Transient(f"Slack wants this channel left alone for {left:.0f} s", retry_after=left)
+            raise Transient(f"Slack limits this channel for another {left:.0f} s", retry_after=left)
         self._rate_limited_until.pop(quiet, None)
         try:
             await self._identify()
         except slack_errors.SLACK_ERRORS as error:
             problem = slack_errors.convert_error(error, what="the app")
-            # nothing of what was to be sent has left
+            # the request was not sent
             raise Transient(problem.message, remedy=problem.remedy) from error
         assert self._client is not None
         try:
@@ -461,11 +467,11 @@ class SlackPlatform:
         except slack_errors.SLACK_ERRORS as error:
             problem = slack_errors.convert_error(error, what=what)
             for token in filter(None, (self._settings.bot_token, self._settings.app_token)):
-                problem.message = token.mask_in(problem.message)  # whoever complains may repeat what they were given
+                problem.message = token.mask_in(problem.message)  # the error text may contain what was sent
             if quiet and isinstance(problem, Transient) and problem.retry_after is not None:
                 self._rate_limited_until[quiet] = self._context.clock.monotonic() + problem.retry_after
             raise problem from error
         data = answer.data
         if not isinstance(data, dict):
-            raise InDoubt(f"{what}: Slack answered something else")
+            raise InDoubt(f"{what}: Slack gave an unexpected answer")
         return data

@@ -1,7 +1,7 @@
-"""What was said while nobody listened: read from the history of every conversation the app is in, oldest first.
+"""Reads messages that were missed: from the history of every conversation of the app, oldest first.
 
-Slack tries an event that was not confirmed a few times, within minutes, and then forgets it. So after every gap each
-conversation is read from where it was left. A conversation that never was heard is read from when we last lived.
+Slack repeats an unconfirmed event a few times within minutes and then drops it. So after every gap each conversation is
+read from its offset. A conversation without an offset is read from the time of the last run.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from everhold.ports.log import EventLogger
 from everhold.ports.plugin import AccountContext
 
 CallMethod: TypeAlias = Callable[..., Awaitable[dict[str, Any]]]
-"""Calls a method of the Web API by its name; raises our errors."""
+"""Calls a method of the Web API by its name; raises everhold's errors."""
 HandleMessage: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 
 LAST_ALIVE_KEY: Final = "alive"
 PAGE_SIZE: Final = 200
 MAX_THREADS: Final = 50
-"""Of a channel's older threads, how many are looked into after a gap: those that were heard of last."""
+"""How many older threads of a channel are read after a gap: those with the latest messages."""
 CLOCK_SKEW_SECONDS: Final = 60.0
 CONVERSATION_TYPES: Final = "im,mpim,public_channel,private_channel"
 
 
 class SlackCatchUp:
-    """Where every conversation was left, and the way from there to now."""
+    """The offset of every conversation, and the messages from there to now."""
 
     def __init__(self, call: CallMethod, account_context: AccountContext, log: EventLogger) -> None:
         self._call = call
         self._account_context = account_context
         self._log = log
         self._positions: dict[str, str] = {}
-        """The newest message of each conversation that was handed over with its position."""
+        """The newest message of each conversation that was accepted with its offset."""
         self._threads: dict[str, list[str]] = {}
         self._unread_channels: set[str] | None = set()
-        """Conversations that are still to be read. None: which ones there are is not known yet."""
+        """Conversations that are still to be read. None: the list is not known yet."""
 
     def begin_gap(self) -> None:
-        """A gap may have been: until it is closed, nothing that arrives moves a position past it."""
+        """Record that there may be a gap. Until it is closed, no new message moves an offset past it."""
         self._unread_channels = None
 
     def advance_position(self, channel: str, ts: str) -> str | None:
-        """The position that goes with a message just heard, if everything before it is kept."""
+        """Return the offset to commit with a message, if everything before it is committed."""
         if (
             self._unread_channels is None
             or channel in self._unread_channels
@@ -58,26 +58,27 @@ class SlackCatchUp:
         return f"history/{channel}"
 
     async def run(self, hear: HandleMessage, *, now: float) -> None:
-        """Hand over everything that was missed. `now` is when the connection was made."""
-        # the very first time there is only what was said while we were being set up
+        """Accept everything that was missed. `now` is when the connection was made."""
+        # on the first start, only messages written during the setup are missed
         alive = await self._account_context.offsets.read(LAST_ALIVE_KEY) or f"{now - CLOCK_SKEW_SECONDS:.6f}"
         channels = await self._list_channels()
         self._unread_channels = set(channels)
         for channel in channels:
             try:
                 await self._read_channel_history(channel, alive, hear)
-            except Refused as error:  # one that cannot be read keeps no other from being read
+            except Refused as error:  # a conversation that cannot be read does not stop the others
                 self._log.warning("history.failed", chat=channel, error=error)
             self._unread_channels.discard(channel)
         self._unread_channels = set()
         await self.record_alive(now)
 
     async def record_alive(self, now: float) -> None:
-        """Until `now` everything was heard. A little less is claimed: their clock is not ours."""
+        """Record that everything until `now` was heard, minus a margin, because Slack's clock differs from ours."""
         await self._account_context.offsets.advance(LAST_ALIVE_KEY, f"{now - CLOCK_SKEW_SECONDS:.6f}")
 
     async def add_thread(self, channel: str, thread: str) -> None:
-        """Remember a thread before anything in it is kept: in the history of its channel it may be far away."""
+        """Store a thread before anything in it is accepted, because its first message may be far back in the channel's
+        history."""
         threads = await self._load_threads(channel)
         if thread not in threads:
             threads.append(thread)
@@ -97,7 +98,7 @@ class SlackCatchUp:
             await hear({**message, "type": "message", "channel": channel})
 
     async def _fetch_messages(self, channel: str, since: str) -> tuple[list[dict[str, Any]], list[str]]:
-        """What was said in a channel, and the threads that went on. Reads on until nothing is new any more."""
+        """Read a channel and its active threads. Reads until there is nothing new."""
         found: list[dict[str, Any]] = []
         threads: list[str] = []
         async for page in self._iterate_pages("conversations.history", "messages", channel=channel):
@@ -117,7 +118,7 @@ class SlackCatchUp:
                 "conversations.replies", "messages", channel=channel, ts=thread, oldest=since
             ):
                 found += [it for it in page if is_later_ts(it.get("ts"), since)]
-        except Refused as error:  # deleted, perhaps
+        except Refused as error:  # possibly deleted
             self._log.info("thread.failed", chat=channel, error=error)
         return found
 
@@ -144,7 +145,7 @@ class SlackCatchUp:
                 return
 
     async def _call_until_answered(self, method: str, **given: str) -> dict[str, Any]:
-        """Ask until there is an answer: to go on without it would be to lose what it tells."""
+        """Ask until there is an answer, because continuing without it would lose messages."""
         said = {name: value for name, value in given.items() if value}
         return await read_until_answered(self._account_context, self._log, lambda: self._call(method, **said))
 
@@ -156,7 +157,7 @@ class SlackCatchUp:
 
 
 def parse_ts(ts: object) -> tuple[int, int]:
-    """A time of Slack's as something to compare: as a number it would lose its last digits. What is none is old."""
+    """Return a Slack timestamp in comparable form. A float would lose its last digits. An invalid one counts as old."""
     if not isinstance(ts, str) or not is_message_ts(ts):
         return 0, 0
     seconds, _, rest = ts.partition(".")

@@ -1,4 +1,4 @@
-"""What went wrong at Slack, in our words: what to do next. No error text carries a token."""
+"""Converts Slack's errors to everhold's, which say what to do next. No error text contains a token."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
 
 SlackFailure: TypeAlias = SlackApiError | aiohttp.ClientError | asyncio.TimeoutError | OSError
 SLACK_ERRORS: Final = (SlackApiError, aiohttp.ClientError, asyncio.TimeoutError, OSError)
-"""Everything that a call to Slack fails with."""
+"""All errors that a call to Slack raises."""
 
 TOKEN_ERROR_CODES: Final = frozenset(
     "invalid_auth not_authed account_inactive token_revoked token_expired not_allowed_token_type".split()
 )
-"""The account's trouble, not the message's: somebody mends it, and then it goes on."""
+"""Problems of the account, not of the message. After the operator has fixed them, delivery continues."""
 MESSAGE_GONE_CODES: Final = frozenset("message_not_found cant_update_message edit_window_closed".split())
 _TOO_LONG_CODES: Final = frozenset("msg_too_long msg_blocks_too_long file_upload_size_restricted".split())
 _IN_DOUBT_CODES: Final = frozenset("internal_error fatal_error service_unavailable request_timeout".split())
-"""Slack says of these that some of it may have been done all the same."""
+"""Slack documents that the call may have been carried out in part after these."""
 _RATE_LIMIT_CODES: Final = frozenset("ratelimited rate_limited message_limit_exceeded".split())
 
 
 def convert_error(error: SlackFailure, *, what: str) -> EverholdError:
-    """The error to raise for a call that failed."""
+    """Return the error to raise for a failed call."""
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.InvalidURL):
         return Transient(f"Slack cannot be reached: {type(error).__name__}")
     if not isinstance(error, SlackApiError):
         return InDoubt(f"{what}: {type(error).__name__}")
     name, status = get_error_code(error), _get_status(error)
     if status == 429 or name in _RATE_LIMIT_CODES:
-        return Transient(f"Slack wants {what} to wait", retry_after=get_retry_after_seconds(error))
+        return Transient(f"Slack limits the rate of {what}", retry_after=get_retry_after_seconds(error))
     if name in TOKEN_ERROR_CODES:
-        return Transient(f"Slack does not take this token: {name}", remedy="put the app's token into .env")
+        return Transient(f"Slack does not accept this token: {name}", remedy="put the app's token into .env")
     if status >= 500 or name in _IN_DOUBT_CODES or not name:
         return InDoubt(f"{what}: Slack answered {status} {name}".rstrip())
     if name in _TOO_LONG_CODES:
         return TooLong(f"Slack refuses {what}: {name}")
     remedy = ""
     if name == "missing_scope":
-        remedy = f"the app needs the scope {_get_field(error, 'needed') or '?'}: add it, and install the app again"
+        remedy = f"the app needs the scope {_get_field(error, 'needed') or '?'}: add it and reinstall the app"
     elif name in ("not_in_channel", "channel_not_found"):
         remedy = "invite the app into the channel"
     return Refused(f"Slack refuses {what}: {name}", remedy=remedy)
 
 
 def get_error_code(error: BaseException | None) -> str:
-    """What Slack calls the error; nothing if it did not say."""
+    """Return Slack's name of the error, or an empty text if there is none."""
     return _get_field(error, "error") if isinstance(error, SlackApiError) else ""
 
 
 def is_permanent(error: SlackFailure) -> bool:
-    """Whether somebody has to mend something before it makes sense to connect again."""
+    """Return whether the operator has to fix something before connecting again makes sense."""
     return get_error_code(error) in TOKEN_ERROR_CODES | {"missing_scope"}
 
 
@@ -67,7 +67,7 @@ def get_retry_after_seconds(error: SlackApiError) -> float:
 
 
 def _get_status(error: SlackApiError) -> int:
-    # an answer that is no JSON comes as the HTTP library's response, which has another word for it
+    # an answer that is not JSON is the HTTP library's response, with another attribute
     found: int = getattr(error.response, "status_code", 0) or getattr(error.response, "status", 0)
     return found
 

@@ -1,7 +1,8 @@
-"""Slack's Events API: it calls us, through a reverse proxy, and is told 200 once what it brought is kept.
+"""Slack's Events API: Slack calls through a reverse proxy and gets 200 once the event is committed.
 
-It looks like a `Line` to whoever listens. Everything is signed by Slack over the very bytes it sends; what is not, or
-is older than a few minutes, is refused before it is taken apart. What is not confirmed in time Slack brings again.
+It has the interface of the socket mode connection. Slack signs the bytes that it sends. A request with a wrong
+signature, or one older than a few minutes, is refused before it is parsed. Slack repeats an event that is not confirmed
+in time.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from everhold.platforms.webhook import WebhookServer
 SIGNATURE_MAX_AGE_SECONDS: Final = 300.0
 """How old a signature may be, or how far ahead of our clock."""
 REQUEST_HOLD_SECONDS: Final = 20.0
-"""How long a call is held open for what it brought to be kept. Slack waits three, and then brings it again."""
+"""How long a request waits for the commit. Slack waits three seconds and then repeats the event."""
 
 
 def is_signature_valid(secret: SecretString, headers: Mapping[str, str], body: bytes, *, now: float) -> bool:
-    """Whether Slack sent these very bytes, and lately."""
+    """Return whether Slack signed these bytes recently."""
     at = headers.get("x-slack-request-timestamp", "")
     if not (at.isascii() and at.isdigit()) or len(at) > 15 or abs(now - int(at)) > SIGNATURE_MAX_AGE_SECONDS:
         return False
@@ -39,7 +40,7 @@ def is_signature_valid(secret: SecretString, headers: Mapping[str, str], body: b
 
 
 class SlackEventsConnection(SlackSocketConnection):
-    """What Slack brings, as envelopes in the order it came."""
+    """The events of Slack as envelopes, in the order of arrival."""
 
     def __init__(self, settings: SlackEventsSettings, secret: SecretString, *, now: Callable[[], float]) -> None:
         self._inbox: asyncio.Queue[SlackEnvelope | BaseException | None] = asyncio.Queue()
@@ -61,7 +62,7 @@ class SlackEventsConnection(SlackSocketConnection):
             either: list[asyncio.Future[Any]] = [self.reader_task, ready]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if self.reader_task.done():
-                self.reader_task.result()  # raises what is wrong with the port
+                self.reader_task.result()  # raises the error of the port
         except BaseException:
             await self.__aexit__()
             raise
@@ -95,11 +96,11 @@ class SlackEventsConnection(SlackSocketConnection):
         done, _ = await asyncio.wait([waiting], timeout=REQUEST_HOLD_SECONDS)
         if not done or waiting.cancelled():
             self._unconfirmed.pop(envelope.id, None)
-            raise Transient("it is not kept yet")
+            raise Transient("the event is not committed yet")
         return b""
 
     def _parse_envelope(self, body: bytes) -> SlackEnvelope:
-        """What a body tells. One that nobody can read is an event that nobody can read, and is kept as that."""
+        """Return the event of a body. A body that cannot be parsed becomes an unparsed event, which is stored."""
         id = f"call-{next(self._count)}"
         if not body.lstrip().startswith((b"{", b"[")):
             form = dict(parse_qsl(body.decode("utf-8", "replace")))

@@ -1,4 +1,4 @@
-"""Between what people and models write and what Slack calls mrkdwn. As little as possible: code is left alone."""
+"""Converts between Markdown and Slack's mrkdwn. It changes as little as possible and leaves code unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TAGGED: Final = re.compile(r"<([^<>\n]*)>")
 
 
 def to_mrkdwn(text: str) -> str:
-    """Markdown as Slack shows it. What would mention somebody, or call everybody, is plain text."""
+    """Return Markdown as mrkdwn. Text that would mention a user or everyone becomes plain text."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     pieces = _CODE.split(escaped)
     for at in range(0, len(pieces), 2):
@@ -25,7 +25,7 @@ def to_mrkdwn(text: str) -> str:
 
 
 def from_mrkdwn(text: str, *, names: Mapping[str, str]) -> str:
-    """What somebody wrote, as it reads. `names` are those of users that are known here."""
+    """Return a message as readable text. `names` are the known display names of users."""
 
     def plain(found: re.Match[str]) -> str:
         what, _, shown = found[1].partition("|")

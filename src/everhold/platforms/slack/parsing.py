@@ -1,4 +1,4 @@
-"""An event of Slack's -> a message at the door: what it is, who says it, and whether it is meant for us."""
+"""Turns a Slack event into an incoming message: what it is, who sent it, and whether it addresses the agent."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from everhold.platforms.slack.settings import NAME
 from everhold.ports.platform import IncomingMessage
 
 TEXT_MESSAGE_SUBTYPES: Final = frozenset({"", "file_share", "thread_broadcast", "me_message", "bot_message"})
-"""The kinds of messages that carry somebody's words. All others tell that somebody joined, pinned, renamed…"""
+"""The message subtypes that contain text of a sender. All others are system messages."""
 METADATA_EVENT_TYPE: Final = "everhold_message"
 OWN_COMMAND: Final = "/everhold"
 
 
 class SlackIdentity(Struct, frozen=True, kw_only=True):
-    """Who we are there."""
+    """The identity of the app."""
 
     user: str
     bot: str
@@ -26,19 +26,19 @@ class SlackIdentity(Struct, frozen=True, kw_only=True):
 
 
 class SlackFile(Struct, frozen=True, kw_only=True):
-    """A file at Slack's, not fetched yet."""
+    """A file that is stored at Slack and not downloaded yet."""
 
     id: str
     name: str
     media: str
     size: int
     url: str
-    """Empty if Slack keeps it for itself until it is asked."""
+    """Empty if Slack gives the URL only on request."""
     external: bool
 
 
 def parse_message(event: dict[str, Any], *, account: str, me: SlackIdentity) -> IncomingMessage | None:
-    """What an event says, or None for what is nothing to hear."""
+    """Return the message of an event, or None if it has none."""
     if event.get("type") not in ("message", "app_mention"):
         return None
     channel = _require_id(event, "channel")
@@ -47,13 +47,13 @@ def parse_message(event: dict[str, Any], *, account: str, me: SlackIdentity) -> 
     if (message.get("subtype") or "") not in TEXT_MESSAGE_SUBTYPES or is_own_message(message, me):
         return None
     if edited and not _is_edit(event, message):
-        return None  # Slack put a preview of a link there
+        return None  # Slack added a link preview
     text = _extract_text(message, me)
     if not text and not message.get("files"):
         return None
     ts, thread = _require_id(message, "ts"), message.get("thread_ts") or ""
     if not is_message_ts(ts) or (thread and not is_message_ts(thread)):
-        raise ValueError("it has no time")
+        raise ValueError("the event has no timestamp")
     direct = channel.startswith("D")
     return IncomingMessage(
         origin=ChatLocation(
@@ -72,7 +72,7 @@ def parse_message(event: dict[str, Any], *, account: str, me: SlackIdentity) -> 
 
 
 def parse_command(payload: dict[str, Any], *, account: str) -> IncomingMessage:
-    """A slash command: `/everhold new` and `/new` are the same."""
+    """Return a slash command. `/everhold new` and `/new` are the same."""
     channel, name, given = (
         _require_id(payload, "channel_id"),
         _require_id(payload, "command"),
@@ -88,14 +88,14 @@ def parse_command(payload: dict[str, Any], *, account: str) -> IncomingMessage:
         name=str(payload.get("user_name") or ""),
         kind="dm" if channel.startswith("D") else "channel",
         event="command",
-        can_change_owner=True,  # it may be used where two others talk to each other
+        can_change_owner=True,  # the command may be used in a conversation where the app is not a member
     )
 
 
 def parse_files(event: dict[str, Any]) -> tuple[SlackFile, ...]:
-    """The files that come with a message, except those that somebody has deleted since."""
+    """Return the files of a message, except deleted ones."""
     if event.get("subtype") == "message_changed":
-        return ()  # they came with the message
+        return ()  # the message already brought them
     return tuple(
         SlackFile(
             id=str(file.get("id") or ""),
@@ -111,14 +111,14 @@ def parse_files(event: dict[str, Any]) -> tuple[SlackFile, ...]:
 
 
 def is_message_ts(text: str) -> bool:
-    """Whether something is one of Slack's times, which are its messages' ids too."""
+    """Return whether a value is a Slack timestamp. Slack's message ids are timestamps too."""
     seconds, dot, rest = text.partition(".")
     return bool(dot) and seconds.isdecimal() and rest.isdecimal() and len(text) < 40
 
 
 def _extract_text(message: dict[str, Any], me: SlackIdentity) -> str:
     text = str(message.get("text") or "")
-    # "@us /status" is a command; alone, Slack would take a slash for one of its own
+    # "@app /status" is a command; alone, Slack would take the slash for its own command
     mention, _, rest = text.strip().partition(">")
     if mention.partition("|")[0] == f"<@{me.user}" and rest.strip().startswith("/"):
         text = rest.strip()
@@ -143,5 +143,5 @@ def _get_hops(message: dict[str, Any]) -> int:
 def _require_id(fields: dict[str, Any], key: str) -> str:
     value = fields[key]
     if not isinstance(value, str) or not value:
-        raise TypeError(f"{key} is no id")
+        raise TypeError(f"{key} is not an id")
     return value

@@ -1,4 +1,4 @@
-"""What an account is configured with, and the factory that builds it. Loads the vendor's library only to build one."""
+"""The settings of an account, and the factory that builds it. The vendor's library is imported only to build one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NAME: Final = "slack"
 
 
 class SlackEventsSettings(BaseModel):
-    """Slack calls us, through a reverse proxy of yours that has the certificate."""
+    """Slack calls the gateway through your reverse proxy, which has the certificate."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str = Field(pattern=r"^https://\S+$")
-    """The Request URL in the app's settings. Its path is the path that is listened on."""
+    """The Request URL in the app's settings. The gateway listens on its path."""
     host: str = "127.0.0.1"
     port: int = Field(default=8767, ge=0, le=65535)
 
@@ -33,25 +33,25 @@ class SlackSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    bot_token: SecretString = Field(description="What the app speaks with: xoxb-…, from OAuth & Permissions")
+    bot_token: SecretString = Field(description="The token for sending: xoxb-…, from OAuth & Permissions")
     app_token: SecretString | None = Field(
         default=None,
-        description="What it listens with: xapp-…, from Basic Information, App-Level Tokens",
+        description="The token for receiving: xapp-…, from Basic Information, App-Level Tokens",
         json_schema_extra={"everhold": "asked"},
     )
     base_url: str | None = None
-    """Where the Web API answers, if not at its usual place."""
+    """The URL of the Web API, if it is not the usual one."""
     events: SlackEventsSettings | None = None
-    """Be called instead of listening through a socket. Without it nothing has to be reachable from outside."""
+    """Receive HTTP calls instead of listening through a socket. Without it nothing has to be reachable from outside."""
     signing_secret: SecretString | None = None
-    """What Slack signs its calls with: Basic Information, Signing Secret."""
+    """The secret with which Slack signs its calls: Basic Information, Signing Secret."""
 
     @model_validator(mode="after")
     def _check_inbound_path(self) -> SlackSettings:
         if self.events is not None and (self.signing_secret is None or len(self.signing_secret.reveal().strip()) < 16):
-            raise ValueError("events need signing_secret_env: without it anybody could call")
+            raise ValueError("events need signing_secret_env, because without it anyone could call")
         if self.events is None and self.app_token is None:
-            raise ValueError("it needs app_token_env to listen with, or events to be called")
+            raise ValueError("app_token_env is needed to listen through a socket, or events to receive calls")
         return self
 
 

@@ -1,5 +1,5 @@
-"""One connection of Slack's socket mode: envelopes come out of it in order, and are confirmed one by one by whoever
-kept what they tell. Nothing is confirmed by itself."""
+"""One connection of Slack's socket mode. It yields envelopes in order. The adapter confirms each one after it has
+committed its event; nothing is confirmed automatically."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ RECONNECT_SECONDS: Final = 30.0
 
 
 class SlackHello(Struct, frozen=True):
-    """What Slack says first."""
+    """Slack's first message on a connection."""
 
     connections: int
-    """How many listen to this app, ourselves included."""
+    """How many connections this app has, ours included."""
 
 
 class SlackEnvelope(Struct, frozen=True, kw_only=True):
-    """Something Slack tells. `late` is what was made of it, for one that was put back until that was done."""
+    """An event from Slack. `late` is the parsed message of an envelope that was deferred until its files were
+    downloaded."""
 
     id: str
     type: str
@@ -49,10 +50,10 @@ class SlackEnvelope(Struct, frozen=True, kw_only=True):
 
 
 class SlackSocketConnection:
-    """`async with Line(…) as line`, then `hello()`, then iterate."""
+    """Use `async with` a connection, then `hello()`, then iterate."""
 
     port = 0
-    """Where it is listened, for one that is called."""
+    """The port, for a connection that receives calls."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, *, proxy: str | None) -> None:
         self._session = session
@@ -61,7 +62,7 @@ class SlackSocketConnection:
         self._inbox: asyncio.Queue[SlackEnvelope | BaseException | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.asked_to_leave = False
-        """Slack wants us to connect anew: it renews its connections now and then."""
+        """Slack asks for a new connection, which it does from time to time."""
 
     async def __aenter__(self) -> SlackSocketConnection:
         self._socket = await self._session.ws_connect(
@@ -83,24 +84,24 @@ class SlackSocketConnection:
         async with asyncio.timeout(HELLO_SECONDS):
             first = await self._socket.receive()
         if first.type is not aiohttp.WSMsgType.TEXT:
-            raise aiohttp.ClientConnectionError("closed before a word was said")
+            raise aiohttp.ClientConnectionError("closed before the hello message")
         self.reader_task = self.start_task(self._read_socket())
         return SlackHello(first.json().get("num_connections") or 1)
 
     async def acknowledge(self, id: str) -> None:
-        """Tell Slack that an envelope needs not come again. If it does not hear that, it comes again."""
+        """Confirm an envelope. Slack repeats an envelope that is not confirmed."""
         with contextlib.suppress(ConnectionError):
             await self._socket.send_json({"envelope_id": id})
 
     def start_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Work that ends with the connection at the latest. If it fails, so does the iteration."""
+        """Start a task that ends with the connection at the latest. If it fails, the iteration fails."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
         return task
 
     def requeue(self, envelope: SlackEnvelope, task: asyncio.Task[IncomingMessage | None]) -> None:
-        """Have an envelope come again once something is done."""
+        """Yield an envelope again once something is done."""
 
         def done(task: asyncio.Task[IncomingMessage | None]) -> None:
             if not task.cancelled() and task.exception() is None:
@@ -112,7 +113,7 @@ class SlackSocketConnection:
         task.add_done_callback(done)
 
     def close_after_delay(self, sleep: Callable[[float], Awaitable[None]]) -> None:
-        """End the connection by itself after a while."""
+        """End the connection after a while."""
 
         async def leave() -> None:
             await sleep(RECONNECT_SECONDS)

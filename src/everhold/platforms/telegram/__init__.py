@@ -1,1 +1,1 @@
-"""Telegram through the Bot API. The vendor's library is a typed client here; the loop that receives is our own."""
+"""Telegram through the Bot API. The vendor's library is only a typed client; everhold has its own receive loop."""

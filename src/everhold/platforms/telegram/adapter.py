@@ -1,7 +1,8 @@
-"""One bot. Reads updates in a loop of its own: commit, then confirm; sends, edits, types, and brings files both ways.
+"""One Telegram bot. Its own loop reads updates: commit first, then confirm. It sends, edits, shows typing, and
+transfers files.
 
-Telegram has no key for what is sent: after a lost answer nobody can tell whether a message is there, so a send is in
-doubt and follows the account's policy. An edit may be repeated, so a reply that takes a draft's place is safe.
+Telegram has no idempotency key. After a lost answer the message may be there or not, so the send is in doubt and
+follows the account's policy. An edit may be repeated, so a reply that replaces a draft is safe.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ MAX_TEXT_UNITS: Final = 4096
 MAX_FILE_BYTES: Final = 50_000_000
 MAX_PHOTO_BYTES: Final = 10_000_000
 PHOTO_MEDIA_TYPES: Final = frozenset({"image/jpeg", "image/png"})
-"""What is shown in the chat. Other files are sent as they are."""
+"""Media types that Telegram shows as a photo. Other files are sent as documents."""
 MAX_COMMANDS: Final = 100
 MAX_FETCH_ATTEMPTS: Final = 3
 OFFSET_EXPIRY_SECONDS: Final = 5 * 86_400.0
-"""After a week without updates Telegram numbers them anew: then the offset is let go of in time."""
+"""After a week without updates Telegram starts new update numbers, so the adapter drops its offset before that."""
 
 
 class TelegramPollingRequest(HTTPXRequest):
-    """The connection for news. It keeps them as they came: one that nobody can read must not take the rest along."""
+    """The connection for updates. It keeps them unparsed, because one malformed update must not discard the others."""
 
     def __init__(self, *, read_timeout: float) -> None:
         super().__init__(connection_pool_size=1, read_timeout=read_timeout)
@@ -68,7 +69,8 @@ class TelegramPollingRequest(HTTPXRequest):
 
 
 class TelegramPlatform:
-    """One account. Implements `Platform`, `Drafting`, `Carrying`, `Typing`, `Introducing` and `Leaving`."""
+    """One account. Implements `Platform`, `SupportsDrafts`, `SupportsFiles`, `SupportsTyping`, `SupportsIntroduction`
+    and `SupportsClose`."""
 
     name = NAME
     delivery = DeliveryGuarantee.BLIND
@@ -77,7 +79,7 @@ class TelegramPlatform:
     visible_after = 0.0
 
     def __init__(self, settings: TelegramSettings, context: PluginContext) -> None:
-        assert context.account_context is not None, "a platform has a station"
+        assert context.account_context is not None, "a platform has an account context"
         self.account = context.instance
         self._settings = settings
         self._account_context = context.account_context
@@ -87,7 +89,7 @@ class TelegramPlatform:
         base = (settings.base_url or API_BASE_URL).rstrip("/")
         self._files = f"{base}/file/bot{settings.token.reveal()}/"
         self._polling = TelegramPollingRequest(read_timeout=10.0)
-        for noisy in ("httpx", "httpcore"):  # they tell URLs, and this API's URLs carry the token
+        for noisy in ("httpx", "httpcore"):  # they log URLs, and the URLs of this API contain the token
             logging.getLogger(noisy).setLevel(logging.WARNING)
         self._bot = Bot(
             settings.token.reveal(),
@@ -98,9 +100,9 @@ class TelegramPlatform:
         )
         self._ready = False
         self.port = 0
-        """Where a webhook is listened for, once it is."""
+        """The port of the webhook server, once it listens."""
         self._rate_limited_until: dict[str, float] = {}
-        """Chats that Telegram wants left alone, and until when."""
+        """Chat -> the time until which Telegram's rate limit holds."""
 
     async def aclose(self) -> None:
         await self._bot.shutdown()
@@ -112,7 +114,7 @@ class TelegramPlatform:
             raise telegram_errors.convert_error(error, what="the bot", token=self._token) from error
         return AccountIntroduction(name=f"@{me.username}", hello=f"open https://t.me/{me.username} and say hello")
 
-    # -- hearing -----------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------------
 
     async def listen(self, accept: AcceptMessage) -> None:
         webhook, secret = self._settings.webhook, self._settings.webhook_secret
@@ -124,7 +126,8 @@ class TelegramPlatform:
     async def _serve_webhook(
         self, webhook: TelegramWebhookSettings, shared: SecretString, accept: AcceptMessage
     ) -> None:
-        """Take what Telegram brings. It is told 200 only after that is kept, and brings it again otherwise."""
+        """Accept the updates that Telegram posts. Telegram gets 200 only after the commit; otherwise it posts the
+        update again."""
         secret = shared.reveal().encode()
 
         def proof(headers: Mapping[str, str], body: bytes) -> bool:
@@ -189,7 +192,7 @@ class TelegramPlatform:
             self._account_context.report()
             failures = 0
             for raw in news:
-                # not the highest there ever was: numbers begin anew, and then lower ones come after higher ones
+                # not the maximum: Telegram may start new numbers, and then lower numbers follow higher ones
                 offset = await self._accept_update(raw, accept) or offset
             now = self._context.clock.monotonic()
             if news:
@@ -203,7 +206,7 @@ class TelegramPlatform:
             self._ready = True
 
     async def _register_commands(self) -> None:
-        """Show the commands where people look for them."""
+        """Announce the commands in Telegram's menu."""
         commands = [BotCommand(name, line[:256]) for name, line in self._account_context.commands.items()]
         try:
             await self._bot.set_my_commands(commands[:MAX_COMMANDS])
@@ -221,27 +224,28 @@ class TelegramPlatform:
         return self._polling.raw_updates
 
     async def _report_failure(self, error: TelegramError, failures: int) -> None:
-        """Say what is wrong and wait, longer each time; a token that is not known is for somebody to mend."""
+        """Report the failure and wait, longer each time. Raises if the token is invalid, because only the operator can
+        fix that."""
         found = telegram_errors.convert_error(error, what="the bot", token=self._token)
         if isinstance(error, InvalidToken):
             raise found
         trouble = found.message if not isinstance(found, InDoubt) else f"Telegram does not answer: {found.message}"
-        remedy = found.remedy or "it is tried again by itself"
+        remedy = found.remedy or "no action needed: everhold tries again"
         self._account_context.report(trouble, remedy)
         wait = retry_delay_seconds(failures, jitter=self._account_context.chance.random()) or 300.0
         if isinstance(error, RetryAfter):
             wait = telegram_errors.get_retry_after_seconds(error)
         elif isinstance(error, Conflict):
-            wait = max(wait, 10.0)  # two that fight over a bot's messages would both lose
+            wait = max(wait, 10.0)  # two processes that poll one bot would take messages from each other
         await self._account_context.sleep(wait)
 
     async def _accept_update(self, raw: Any, accept: AcceptMessage) -> int:
-        """Hand one update over; the offset behind it. Nothing is confirmed before it is kept, or nothing to keep."""
-        behind = _compute_next_offset(raw)
+        """Accept one update and return the next offset. Returns after the commit, so nothing is confirmed too early."""
+        next_offset = _compute_next_offset(raw)
         heard = await self._parse_update(raw)
         if heard is not None:
             await accept(heard)
-        return behind
+        return next_offset
 
     async def _parse_update(self, raw: Any) -> IncomingMessage | None:
         if isinstance(raw, dict) and not parsing.is_wanted_update(raw):
@@ -264,13 +268,13 @@ class TelegramPlatform:
         return heard if file is None else await self._attach_file(heard, file)
 
     async def _attach_file(self, heard: IncomingMessage, file: parsing.TelegramFile) -> IncomingMessage:
-        """The message with its file, or with the word that there was one."""
+        """Return the message with its file, or with a note that the file is missing."""
         most = self._account_context.max_file_bytes
         try:
             data = await self._download_file(file)
         except EverholdError as error:
             self._log.warning("file.missing", name=file.name, size=file.size, error=error)
-            note = f"[{file.name} was not taken in: {error.message}]"
+            note = f"[{file.name} was not stored: {error.message}]"
             text = f"{heard.text}\n{note}" if heard.text else note
             missing = build_missing_attachment(name=file.name, media=file.media, size=file.size)
             return msgspec.structs.replace(heard, text=text, attachments=(missing,))
@@ -286,7 +290,7 @@ class TelegramPlatform:
             try:
                 found = await self._bot.get_file(file.id)
                 if not (found.file_path or "").startswith(self._files):
-                    raise Refused("Telegram says it lies somewhere else")  # a path on this machine is not opened
+                    raise Refused("Telegram returned a path outside its file server")  # never open a local path
                 if (found.file_size or 0) > most:
                     raise Refused(f"it is larger than {most:,} bytes")
                 data = await self._bot.request.retrieve(found.file_path or "")
@@ -299,9 +303,9 @@ class TelegramPlatform:
                 if len(data) > most:
                     raise Refused(f"it is larger than {most:,} bytes")
                 return bytes(data)
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
-    # -- saying ------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------------------
 
     async def send(self, out: OutgoingMessage) -> str:
         if out.file is not None:
@@ -310,7 +314,7 @@ class TelegramPlatform:
         return await (self._finalize_draft(out, text) if out.edits else self._send_message(out, text))
 
     async def probe(self, out: OutgoingMessage) -> str | None:
-        raise Refused("Telegram cannot be asked what was sent")
+        raise Refused("Telegram cannot tell what was sent")
 
     async def draft(self, out: OutgoingMessage) -> str:
         return await self._send_message(out, out.text)
@@ -323,7 +327,7 @@ class TelegramPlatform:
             await self._bot.send_chat_action(_get_chat_id(to), "typing", message_thread_id=_parse_id(to.thread))
 
     def _mark_notice(self, out: OutgoingMessage) -> str:
-        """The text; in a group a notice is marked, so that no other bot answers it."""
+        """Return the text. In a group a notice is marked, so that other bots do not answer it."""
         marked = (
             out.notice
             and out.to.chat.startswith("-")
@@ -335,7 +339,7 @@ class TelegramPlatform:
         return format_markdown(text) if self._settings.format == "markdown" else (text, [])
 
     async def _finalize_draft(self, out: OutgoingMessage, text: str) -> str:
-        """Put the final text in a draft's place. A repeat changes nothing, so a lost answer is no doubt."""
+        """Replace a draft with the final text. A repeat changes nothing, so a lost answer leaves no doubt."""
         try:
             await self._edit_message(out.to, out.edits, text)
         except InDoubt as error:
@@ -393,11 +397,11 @@ class TelegramPlatform:
             except Refused as error:
                 if not isinstance(error.__cause__, BadRequest):
                     raise
-                # too wide, too flat, or no picture at all: then as what it is
+                # not acceptable as a photo, so send it as a document
         return await self._send_to_chat(out.to, "a file", document)
 
     async def _send_to_chat(self, to: ChatLocation, what: str, show: Callable[[int | str], Awaitable[Message]]) -> str:
-        """Put something into a chat; its id there."""
+        """Send something to a chat and return its id there."""
         async with self._guard_call(what, to):
             try:
                 return str((await show(_get_chat_id(to))).message_id)
@@ -410,11 +414,11 @@ class TelegramPlatform:
 
 
 class TelegramMessageNotFound(Refused):
-    """What was to be edited is not there any more."""
+    """The message to edit no longer exists."""
 
 
 class TelegramCallGuard:
-    """Around a call for a chat: waits that Telegram asked for are kept, and its errors become ours."""
+    """Guard a call for a chat: respect Telegram's rate limit, and convert its errors to ours."""
 
     def __init__(self, telegram: TelegramPlatform, what: str, to: ChatLocation) -> None:
         self._telegram = telegram
@@ -425,13 +429,13 @@ class TelegramCallGuard:
         telegram = self._telegram
         left = telegram._rate_limited_until.get(self._chat, 0.0) - telegram._context.clock.monotonic()
         if left > 0:
-            raise Transient(f"Telegram wants this chat left alone for {left:.0f} s", retry_after=left)
+            raise Transient(f"Telegram limits this chat for another {left:.0f} s", retry_after=left)
         telegram._rate_limited_until.pop(self._chat, None)
         try:
             await telegram._connect()
         except TelegramError as error:
             problem = telegram_errors.convert_error(error, what="the bot", token=telegram._token)
-            # nothing of what was to be sent has left
+            # the request was not sent
             raise Transient(problem.message, remedy=problem.remedy) from error
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -445,7 +449,7 @@ class TelegramCallGuard:
 
 
 def _compute_next_offset(raw: Any) -> int:
-    """The offset that confirms an update. One without a number cannot be confirmed by itself: the next one does it."""
+    """Return the offset that confirms an update. An update without a number is confirmed by the next one."""
     id = raw.get("update_id") if isinstance(raw, dict) else None
     return id + 1 if isinstance(id, int) and not isinstance(id, bool) else 0
 
@@ -460,7 +464,7 @@ def _parse_id(text: str) -> int | None:
 
 
 def _build_reply_parameters(to: ChatLocation) -> ReplyParameters | None:
-    """In a group an answer hangs on what it answers; alone with somebody that says nothing."""
+    """Return the reply parameters. In a group a reply refers to its message; in a direct chat it does not."""
     id = _parse_id(to.message)
     if id is None or not to.chat.startswith("-"):
         return None

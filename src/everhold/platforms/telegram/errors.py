@@ -1,4 +1,4 @@
-"""What went wrong at Telegram, in our words: what to do next. No error text carries the token."""
+"""Converts Telegram's errors to everhold's, which say what to do next. No error text contains the token."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
 from everhold.infra.secret import SecretString
 
 _UNSENT_ERRORS: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
-"""What happens before a request is on its way. Anything later, and nobody can tell whether it was carried out."""
-# the library announces another type for this one, and both are understood here
+"""Errors that occur before the request is sent. After any other one the request may have been carried out."""
+# the library announces that the type will change; both types are handled
 warnings.filterwarnings("ignore", message=".*retry_after.*", category=PTBDeprecationWarning)
 
 TOO_LONG_PHRASES: Final = ("too long", "too_long", "too large", "too big")
@@ -35,15 +35,19 @@ MESSAGE_GONE_PHRASES: Final = ("message to edit not found", "message can't be ed
 
 
 def convert_error(error: TelegramError, *, what: str, token: SecretString) -> EverholdError:
-    """The error to raise for a call that failed."""
+    """Return the error to raise for a failed call."""
     match error:
         case RetryAfter():
-            return Transient(f"Telegram wants {what} to wait", retry_after=get_retry_after_seconds(error))
+            return Transient(f"Telegram limits the rate of {what}", retry_after=get_retry_after_seconds(error))
         case InvalidToken() | EndPointNotFound():
-            # the library's text quotes the token
-            return Refused("Telegram does not know this token", remedy="@BotFather gives a new one; put it into .env")
+            # the library's text contains the token
+            return Refused(
+                "Telegram does not know this token", remedy="get a new token from @BotFather and put it into .env"
+            )
         case Conflict():
-            return Transient("another program reads this bot's messages", remedy="stop it, or take another bot")
+            return Transient(
+                "another program reads this bot's messages", remedy="stop that program, or use another bot"
+            )
         case Forbidden():
             return Refused(f"Telegram refuses {what}: {token.mask_in(error.message)}")
         case ChatMigrated():

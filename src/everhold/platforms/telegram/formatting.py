@@ -1,4 +1,4 @@
-"""Markdown as models write it -> a text, and what is to be seen of it. What is not clearly marked stays as it was."""
+"""Converts the Markdown that models write to a plain text and Telegram's entities. Ambiguous marks stay as they are."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _MARKS: Final = (
     ("code", re.compile(r"`([^`\n]+)`")),
     ("text_link", re.compile(r"\[([^\[\]\n]+)\]\((https?://[^\s()]+)\)")),
     ("bold", re.compile(r"\*\*(?=[^\s*])([^\n]+?)(?<=\S)\*\*(?!\*)")),
-    ("bold", re.compile(r"(?<!\w)__(?=[^\s_])(\S+ [^\n]*?)(?<=\S)__(?!\w)")),  # one word alone may be a name: __init__
+    ("bold", re.compile(r"(?<!\w)__(?=[^\s_])(\S+ [^\n]*?)(?<=\S)__(?!\w)")),  # a single word may be a name: __init__
     ("strikethrough", re.compile(r"~~(?=\S)([^~\n]+?)(?<=\S)~~")),
     ("italic", re.compile(r"(?<![\w*\\])\*(?=[^\s*])([^*\n]+?)(?<=[^\s*])\*(?![\w*])")),
     ("italic", re.compile(r"(?<![\w_\\])_(?=[^\s_])([^_\n]+?)(?<=[^\s_])_(?![\w_])")),
 )
 _PLAIN: Final = frozenset("*_~`[#-+")
 MAX_ENTITIES: Final = 100
-"""What is marked beyond this Telegram ignores."""
+"""Telegram ignores further entities."""
 
 
 def format_markdown(text: str) -> tuple[str, list[MessageEntity]]:
-    """The text without its marks, and the marks. A text that would be nothing but marks is left alone."""
+    """Return the text without its marks, and the entities. A text that consists of marks only is returned unchanged."""
     if not _PLAIN & set(text):
         return text, []
     page = _EntityWriter()
@@ -44,7 +44,7 @@ def format_markdown(text: str) -> tuple[str, list[MessageEntity]]:
 
 
 class _EntityWriter:
-    """What was written so far, counted as Telegram counts."""
+    """The length of the text so far, in Telegram's units."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
@@ -63,7 +63,7 @@ class _EntityWriter:
         self.write_inline(text[at:])
 
     def write_inline(self, text: str) -> None:
-        """Text with marks in it: the first of them, what is before it, and then the rest."""
+        """Convert a text with marks: the text before the first mark, the mark, then the rest."""
         while True:
             found = [(match.start(), kind, match) for kind, shape in _MARKS if (match := shape.search(text))]
             if not found:

@@ -1,4 +1,5 @@
-"""An update of the Bot API -> a message at the door: what it is, who says it, and whether it is meant for us."""
+"""Turns an update of the Bot API into an incoming message: what it is, who sent it, and whether it addresses the
+agent."""
 
 from __future__ import annotations
 
@@ -11,17 +12,17 @@ from everhold.core.entries import ChatLocation
 from everhold.ports.platform import IncomingMessage
 
 ALLOWED_UPDATES: Final = ("message", "edited_message", "channel_post", "edited_channel_post")
-"""The updates that carry somebody's words."""
+"""The updates that contain messages of people."""
 _OTHER_CONTENT_FIELDS: Final = ("location", "venue", "contact", "poll", "dice", "game")
-"""What people send that is neither text nor a file: it is named, so that the agent knows of it."""
+"""Content that is neither text nor a file. The message names it, so that the agent knows of it."""
 
 
 MAX_QUOTE_CHARS: Final = 200
-"""How much of a message that is answered is quoted."""
+"""How much of the replied-to message is quoted."""
 
 
 class TelegramFile(Struct, frozen=True, kw_only=True):
-    """A file at Telegram's, not fetched yet."""
+    """A file that is stored at Telegram and not downloaded yet."""
 
     id: str
     name: str
@@ -30,7 +31,7 @@ class TelegramFile(Struct, frozen=True, kw_only=True):
 
 
 def is_wanted_update(raw: dict[str, Any]) -> bool:
-    """Whether an update is of a kind that we read at all."""
+    """Return whether the adapter reads updates of this kind."""
     return any(kind in raw for kind in ALLOWED_UPDATES)
 
 
@@ -39,7 +40,7 @@ def get_message(update: Update) -> Message | None:
 
 
 def parse_migration(message: Message) -> tuple[str, str] | None:
-    """What a group was called and what it is called now, if it just became a supergroup. Both of them say so."""
+    """Return the old and the new id of a group that became a supergroup. Both groups report the change."""
     here = str(message.chat.id)
     if message.migrate_to_chat_id is not None:
         return here, str(message.migrate_to_chat_id)
@@ -49,7 +50,7 @@ def parse_migration(message: Message) -> tuple[str, str] | None:
 
 
 def parse_update(update: Update, *, account: str, me: User) -> IncomingMessage | None:
-    """What an update says, or None for what is nothing to hear: somebody joined, a message was pinned."""
+    """Return the message of an update, or None for a service message, such as a new member or a pinned message."""
     message = get_message(update)
     if message is None:
         return None
@@ -72,7 +73,7 @@ def parse_update(update: Update, *, account: str, me: User) -> IncomingMessage |
         name=_get_sender_name(message),
         kind="dm" if direct else "channel" if message.chat.type == "channel" else "group",
         event="edit" if edited else "message",
-        # Telegram dates edits to the second only: two within one would look like one
+        # Telegram gives the time of an edit in seconds, so two edits within one second would look the same
         revision=str(update.update_id) if edited else "",
         addressed=direct or _is_addressed_to_us(message, me),
         bot=message.sender_chat is None and message.from_user is not None and message.from_user.is_bot,
@@ -80,13 +81,13 @@ def parse_update(update: Update, *, account: str, me: User) -> IncomingMessage |
 
 
 def parse_file(message: Message) -> TelegramFile | None:
-    """The file a message carries."""
+    """Return the file of a message."""
     if message.photo:
-        photo = message.photo[-1]  # the sizes are in order
+        photo = message.photo[-1]  # the sizes are in ascending order
         return TelegramFile(id=str(photo.file_id), name="photo.jpg", media="image/jpeg", size=int(photo.file_size or 0))
     kinds = {"document": "file", "voice": "voice.ogg", "audio": "audio", "video": "video.mp4", "animation": "animation"}
     for kind, name in (*kinds.items(), ("video_note", "video.mp4"), ("sticker", "sticker.webp")):
-        found: Any = getattr(message, kind)  # the library has a field for each kind, and no common one
+        found: Any = getattr(message, kind)  # the library has one field per kind of file, and no common one
         if found is not None:
             return TelegramFile(
                 id=str(found.file_id),
@@ -101,7 +102,7 @@ def _extract_text(message: Message, me: User) -> str:
     text = message.text or message.caption or ""
     if not text:
         return next((f"[{thing}]" for thing in _OTHER_CONTENT_FIELDS if getattr(message, thing) is not None), "")
-    # "@us /status" is a command, however people got used to saying it
+    # "@bot /status" is a command too, because people write it that way
     words = text.split(maxsplit=1)
     if me.username and words[0].lower() == f"@{me.username.lower()}" and len(words) > 1 and words[1].startswith("/"):
         return words[1]
@@ -109,7 +110,8 @@ def _extract_text(message: Message, me: User) -> str:
 
 
 def _extract_quote(message: Message) -> str:
-    """What a message answers, so that "yes, that one" can be understood. What is just above needs no quote."""
+    """Return a quote of the replied-to message, so that "yes, that one" can be understood. The preceding message is not
+    quoted."""
     said = message.quote.text if message.quote is not None else ""
     answered = message.reply_to_message
     if not said and answered is not None and answered.forum_topic_created is None:
@@ -121,7 +123,7 @@ def _extract_quote(message: Message) -> str:
 
 
 def _get_sender_id(message: Message) -> str:
-    """The stable id of whoever speaks. A channel, or an admin who speaks as the group, is not a person."""
+    """Return the stable id of the sender. A channel, or an admin who writes as the group, is not a person."""
     if message.sender_chat is not None:
         return str(message.sender_chat.id)
     return str(message.from_user.id) if message.from_user is not None else str(message.chat.id)
@@ -134,7 +136,7 @@ def _get_sender_name(message: Message) -> str:
 
 
 def _is_addressed_to_us(message: Message, me: User) -> bool:
-    """Mentioned, replied to, or commanded."""
+    """Return whether the message mentions the bot, replies to it, or is a command for it."""
     replied = message.reply_to_message
     if replied is not None and replied.from_user is not None and replied.from_user.id == me.id:
         return True

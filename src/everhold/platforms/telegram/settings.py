@@ -1,4 +1,4 @@
-"""What an account is configured with, and the factory that builds it. Loads the vendor's library only to build one."""
+"""The settings of an account, and the factory that builds it. The vendor's library is imported only to build one."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NAME: Final = "telegram"
 
 
 class TelegramWebhookSettings(BaseModel):
-    """Telegram calls us, through a reverse proxy of yours that has the certificate."""
+    """Telegram calls the gateway through your reverse proxy, which has the certificate."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str = Field(pattern=r"^https://\S+$")
-    """Where Telegram finds the proxy. Its path is the path that is listened on."""
+    """The URL of the proxy. The gateway listens on its path."""
     host: str = "127.0.0.1"
     port: int = Field(default=8766, ge=0, le=65535)
 
@@ -36,15 +36,15 @@ class TelegramSettings(BaseModel):
 
     token: SecretString = Field(description="The token that @BotFather gave you for the bot")
     base_url: str | None = None
-    """Where the Bot API answers, if not at its usual place."""
+    """The URL of the Bot API, if it is not the usual one."""
     poll_seconds: int = Field(default=30, ge=0, le=50)
-    """How long one look for news may wait for some."""
+    """How long one request for updates may wait."""
     format: Literal["markdown", "plain"] = "markdown"
-    """Show what models mark as bold, code and the like, or exactly what they wrote."""
+    """Whether to render the model's Markdown (bold, code, …) or to show it as written."""
     webhook: TelegramWebhookSettings | None = None
-    """Be called instead of asking. Without it nothing has to be reachable from outside."""
+    """Receive calls from Telegram instead of polling. Without it nothing has to be reachable from outside."""
     webhook_secret: SecretString | None = None
-    """What proves that it is Telegram who calls: 32 or more letters and digits."""
+    """The secret that proves that Telegram is the caller: 32 or more letters and digits."""
 
     @field_validator("webhook_secret")
     @classmethod
@@ -56,7 +56,7 @@ class TelegramSettings(BaseModel):
     @model_validator(mode="after")
     def _require_webhook_secret(self) -> TelegramSettings:
         if self.webhook is not None and self.webhook_secret is None:
-            raise ValueError("a webhook needs webhook_secret_env: without it anybody could call")
+            raise ValueError("a webhook needs webhook_secret_env, because without it anyone could call")
         return self
 
 

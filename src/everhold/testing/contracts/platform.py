@@ -1,12 +1,12 @@
-"""What every chat platform promises, as a suite. An adapter earns it by a stage: its far side, played by a test.
+"""The promises of every chat platform, as a test suite. An adapter's tests provide the remote platform.
 
 class TestMyPlatform(PlatformContract):
     @asynccontextmanager
-    async def stage(self) -> AsyncIterator[Stage]:
+    async def open_remote(self) -> AsyncIterator[RemotePlatform]:
         async with MyServer() as server:
-            yield MyStage(server)
+            yield RemoteMyPlatform(server)
 
-The far side is a real server, or a stateful fake that the vendor's own client talks to.
+The remote platform is a real server, or a fake with state that the vendor's own client calls.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PNG_BYTES: Final = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
     "0000000c49444154789c63606060000000040001f61738550000000049454e44ae426082"
 )
-"""A black dot, as a PNG."""
+"""A black pixel as a PNG."""
 
 
 class PlatformSuite(Protocol):
@@ -52,25 +52,25 @@ class PlatformSuite(Protocol):
 def platform_promise(
     *needs: str,
 ) -> Callable[[Callable[[Any, PlatformHarness], Awaitable[None]]], Callable[[Any, Path], None]]:
-    """A promise of platforms that offer all of `needs`. Plays it on a stage and a desk of its own."""
+    """Mark a promise of platforms that offer all of `needs`. Each test gets its own remote platform and harness."""
 
     def mark(test: Callable[[Any, PlatformHarness], Awaitable[None]]) -> Callable[[Any, Path], None]:
         def run(self: PlatformSuite, tmp_path: Path) -> None:
             async def play() -> None:
-                async with self.open_remote() as stage:
-                    if missing := set(needs) - stage.offers:
-                        pytest.skip(f"{stage.platform} has no {', '.join(sorted(missing))}")
-                    desk = PlatformHarness(stage, tmp_path, patience=self.patience)
+                async with self.open_remote() as remote:
+                    if missing := set(needs) - remote.offers:
+                        pytest.skip(f"{remote.platform} has no {', '.join(sorted(missing))}")
+                    harness = PlatformHarness(remote, tmp_path, patience=self.patience)
                     try:
-                        await test(self, desk)
-                        assert await desk.store.verify() == []
+                        await test(self, harness)
+                        assert await harness.store.verify() == []
                     finally:
-                        await desk.close()
+                        await harness.close()
 
             asyncio.run(play())
 
         functools.update_wrapper(run, test)
-        del run.__dict__["__wrapped__"]  # the runner would ask for the inner test's arguments
+        del run.__dict__["__wrapped__"]  # pytest would use the inner test's signature
         return run
 
     return mark
@@ -80,13 +80,13 @@ class PlatformContract:
     patience = PATIENCE_SECONDS
 
     def open_remote(self) -> AbstractAsyncContextManager[RemotePlatform]:
-        """A far side of its own for one promise."""
+        """Open a new remote platform for one test."""
         raise NotImplementedError
 
-    # -- hearing
+    # -- receiving
 
     @platform_promise()
-    async def test_what_is_written_is_heard_once_and_in_order(self, harness: PlatformHarness) -> None:
+    async def test_messages_are_heard_once_and_in_order(self, harness: PlatformHarness) -> None:
         harness.start()
         for number in range(5):
             await harness.remote.write(f"hello {number}", to=harness.remote.chat)
@@ -100,14 +100,14 @@ class PlatformContract:
         assert first.asks
 
     @platform_promise()
-    async def test_a_connection_that_stands_is_reported(self, harness: PlatformHarness) -> None:
+    async def test_a_working_connection_is_reported(self, harness: PlatformHarness) -> None:
         harness.start()
         await harness.remote.write("hello", to=harness.remote.chat)
         await harness.wait_until_heard("hello")
-        assert harness.healthy_reports, "status has to know that it is well"
+        assert harness.healthy_reports, "the working connection was not reported"
 
     @platform_promise()
-    async def test_what_was_written_while_nobody_listened_is_heard(self, harness: PlatformHarness) -> None:
+    async def test_messages_written_while_it_was_down_are_heard(self, harness: PlatformHarness) -> None:
         harness.start()
         await harness.remote.write("before", to=harness.remote.chat)
         await harness.wait_until_heard("before")
@@ -119,7 +119,7 @@ class PlatformContract:
         assert await harness.read_texts() == ["before", "meanwhile 0", "meanwhile 1", "meanwhile 2"]
 
     @platform_promise()
-    async def test_nothing_is_confirmed_before_it_is_kept(self, harness: PlatformHarness) -> None:
+    async def test_nothing_is_confirmed_before_the_commit(self, harness: PlatformHarness) -> None:
         harness.dies_at = "before"
         harness.start()
         await harness.remote.write("one", to=harness.remote.chat)
@@ -131,7 +131,7 @@ class PlatformContract:
         assert await harness.read_texts() == ["one", "two"]
 
     @platform_promise()
-    async def test_what_was_kept_and_not_confirmed_is_not_heard_twice(self, harness: PlatformHarness) -> None:
+    async def test_a_committed_message_that_was_not_confirmed_is_heard_once(self, harness: PlatformHarness) -> None:
         harness.dies_at = "after"
         harness.start()
         await harness.remote.write("one", to=harness.remote.chat)
@@ -142,7 +142,7 @@ class PlatformContract:
         assert await harness.read_texts() == ["one", "two"]
 
     @platform_promise("redelivery")
-    async def test_what_arrives_again_and_in_any_order_is_heard_once(self, harness: PlatformHarness) -> None:
+    async def test_redelivered_messages_are_heard_once(self, harness: PlatformHarness) -> None:
         harness.start()
         for number in range(6):
             await harness.remote.write(f"hello {number}", to=harness.remote.chat)
@@ -153,7 +153,7 @@ class PlatformContract:
         assert await harness.read_texts() == [*(f"hello {number}" for number in range(6)), "after all"]
 
     @platform_promise("edits")
-    async def test_an_edit_is_heard_as_a_new_one_and_once(self, harness: PlatformHarness) -> None:
+    async def test_an_edit_is_heard_as_a_new_message_and_once(self, harness: PlatformHarness) -> None:
         harness.start()
         id = await harness.remote.write("helo", to=harness.remote.chat)
         await harness.wait_until_heard("helo")
@@ -170,22 +170,22 @@ class PlatformContract:
         assert edited.revision
 
     @platform_promise("poison")
-    async def test_what_nobody_can_read_is_kept_and_its_neighbours_are_heard(self, harness: PlatformHarness) -> None:
+    async def test_an_unparsable_update_is_stored_and_the_others_are_heard(self, harness: PlatformHarness) -> None:
         await harness.remote.write("before", to=harness.remote.chat)
         await harness.remote.send_unparsable_update()
         await harness.remote.write("behind", to=harness.remote.chat)
         harness.start()
         await harness.wait_until_heard("before", "behind")
         kept = [body for body in await harness.read_heard() if body.text not in ("before", "behind")]
-        assert len(kept) == 1, "it is kept as it came"
+        assert len(kept) == 1, "the update is stored unparsed"
         assert not kept[0].asks
         await harness.restart()
         await harness.remote.write("later", to=harness.remote.chat)
         await harness.wait_until_heard("later")
-        assert len(await harness.read_heard()) == 4, "and it is behind us"
+        assert len(await harness.read_heard()) == 4, "the update was read again"
 
     @platform_promise()
-    async def test_kinds_that_nobody_has_heard_of_are_passed_by(self, harness: PlatformHarness) -> None:
+    async def test_unknown_kinds_of_updates_are_skipped(self, harness: PlatformHarness) -> None:
         harness.start()
         await harness.remote.write("before", to=harness.remote.chat)
         await harness.remote.send_unknown_update()
@@ -194,7 +194,7 @@ class PlatformContract:
         assert [text for text in await harness.read_texts() if text in ("before", "behind")] == ["before", "behind"]
 
     @platform_promise()
-    async def test_odd_characters_harm_nobody(self, harness: PlatformHarness) -> None:
+    async def test_unusual_characters_are_heard(self, harness: PlatformHarness) -> None:
         harness.start()
         odd = [
             "NUL \x00 inside",
@@ -213,7 +213,7 @@ class PlatformContract:
         assert heard[3] == "😀" * 500
 
     @platform_promise()
-    async def test_bytes_that_are_no_text_keep_nothing_from_being_heard(self, harness: PlatformHarness) -> None:
+    async def test_invalid_utf8_does_not_stop_other_messages(self, harness: PlatformHarness) -> None:
         harness.start()
         await harness.remote.write("before", to=harness.remote.chat)
         await harness.wait_until_heard("before")
@@ -234,8 +234,8 @@ class PlatformContract:
             return sum(harness.sleeps) >= HOUR_SECONDS
 
         await harness.wait_until(an_hour_passed, what="an hour of waiting to connect")
-        assert len(harness.sleeps) < 600, "it hammers at the door"
-        assert harness.troubles, "status has to know"
+        assert len(harness.sleeps) < 600, "it tries to connect too often"
+        assert harness.troubles, "the failure was not reported"
         harness.remote.reconnect()
         for number in range(3):
             await harness.remote.write(f"meanwhile {number}", to=harness.remote.chat)
@@ -243,9 +243,7 @@ class PlatformContract:
         assert await harness.read_texts() == ["before", *(f"meanwhile {number}" for number in range(3))]
 
     @platform_promise()
-    async def test_two_that_listen_to_one_account_lose_nothing_and_say_so_where_they_can_know(
-        self, harness: PlatformHarness
-    ) -> None:
+    async def test_two_listeners_of_one_account_lose_nothing_and_report_it(self, harness: PlatformHarness) -> None:
         harness.start()
         await harness.remote.write("before", to=harness.remote.chat)
         await harness.wait_until_heard("before")
@@ -257,7 +255,7 @@ class PlatformContract:
 
         try:
             if "rivals" in harness.remote.offers:
-                await harness.wait_until(noticed, what="one of them noticing the other")
+                await harness.wait_until(noticed, what="one listener noticing the other")
             await harness.remote.write("between", to=harness.remote.chat)
             await harness.wait_until_heard("between")
         finally:
@@ -267,7 +265,7 @@ class PlatformContract:
         assert await harness.read_texts() == ["before", "between"]
 
     @platform_promise("groups")
-    async def test_in_a_group_it_is_told_what_is_meant_for_the_agent(self, harness: PlatformHarness) -> None:
+    async def test_in_a_group_a_mention_addresses_the_agent(self, harness: PlatformHarness) -> None:
         harness.start()
         await harness.remote.write("just talking", to=harness.remote.group)
         await harness.remote.mention("what do you think?", to=harness.remote.group)
@@ -284,19 +282,19 @@ class PlatformContract:
         assert not any(body.asks for text, body in by_text.items() if text == "just talking")
 
     @platform_promise("groups")
-    async def test_whoever_takes_a_name_is_not_whose_name_it_was(self, harness: PlatformHarness) -> None:
+    async def test_a_person_with_the_same_name_is_another_person(self, harness: PlatformHarness) -> None:
         harness.start()
         await harness.remote.write("it is me", to=harness.remote.group)
         await harness.remote.write_as_impostor("no, I am", to=harness.remote.group)
         await harness.wait_until_heard("it is me", "no, I am")
         persons = {body.text: body.stamp.person for body in await harness.read_heard()}
         assert persons["it is me"] == harness.remote.sender
-        assert persons["no, I am"] != harness.remote.sender, "a name was believed"
+        assert persons["no, I am"] != harness.remote.sender, "the sender was identified by name"
 
-    # -- saying
+    # -- sending
 
     @platform_promise()
-    async def test_what_is_said_is_shown_once(self, harness: PlatformHarness) -> None:
+    async def test_a_sent_message_is_shown_once(self, harness: PlatformHarness) -> None:
         remote = await harness.run_within_patience(harness.platform.send(harness.make_outgoing("hello there")))
         (seen,) = harness.remote.list_shown(harness.remote.chat)
         assert (seen.text, seen.id) == ("hello there", remote)
@@ -316,22 +314,22 @@ class PlatformContract:
         except Refused:
             pass
         else:
-            raise AssertionError("nobody is told that it does not fit")
+            raise AssertionError("a text that does not fit was not refused")
         assert len(harness.remote.list_shown(harness.remote.chat)) == 1, "a part of it was shown"
 
     @platform_promise()
-    async def test_a_lost_answer_is_no_answer(self, harness: PlatformHarness) -> None:
+    async def test_a_lost_answer_is_reported_as_in_doubt(self, harness: PlatformHarness) -> None:
         harness.remote.fail_next_send("drop after")
         out = harness.make_outgoing("did it arrive?")
         error = await self._send_failure(harness, out)
-        assert len(harness.remote.list_shown(harness.remote.chat)) == 1, "the far side did it"
+        assert len(harness.remote.list_shown(harness.remote.chat)) == 1, "the platform carried it out"
         match harness.platform.delivery:
             case DeliveryGuarantee.KEYED | DeliveryGuarantee.UPSERT:
                 assert isinstance(error, InDoubt | Transient)
                 await harness.run_within_patience(harness.platform.send(out))
                 assert len(harness.remote.list_shown(harness.remote.chat)) == 1, "the key is not recognised"
             case DeliveryGuarantee.PROBE:
-                assert isinstance(error, InDoubt), "it may have arrived, and nobody says so"
+                assert isinstance(error, InDoubt), "it may have arrived, and InDoubt was not raised"
                 await asyncio.sleep(harness.platform.visible_after)
                 assert (
                     await harness.run_within_patience(harness.platform.probe(out))
@@ -340,22 +338,22 @@ class PlatformContract:
                 other = harness.make_outgoing("never sent", key="s:9:0")
                 assert await harness.run_within_patience(harness.platform.probe(other)) is None
             case _:
-                assert isinstance(error, InDoubt), "it may have arrived, and nobody says so"
+                assert isinstance(error, InDoubt), "it may have arrived, and InDoubt was not raised"
 
     @platform_promise()
-    async def test_a_request_that_was_lost_is_never_taken_for_done(self, harness: PlatformHarness) -> None:
+    async def test_a_lost_request_is_never_reported_as_sent(self, harness: PlatformHarness) -> None:
         harness.remote.fail_next_send("drop before")
         error = await self._send_failure(harness, harness.make_outgoing("hello"))
         assert isinstance(error, Transient | InDoubt)
         assert harness.remote.list_shown(harness.remote.chat) == []
 
     @platform_promise()
-    async def test_an_error_of_theirs_is_never_taken_for_done(self, harness: PlatformHarness) -> None:
+    async def test_a_server_error_is_never_reported_as_sent(self, harness: PlatformHarness) -> None:
         harness.remote.fail_next_send("broken")
         assert isinstance(await self._send_failure(harness, harness.make_outgoing("hello")), Transient | InDoubt)
 
     @platform_promise()
-    async def test_who_cannot_be_reached_was_not_sent_to(self, harness: PlatformHarness) -> None:
+    async def test_an_unreachable_platform_is_never_reported_as_sent(self, harness: PlatformHarness) -> None:
         await harness.run_within_patience(harness.platform.send(harness.make_outgoing("connect")))
         harness.remote.disconnect()
         error = await self._send_failure(harness, harness.make_outgoing("hello", key="s:2:0"))
@@ -364,21 +362,21 @@ class PlatformContract:
         assert [seen.text for seen in harness.remote.list_shown(harness.remote.chat)] == ["connect"]
 
     @platform_promise()
-    async def test_a_wait_that_is_asked_for_is_passed_on(self, harness: PlatformHarness) -> None:
+    async def test_a_requested_wait_is_passed_on(self, harness: PlatformHarness) -> None:
         harness.remote.fail_next_send("limit")
         error = await self._send_failure(harness, harness.make_outgoing("hello"))
         assert isinstance(error, Transient), "it is known not to be done"
         assert error.retry_after is not None
-        assert 6 <= error.retry_after <= 8, "their word is neither shortened nor stretched"
+        assert 6 <= error.retry_after <= 8, "the requested wait was changed"
         assert harness.remote.list_shown(harness.remote.chat) == []
 
     @platform_promise()
-    async def test_a_chat_that_is_gone_is_given_up(self, harness: PlatformHarness) -> None:
+    async def test_a_deleted_chat_is_refused(self, harness: PlatformHarness) -> None:
         harness.remote.fail_next_send("dead")
         assert isinstance(await self._send_failure(harness, harness.make_outgoing("hello")), Refused)
 
     @platform_promise()
-    async def test_a_slow_chat_keeps_no_other_waiting(self, harness: PlatformHarness) -> None:
+    async def test_a_slow_send_does_not_delay_others(self, harness: PlatformHarness) -> None:
         await harness.run_within_patience(harness.platform.send(harness.make_outgoing("connect")))
         harness.remote.fail_next_send("hang")
         loop = asyncio.get_running_loop()
@@ -388,14 +386,14 @@ class PlatformContract:
         }
         try:
             done, _ = await asyncio.wait(both, timeout=harness.patience, return_when=asyncio.FIRST_COMPLETED)
-            assert done, "one hangs, and the other waits for it"
+            assert done, "one send hangs, and the other waits for it"
             arrived = [both[task] for task in done if task.result()]
             assert arrived == [seen.text for seen in harness.remote.list_shown(harness.remote.chat)][1:]
         finally:
             await _drain_loop(*both)
 
     @platform_promise("drafts")
-    async def test_the_final_text_takes_the_draft_s_place(self, harness: PlatformHarness) -> None:
+    async def test_the_final_text_replaces_the_draft(self, harness: PlatformHarness) -> None:
         assert isinstance(harness.platform, SupportsDrafts)
         remote = await harness.run_within_patience(
             harness.platform.draft(harness.make_outgoing("I th …", key="s:1:draft"))
@@ -415,7 +413,7 @@ class PlatformContract:
     # -- files
 
     @platform_promise("files")
-    async def test_a_file_is_kept_by_what_is_in_it_and_its_name_is_no_path(self, harness: PlatformHarness) -> None:
+    async def test_a_file_is_stored_by_content_and_its_name_is_not_a_path(self, harness: PlatformHarness) -> None:
         harness.start()
         await harness.remote.attach("look", "../../etc/passwd", b"some bytes", to=harness.remote.chat)
         await harness.wait_until_heard("look")
@@ -426,7 +424,7 @@ class PlatformContract:
         assert await harness.store.get_blob(file.blob) == b"some bytes"
 
     @platform_promise("files")
-    async def test_a_file_that_is_too_large_is_named_and_left(self, harness: PlatformHarness) -> None:
+    async def test_a_file_that_is_too_large_is_named_and_not_stored(self, harness: PlatformHarness) -> None:
         harness.start()
         await harness.remote.attach("huge", "huge.bin", b"x" * 150_000, to=harness.remote.chat)
         await harness.remote.write("next", to=harness.remote.chat)
@@ -437,7 +435,7 @@ class PlatformContract:
         assert (file.blob, file.name) == ("", "huge.bin")
 
     @platform_promise("files")
-    async def test_a_file_goes_out_with_its_message(self, harness: PlatformHarness) -> None:
+    async def test_a_file_is_sent_with_its_message(self, harness: PlatformHarness) -> None:
         file = build_attachment(b"a report", name="report.txt", media="text/plain")
         await harness.store_blob(b"a report")
         await harness.run_within_patience(harness.platform.send(harness.make_outgoing("here it is")))
@@ -447,14 +445,14 @@ class PlatformContract:
         assert [it.text for it in seen if it.text] == ["here it is"]
 
     @platform_promise("files")
-    async def test_a_picture_goes_out_as_it_is(self, harness: PlatformHarness) -> None:
+    async def test_a_picture_is_sent_unchanged(self, harness: PlatformHarness) -> None:
         file = build_attachment(PNG_BYTES, name="dot.png", media="image/png")
         await harness.store_blob(PNG_BYTES)
         await harness.run_within_patience(harness.platform.send(harness.make_outgoing("", file=file)))
         assert [data for it in harness.remote.list_shown(harness.remote.chat) for data in it.files] == [PNG_BYTES]
 
     @platform_promise("files")
-    async def test_a_lost_answer_about_a_file_is_no_answer(self, harness: PlatformHarness) -> None:
+    async def test_a_lost_answer_about_a_file_is_reported_as_in_doubt(self, harness: PlatformHarness) -> None:
         file = build_attachment(b"a report", name="report.txt", media="text/plain")
         await harness.store_blob(b"a report")
         harness.remote.fail_next_send("drop file after")
@@ -465,28 +463,28 @@ class PlatformContract:
                 assert isinstance(error, InDoubt | Transient)
                 await harness.run_within_patience(harness.platform.send(out))
             case DeliveryGuarantee.PROBE:
-                assert isinstance(error, InDoubt), "it may have arrived, and nobody says so"
+                assert isinstance(error, InDoubt), "it may have arrived, and InDoubt was not raised"
                 await asyncio.sleep(harness.platform.visible_after)
                 assert await harness.run_within_patience(harness.platform.probe(out)) is not None
                 other = harness.make_outgoing("", file=build_attachment(b"another", name="other.txt"), key="s:9:0")
                 assert await harness.run_within_patience(harness.platform.probe(other)) is None
             case _:
-                assert isinstance(error, InDoubt), "it may have arrived, and nobody says so"
+                assert isinstance(error, InDoubt), "it may have arrived, and InDoubt was not raised"
         shown = [data for it in harness.remote.list_shown(harness.remote.chat) for data in it.files]
-        assert shown == [b"a report"], "it is there, and once"
+        assert shown == [b"a report"], "it is shown exactly once"
 
     @platform_promise("files")
-    async def test_a_file_that_is_too_large_there_is_refused_as_such(self, harness: PlatformHarness) -> None:
+    async def test_a_file_that_is_too_large_to_send_raises_too_long(self, harness: PlatformHarness) -> None:
         file = build_attachment(b"a report", name="report.txt", media="text/plain")
         await harness.store_blob(b"a report")
         harness.remote.fail_next_send("file too large")
         error = await self._send_failure(harness, harness.make_outgoing("", file=file))
-        assert isinstance(error, TooLong), "whoever sends it can say so instead"
+        assert isinstance(error, TooLong), "TooLong lets the caller send a notice instead"
         await harness.run_within_patience(harness.platform.send(harness.make_outgoing("it was too large")))
         assert [it.text for it in harness.remote.list_shown(harness.remote.chat)] == ["it was too large"]
 
     @platform_promise("files")
-    async def test_a_file_that_is_not_kept_is_looked_for_nowhere_else(self, harness: PlatformHarness) -> None:
+    async def test_a_file_that_is_not_stored_is_never_read_from_disk(self, harness: PlatformHarness) -> None:
         for name in ("/etc/hostname", "../../etc/hostname", "C:\\boot.ini"):
             file = Attachment(blob=name, name=name, media="text/plain", size=1)
             assert isinstance(await self._send_failure(harness, harness.make_outgoing("", file=file)), Refused)
@@ -497,7 +495,7 @@ class PlatformContract:
             await harness.run_within_patience(harness.platform.send(out))
         except (Transient, Refused, InDoubt) as error:
             return error
-        raise AssertionError("it went wrong, and nobody was told")
+        raise AssertionError("the send failed, and no error was raised")
 
 
 async def _drain_loop(*tasks: asyncio.Task[Any]) -> None:

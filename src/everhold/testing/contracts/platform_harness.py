@@ -1,6 +1,6 @@
-"""Both ends of a platform adapter: the far side as a test plays it, and the near side with the real store and door.
+"""Both sides of a platform adapter: the remote platform, which the test provides, and the real store and ingress.
 
-"Kept" means committed. Time is real and short; waits that an adapter asks for pass at once and are counted.
+Time is real and short. The waits of an adapter end at once and are counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from everhold.testing.contracts.store import SeededRandom
 T = TypeVar("T")
 
 PATIENCE_SECONDS: Final = 100.0
-"""How long anything on loopback may take on a busy machine before it is taken for never."""
+"""Time limit for anything on loopback, generous for a busy machine."""
 HOUR_SECONDS: Final = 3600.0
 
 
@@ -41,58 +41,58 @@ class ShownMessage(Struct, frozen=True, kw_only=True):
 
 
 class RemotePlatform(Protocol):
-    """A far side with people in it, and the adapter's way there. `chat` is a direct chat, `group` a group."""
+    """A remote platform with people in it, and the adapter for it. `chat` is a direct chat, `group` a group."""
 
     platform: str
     chat: str
     group: str
     sender: str
     offers: frozenset[str]
-    """Of `edits groups drafts typing files commands redelivery poison rivals`, what the platform has at all."""
+    """The features of the platform: any of `edits groups drafts typing files commands redelivery poison rivals`."""
 
     def build_adapter(self, context: PluginContext) -> Platform:
-        """A new adapter, as another process would have it."""
+        """Return a new adapter, as another process would build it."""
 
     async def write(self, text: str, *, to: str) -> str:
-        """A person writes; the message's id."""
+        """Write as a person, and return the message's id."""
 
     async def edit(self, id: str, text: str, *, to: str) -> None: ...
 
     async def mention(self, text: str, *, to: str) -> str:
-        """A person writes in a group and means the agent."""
+        """Write in a group as a person who addresses the agent."""
 
     async def write_as_impostor(self, text: str, *, to: str) -> str:
-        """A stranger writes who calls themselves whatever `sender` is called, handle and all."""
+        """Write as another person with the same display name and handle as `sender`."""
 
     async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str: ...
 
     async def send_unparsable_update(self) -> None:
-        """Something arrives that nobody can take apart."""
+        """Send an update that cannot be parsed."""
 
     async def send_unknown_update(self) -> None:
-        """Something arrives of a kind that nobody has heard of."""
+        """Send an update of an unknown kind."""
 
     async def send_invalid_utf8(self) -> None:
-        """Bytes arrive that are no text: no UTF-8."""
+        """Send bytes that are not valid UTF-8."""
 
     async def redeliver(self, chance: random.Random) -> None:
-        """Everything arrives again, three times, in any order."""
+        """Deliver everything again, three times, in random order."""
 
     def list_shown(self, chat: str) -> list[ShownMessage]:
-        """What the agent said in a chat, as it stands there."""
+        """Return the agent's messages in a chat."""
 
     def fail_next_send(self, how: str) -> None:
-        """The next send goes wrong: `drop before`, `drop after`, `hang`, `limit` (wait 7 s), `broken` (an error of
-        theirs), `dead` (this chat is gone for good); with files also `drop file after` and `file too large`."""
+        """Let the next send fail: `drop before`, `drop after`, `hang`, `limit` (wait 7 s), `broken` (a server error),
+        `dead` (the chat was deleted); with files also `drop file after` and `file too large`."""
 
     def disconnect(self) -> None:
-        """The far side cannot be reached, until `mend`."""
+        """Make the platform unreachable, until `reconnect`."""
 
     def reconnect(self) -> None: ...
 
 
 class ProcessKilled(BaseException):
-    """The process is gone, in the middle of something."""
+    """The process was killed."""
 
 
 class ContractClock:
@@ -104,7 +104,7 @@ class ContractClock:
 
 
 class PlatformHarness:
-    """The near side: store, door and station of one account, and the process that listens."""
+    """The gateway's side: store, ingress and account context of one account, and the process that listens."""
 
     def __init__(self, remote: RemotePlatform, path: Path, *, patience: float = PATIENCE_SECONDS) -> None:
         self.remote = remote
@@ -116,10 +116,10 @@ class PlatformHarness:
         self.sleeps: list[float] = []
         self.troubles: list[str] = []
         self.chat_moves: list[tuple[str, str]] = []
-        """Chats that got another id, as the adapter tells."""
+        """The chat aliases that the adapter reported: (old id, new id)."""
         self.healthy_reports = 0
         self.dies_at: str = ""
-        """`before` or `after` the next commit."""
+        """Kill the process `before` or `after` the next commit."""
         self.verdicts: list[AcceptResult] = []
         self._listener: asyncio.Task[None] | None = None
         self.platform = remote.build_adapter(self.make_context())
@@ -161,14 +161,14 @@ class PlatformHarness:
         self._listener = asyncio.get_running_loop().create_task(self.platform.listen(self._accept))
 
     async def stop(self) -> None:
-        """End the process, whatever it is doing."""
+        """End the process."""
         if self._listener is not None:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
             self._listener = None
 
     async def restart(self) -> None:
-        """Another process on the same disk."""
+        """Start another process on the same store."""
         await self.stop()
         if isinstance(self.platform, SupportsClose):
             await self.platform.aclose()
@@ -177,13 +177,13 @@ class PlatformHarness:
         self.start()
 
     async def wait_until_killed(self) -> None:
-        """Wait until the process has died as it was to."""
+        """Wait until the process was killed."""
         assert self._listener is not None
         async with asyncio.timeout(self.patience):
             done = await asyncio.gather(self._listener, return_exceptions=True)
-        assert isinstance(done[0], ProcessKilled), f"it should have died: {done[0]!r}"
+        assert isinstance(done[0], ProcessKilled), f"the process was not killed: {done[0]!r}"
 
-    # -- what it was given
+    # -- the account context
 
     async def _accept(self, incoming: IncomingMessage) -> AcceptResult:
         if self.dies_at == "before":
@@ -208,14 +208,14 @@ class PlatformHarness:
             self.healthy_reports += 1
 
     async def _fetch(self, url: str, *, headers: Mapping[str, str] | None = None) -> FetchedContent:
-        from everhold.infra.fetch import UrlFetcher  # as in the house, but loopback is all there is
+        from everhold.infra.fetch import UrlFetcher  # as in the gateway, but loopback only
 
         return await UrlFetcher(allows=lambda ip: ip.is_loopback, most_bytes=100_000)(url, headers=headers)
 
-    # -- looking
+    # -- reading
 
     async def read_heard(self) -> list[Heard]:
-        """Everything that was kept, in the order it was."""
+        """Return every `heard` entry, in order."""
         entries = [entry for entry in await self.store.read_feed(limit=10_000) if entry.kind is EntryKind.HEARD]
         return [entry.body for entry in entries if isinstance(entry.body, Heard)]
 
@@ -223,16 +223,16 @@ class PlatformHarness:
         return [body.text for body in await self.read_heard()]
 
     async def wait_until(self, met: Callable[[], Awaitable[bool]], *, what: str) -> None:
-        """Wait for something that has no event of its own."""
+        """Wait for a condition without an event of its own."""
         try:
             async with asyncio.timeout(self.patience):
                 while not await met():
                     if self._listener is not None and self._listener.done():
                         self._listener.result()
-                        raise AssertionError("the listener ended by itself")
+                        raise AssertionError("the listener ended")
                     await asyncio.sleep(0.005)
         except TimeoutError:
-            raise AssertionError(f"never happened: {what}; heard {await self.read_texts()}") from None
+            raise AssertionError(f"timed out: {what}; heard {await self.read_texts()}") from None
 
     async def wait_until_heard(self, *texts: str) -> None:
         async def met() -> bool:
@@ -249,13 +249,13 @@ class PlatformHarness:
         return OutgoingMessage(to=more.pop("to", self.make_location()), text=text, key=key, **more)
 
     async def offset(self, key: str) -> str | None:
-        """How far the account was read, as the store has it."""
+        """Return the account's offset in the store."""
         scope = make_state_scope(self.remote.platform, "main")
         record = await self.store.get_state_record(StateNamespace.PLATFORM_OFFSET, key, scope=scope)
         return None if record is None else record.value
 
     async def store_blob(self, data: bytes) -> None:
-        """Have a file in the store."""
+        """Put a file into the store."""
         change = Change(step=Step.STATE, session="", at=self.clock.now(), blobs=(data,))
         await self.store.commit(change)
 
@@ -265,7 +265,7 @@ class PlatformHarness:
 
 
 class SilentLogger:
-    """A log that nobody reads."""
+    """A logger that discards everything."""
 
     def debug(self, event: str, /, **fields: object) -> None: ...
 

@@ -1,1 +1,1 @@
-"""Chat platforms on loopback: stateful, for the vendors' own clients, with a switch for whatever goes wrong."""
+"""Fake chat platforms on loopback, with state and faults, for the vendors' own clients."""

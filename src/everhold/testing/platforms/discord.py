@@ -1,10 +1,10 @@
-"""A Discord on loopback: the gateway and the part of the API that a bot needs, with its memory and its moods.
+"""A Discord on loopback: the gateway and the part of the API that a bot needs, with state and faults.
 
-It is honest about what makes the real one hard: events are confirmed by nobody; a connection that comes back with its
-session is told what it missed, any other is told nothing of the past; sessions end; direct chats cannot be listed;
-texts have 2,000 characters and are trimmed; buckets run empty; a nonce is known for some minutes only, and need not be
-in the history; a lost answer looks the same whether the message was shown or not. People are played by a test: `write`,
-`edit`, `command`.
+It reproduces what makes the real one difficult: events are not acknowledged; a connection that resumes its session gets
+the missed events, any other connection gets none; sessions expire; direct chats cannot be listed; texts have at most
+2,000 characters and are trimmed; rate limit buckets run empty; a nonce is known for some minutes only and may be
+missing in the history; a lost answer looks the same whether the message was shown or not. A test acts as the people:
+`write_message`, `edit_message`, `use_command`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PERMISSIONS: Final = "2248473465835073"
 
 
 class DiscordServerError(Exception):
-    """What the API answers instead of a result."""
+    """The API's error answer."""
 
     def __init__(self, status: int, code: int, message: str, **more: Any) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class DiscordServerError(Exception):
 
 @dataclass
 class DiscordServerSession:
-    """What one connection, and those that continue it, were told."""
+    """The events of one connection and of those that resume it."""
 
     id: str
     bot: DiscordServerBot
@@ -61,27 +61,27 @@ class DiscordServerBot:
     sessions: dict[str, DiscordServerSession] = field(default_factory=dict)
     commands: list[dict[str, Any]] = field(default_factory=list)
     reads_messages: bool = True
-    """Whether it may read what is said to others; if not, the gateway does not let it in with that wish."""
+    """Whether the bot may read message content. If not, the gateway refuses it with that intent."""
 
     def make_user(self) -> dict[str, Any]:
         return _make_user(self.id, self.username, bot=True)
 
 
 class DiscordServer(LoopbackSocketServer):
-    """`async with DiscordServer() as server:`, then `server.bot(token)` and point a client at `server.api`."""
+    """`async with DiscordServer() as server:`, then `server.add_bot(token)` and point a client at `server.api`."""
 
     def __init__(
         self, *, nonce_seconds: float = 180.0, tells_nonces: bool = True, bucket: int = 50, window: float = 1.0
     ) -> None:
         super().__init__()
         self.bucket = bucket
-        """How many messages a channel takes within `window` seconds."""
+        """How many messages a channel accepts within `window` seconds."""
         self.window = window
         self.rate_limited_count = 0
         self._recent_posts: dict[str, deque[float]] = {}
         self.nonce_seconds = nonce_seconds
         self.tells_nonces = tells_nonces
-        """Whether a history tells the nonces of messages."""
+        """Whether a history contains the nonces of messages."""
         self.bots: dict[str, DiscordServerBot] = {}
         self.guilds: dict[str, list[str]] = {}
         """guild -> its channels and threads."""
@@ -89,7 +89,7 @@ class DiscordServer(LoopbackSocketServer):
         self.messages: dict[str, dict[str, dict[str, Any]]] = {}
         self.channel_errors: dict[str, DiscordServerError] = {}
         self.max_file_bytes = MAX_FILE_BYTES
-        """The largest file that is taken."""
+        """The largest accepted file."""
         self.retry_after_seconds: dict[str, float] = {}
         """Channels that answer 429 to the next call, with the seconds to wait."""
         self.typing: list[str] = []
@@ -115,7 +115,7 @@ class DiscordServer(LoopbackSocketServer):
         return id
 
     def add_channel(self, id: str, *, guild: str = "100", parent: str = "") -> str:
-        """A channel of a server, or a thread of one."""
+        """Add a channel of a server, or a thread of one."""
         self.guilds[self.add_guild(guild)].append(id)
         kind = (
             {"type": 11, "parent_id": parent, "thread_metadata": _THREAD_METADATA}
@@ -144,7 +144,7 @@ class DiscordServer(LoopbackSocketServer):
         files: Sequence[tuple[str, bytes]] = (),
         **more: Any,
     ) -> str:
-        """Somebody writes where a bot can read it; the message's id."""
+        """Write as a person in a channel that a bot can read, and return the message's id."""
         message = self._make_message(channel, _make_user(user, name), text, reply_to=reply_to)
         message["attachments"] = [self._store_file(name, data) for name, data in files]
         message |= more
@@ -152,12 +152,12 @@ class DiscordServer(LoopbackSocketServer):
         return str(message["id"])
 
     async def edit_message(self, id: str, text: str, *, channel: str) -> None:
-        """Somebody changes what they wrote."""
+        """Edit a person's message."""
         self.messages[channel][id] |= {"content": text, "edited_timestamp": _format_now()}
         await self._dispatch_message("MESSAGE_UPDATE", channel, self.messages[channel][id])
 
     async def use_command(self, name: str, text: str = "", *, channel: str, user: str = "1001") -> str:
-        """Somebody uses a command that the bot has registered."""
+        """Use a command that the bot has registered."""
         id = self._next_id()
         told = {
             "id": id,
@@ -188,12 +188,12 @@ class DiscordServer(LoopbackSocketServer):
         return id
 
     async def dispatch_event(self, event: str, data: Any) -> None:
-        """Something else happens, told in exactly these words."""
+        """Dispatch any other event with exactly this data."""
         for session in self._list_sessions():
             await self._dispatch(session, event, data)
 
     async def redeliver(self, *, times: int = 1, chance: random.Random | None = None) -> None:
-        """Every message that ever was told is told again, in any order."""
+        """Dispatch every message again, in random order."""
         for session in self._list_sessions():
             again = [it for it in session.sent_events if str(it["t"]).startswith("MESSAGE_")] * times
             if chance is not None:
@@ -207,12 +207,12 @@ class DiscordServer(LoopbackSocketServer):
                 await session.socket.send_json({"op": 7, "d": None, "s": None, "t": None})
 
     def forget_sessions(self) -> None:
-        """Nobody can continue where they were: it took them too long."""
+        """Forget all sessions, so that no connection can resume."""
         for bot in self.bots.values():
             bot.sessions.clear()
 
     def list_shown_messages(self, channel: str) -> list[dict[str, Any]]:
-        """What bots said in a channel, as it stands now."""
+        """Return the bots' messages in a channel, in their current form."""
         bots = {bot.id for bot in self.bots.values()}
         return [it for it in self.messages.get(channel, {}).values() if (it.get("author") or {}).get("id") in bots]
 
@@ -401,7 +401,7 @@ class DiscordServer(LoopbackSocketServer):
         if message["author"]["id"] != bot.id:
             raise DiscordServerError(403, 50005, "Cannot edit a message authored by another user")
         message |= {"content": _check_text(given), "edited_timestamp": _format_now()}
-        # what is not named is taken away, what is brought is added
+        # omitted files are removed, new ones are added
         message["attachments"] = self._store_uploads(request)
         await self._dispatch_message("MESSAGE_UPDATE", channel, message)
         return message
@@ -411,12 +411,12 @@ class DiscordServer(LoopbackSocketServer):
         if not 1 <= limit <= 100:
             raise DiscordServerError(400, 50035, "Invalid Form Body")
         found = sorted(self.messages.get(channel, {}).values(), key=lambda it: int(it["id"]))
-        # `after` gives the first ones after it, otherwise it is the last ones; the newest stands first in any case
+        # `after` gives the first messages after it, otherwise the last ones; the newest comes first in both cases
         page = [it for it in found if int(it["id"]) > int(after)][:limit] if after is not None else found[-limit:]
         hidden = set() if self.tells_nonces else {"nonce"}
         return [{key: value for key, value in it.items() if key not in hidden} for it in reversed(page)]
 
-    # -- within ------------------------------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------------------------------
 
     def _check_writable(self, channel: str, *, reading: bool) -> None:
         if channel in self.channel_errors:
@@ -433,7 +433,7 @@ class DiscordServer(LoopbackSocketServer):
         return failed
 
     def _take_from_bucket(self, channel: str) -> dict[str, str]:
-        """Take one from the channel's bucket; the headers that tell how much is left."""
+        """Take one from the channel's bucket, and return the rate limit headers."""
         now = time.monotonic()
         poured = self._recent_posts.setdefault(channel, deque())
         while poured and poured[0] <= now - self.window:

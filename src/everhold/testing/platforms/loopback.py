@@ -1,4 +1,4 @@
-"""A small HTTP server for fakes: it takes requests apart, and fails them before or after they were carried out."""
+"""A small HTTP server for fakes. It parses requests, and fails them before or after they are carried out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import struct
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 _PHRASES: Final = {
@@ -25,7 +25,7 @@ _PHRASES: Final = {
 
 @dataclass(frozen=True)
 class LoopbackRequest:
-    """One request, taken apart. `files` are what came as multipart: name -> (file name, content)."""
+    """One parsed request. `files` are the multipart files: name -> (file name, content)."""
 
     method: str
     path: str
@@ -53,7 +53,7 @@ LoopbackFaultKind = Literal["drop before", "drop after", "hang", "answer"]
 
 @dataclass(frozen=True)
 class LoopbackFault:
-    """What goes wrong with the next call of a kind. `drop after` loses the answer to something that was done."""
+    """A fault of the next call of a kind. `drop after` loses the answer of a call that was carried out."""
 
     call: str
     kind: LoopbackFaultKind
@@ -61,16 +61,16 @@ class LoopbackFault:
 
 
 class LoopbackServer:
-    """Serves on 127.0.0.1. Subclasses say what a call is named, and answer it."""
+    """Serves on 127.0.0.1. Subclasses name the calls and answer them."""
 
     def __init__(self) -> None:
         self.port = 0
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        """(name, fields) of every call there was, failed ones too."""
+        """(name, fields) of every call, failed ones included."""
         self.is_down = False
-        """Nobody can connect, and whoever is connected is cut off at the next call."""
+        """New connections are refused, and existing ones are closed at the next call."""
         self.held = asyncio.Event()
-        """Set while a call hangs: something to wait for."""
+        """Set while a call hangs, so that a test can wait for it."""
         self._faults: deque[LoopbackFault] = deque()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,16 +83,16 @@ class LoopbackServer:
     def plan_fault(
         self, on: str, kind: LoopbackFaultKind, *, answer: LoopbackResponse | None = None, times: int = 1
     ) -> None:
-        """Let the next `times` calls of `on` go wrong."""
+        """Let the next `times` calls of `on` fail."""
         self._faults.extend([LoopbackFault(on, kind, answer)] * times)
 
     async def wait_for_faults(self, on: str) -> None:
-        """Until every fault that was meant for `on` has happened."""
+        """Wait until every planned fault of `on` has happened."""
         while any(fault.call == on for fault in self._faults):  # noqa: ASYNC110  # whoever waits here is a test
             await asyncio.sleep(0.01)
 
     def disconnect(self) -> None:
-        """Nobody gets through until `reconnect`."""
+        """Refuse all connections until `reconnect`."""
         self.is_down = True
         for writer in list(self._writers):
             _abort_connection(writer)
@@ -100,7 +100,7 @@ class LoopbackServer:
     def reconnect(self) -> None:
         self.is_down = False
 
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
@@ -122,11 +122,11 @@ class LoopbackServer:
     # -- for subclasses
 
     def name_call(self, request: LoopbackRequest) -> str:
-        """What a call is called, for faults and for the list of calls."""
+        """Return the name of a call, for faults and for `calls`."""
         raise NotImplementedError
 
     async def answer_call(self, request: LoopbackRequest) -> LoopbackResponse:
-        """Carry a call out."""
+        """Carry out a call and return its answer."""
         raise NotImplementedError
 
     # -- a connection
@@ -146,7 +146,7 @@ class LoopbackServer:
                 if not await self._handle_request(request, writer):
                     break
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the caller left
+            pass  # the caller disconnected
         finally:
             self._writers.discard(writer)
             writer.close()

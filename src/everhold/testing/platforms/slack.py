@@ -1,10 +1,10 @@
-"""A Slack on loopback: socket mode and the part of the Web API that an app needs, with its memory and its moods.
+"""A Slack on loopback: socket mode and the part of the Web API that an app needs, with state and faults.
 
-It is honest about what makes the real one hard: an event that is not confirmed within seconds comes again, in another
-envelope, three times and then never more; with several connections each gets a part of the events; threads are not in
-a channel's history; long texts are cut off without a word, and edits have another limit than messages; a lost answer
-looks the same whether the message was shown or not. Its minutes are shorter than ours (`minute`). People are played by
-a test: `write`, `edit`, `command`.
+It reproduces what makes the real one difficult: an event that is not confirmed within seconds comes again, in another
+envelope, three times and then never again; of several connections each gets a part of the events; threads are not in a
+channel's history; long texts are cut off without an error, and edits have another limit than messages; a lost answer
+looks the same whether the message was shown or not. Its minutes are shorter than real ones (`minute`). A test acts as
+the people: `write_message`, `edit_message`, `use_command`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ACK_SECONDS: Final = 3.0
 
 
 class SlackServerError(Exception):
-    """What the API answers instead of a result."""
+    """The API's error answer."""
 
     def __init__(self, error: str, *, status: int = 200, **headers: str) -> None:
         super().__init__(error)
@@ -46,7 +46,7 @@ class SlackServerError(Exception):
 
 @dataclass
 class SlackServerApp:
-    """One app in the workspace, and the connections it listens through."""
+    """One app in the workspace, and its connections."""
 
     bot_token: str
     app_token: str
@@ -57,18 +57,18 @@ class SlackServerApp:
     sockets: list[LoopbackSocket] = field(default_factory=list)
     channels: list[str] = field(default_factory=list)
     sent_payloads: list[dict[str, Any]] = field(default_factory=list)
-    """Every event there was for it."""
+    """Every event for the app."""
     pending_acks: dict[str, asyncio.Event] = field(default_factory=dict)
     confirmed: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
-    """Events that were tried often enough."""
+    """Events that Slack has given up."""
     signing_secret: str = ""
-    """With it the app is called at its request URL, and has no socket."""
+    """If set, the app is called at its request URL and has no socket."""
     request_url: Callable[[], str] = str
 
 
 class SlackServer(LoopbackSocketServer):
-    """`async with SlackServer() as server:`, then `server.app(…)` and point a client at `server.url + "/api/"`."""
+    """`async with SlackServer() as server:`, then `server.add_app(…)` and point a client at `server.url + "/api/"`."""
 
     def __init__(self, *, minute_seconds: float = 1.0, ack_seconds: float = ACK_SECONDS) -> None:
         super().__init__()
@@ -76,15 +76,15 @@ class SlackServer(LoopbackSocketServer):
         self.ack_seconds = ack_seconds
         self.apps: list[SlackServerApp] = []
         self.messages: dict[str, dict[str, dict[str, Any]]] = {}
-        """channel -> ts -> message, as the history has it."""
+        """channel -> ts -> message, as in the history."""
         self.channel_errors: dict[str, str] = {}
-        """Channels that cannot be written to, and what is said about it."""
+        """Channels that cannot be written to -> the error."""
         self.now: Callable[[], float] = time.time
-        """When calls are signed."""
+        """The time that signatures carry."""
         self.names: dict[str, str] = {}
-        """What people call themselves, if not as their ids do."""
+        """Display names of people, if they differ from their ids."""
         self.max_file_bytes = 1_000_000_000
-        """The largest file that is taken."""
+        """The largest accepted file."""
         self.retry_after_seconds: dict[str, int] = {}
         """Channels that answer 429 to the next call, with the seconds to wait."""
         self.files: dict[str, dict[str, Any]] = {}
@@ -122,7 +122,7 @@ class SlackServer(LoopbackSocketServer):
         files: Sequence[tuple[str, bytes]] = (),
         **more: Any,
     ) -> str:
-        """Somebody writes where an app is; the message's ts."""
+        """Write as a person in a channel of an app, and return the message's ts."""
         if channel.startswith("D"):
             self.invite_app(self.apps[0], channel)  # a direct chat opens by itself
         ts = str(more.pop("ts", "")) or self._next_ts()
@@ -139,13 +139,13 @@ class SlackServer(LoopbackSocketServer):
         return ts
 
     async def edit_message(self, ts: str, text: str, *, channel: str) -> None:
-        """Somebody changes what they wrote."""
+        """Edit a person's message."""
         before = dict(self.messages[channel][ts])
         self.messages[channel][ts] |= {"text": text, "edited": {"user": before["user"], "ts": self._next_ts()}}
         await self._send_message_change(channel, self.messages[channel][ts], before)
 
     async def use_command(self, command: str, text: str, *, channel: str, user: str = "UADA") -> None:
-        """Somebody types a slash command that the app has registered. Slack does not try those twice."""
+        """Use a slash command that the app has registered. Slack does not repeat commands."""
         payload = {
             "token": "t",
             "team_id": "T1",
@@ -163,12 +163,12 @@ class SlackServer(LoopbackSocketServer):
             await self._send_envelope(app, "slash_commands", payload, attempt=0)
 
     async def send_event(self, event: Any, *, type: str = "events_api") -> None:
-        """Something else happens, told in exactly these words."""
+        """Send any other event with exactly this data."""
         for app in self.apps:
             self._deliver_event(app, event, type=type)
 
     async def redeliver(self, *, times: int = 1, chance: random.Random | None = None) -> None:
-        """Everything that ever was told is told again, in any order; returns when all of it was confirmed."""
+        """Deliver everything again, in random order. Returns when all of it was confirmed."""
         for app in self.apps:
             again = [payload for _ in range(times) for payload in app.sent_payloads]
             if chance is not None:
@@ -177,14 +177,14 @@ class SlackServer(LoopbackSocketServer):
                 await self._deliver_with_retries(app, payload, type="events_api")
 
     async def disconnect_sockets(self, reason: str = "refresh_requested") -> None:
-        """Slack renews its connections, or wants no new ones: it says so, and ends those there are."""
+        """Ask for new connections, as Slack does from time to time, or disable them, and close the existing ones."""
         for app in self.apps:
             for line in list(app.sockets):
                 await line.send_json({"type": "disconnect", "reason": reason, "debug_info": {}})
                 await line.close()
 
     def list_shown_messages(self, channel: str) -> list[dict[str, Any]]:
-        """What apps said in a channel, threads and all, as it stands now."""
+        """Return the apps' messages in a channel, threads included, in their current form."""
         bots = {app.user for app in self.apps}
         return [it for it in self.messages.get(channel, {}).values() if it.get("user") in bots]
 
@@ -195,7 +195,7 @@ class SlackServer(LoopbackSocketServer):
             if channel in app.channels:
                 self._deliver_event(app, event)
                 if f"<@{app.user}>" in (event.get("text") or "") and not channel.startswith("D"):
-                    # an app that asked for both hears of a mention twice, as two events
+                    # an app that subscribed to both gets a mention twice, as two events
                     mention = {key: value for key, value in event.items() if key not in ("channel_type", "subtype")}
                     self._deliver_event(app, {**mention, "type": "app_mention"})
         await asyncio.sleep(0)
@@ -232,7 +232,9 @@ class SlackServer(LoopbackSocketServer):
         task.add_done_callback(self._deliveries.discard)
 
     async def _deliver_with_retries(self, app: SlackServerApp, payload: dict[str, Any], *, type: str) -> None:
-        for attempt, pause in enumerate((0.0, 0.15, 1.0, 5.0)):  # at once, nearly at once, a minute, five minutes
+        for attempt, pause in enumerate(
+            (0.0, 0.15, 1.0, 5.0)
+        ):  # at once, nearly at once, after a minute, after five minutes
             await asyncio.sleep(pause * self.minute_seconds)
             if await self._send_envelope(app, type, payload, attempt=attempt):
                 app.confirmed.append(payload["event_id"])
@@ -240,7 +242,7 @@ class SlackServer(LoopbackSocketServer):
         app.forgotten.append(payload["event_id"])
 
     async def post_event(self, app: SlackServerApp, body: bytes, *, attempt: int = 0) -> int:
-        """Call an app that is called, signed as Slack signs; what it answered, 0 if it did not."""
+        """Call the app's request URL with Slack's signature. Returns the status, 0 if there was no answer."""
         stamp = str(int(self.now()))
         signature = hmac.new(app.signing_secret.encode(), f"v0:{stamp}:".encode() + body, hashlib.sha256).hexdigest()
         headers = {"x-slack-request-timestamp": stamp, "x-slack-signature": f"v0={signature}"}
@@ -434,10 +436,10 @@ class SlackServer(LoopbackSocketServer):
 
     def _download(self, request: LoopbackRequest, token: str) -> LoopbackResponse:
         if token not in {app.bot_token for app in self.apps}:
-            return LoopbackResponse(body=b"<html>Sign in</html>", media="text/html")  # as it really does
+            return LoopbackResponse(body=b"<html>Sign in</html>", media="text/html")  # as the real one does
         return LoopbackResponse(body=self.contents[request.path.split("/")[2]], media="application/octet-stream")
 
-    # -- within ------------------------------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------------------------------
 
     def _next_ts(self) -> str:
         self._last = max(time.time(), self._last + 0.000_002)
@@ -455,14 +457,14 @@ class SlackServer(LoopbackSocketServer):
         return channel
 
     def _check_writable(self, app: SlackServerApp, given: dict[str, Any]) -> str:
-        """The channel of a call that says something, unless it cannot be written to."""
+        """Return the channel of a call that writes, unless it cannot be written to."""
         channel = self._check_member(app, given)
         if wait := self.retry_after_seconds.pop(channel, 0):
             raise SlackServerError("ratelimited", status=429, **{"Retry-After": str(wait)})
         return channel
 
     def _make_history_message(self, channel: str, message: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """A message as a history tells it: other than an event."""
+        """Return a message as a history shows it, which differs from an event."""
         told = dict(message)
         if given.get("include_all_metadata") not in ("true", "1"):
             told.pop("metadata", None)

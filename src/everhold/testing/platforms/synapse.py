@@ -1,4 +1,4 @@
-"""A real Synapse on loopback, and people in its rooms. Needs `matrix-synapse`, and nothing outside this machine."""
+"""A real Synapse on loopback, and people in its rooms. It needs `matrix-synapse`, and no network."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ import httpx2
 
 SERVER_NAME: Final = "localhost"
 START_SECONDS: Final = 90.0
-"""How long it may take to start on a busy machine: about six seconds of work."""
+"""Time limit for its start on a busy machine; it needs about six seconds of CPU time."""
 UNLIMITED_RATE: Final = {"per_second": 100_000, "burst_count": 100_000}
 CLIENT_API_PATH: Final = "/_matrix/client/v3"
 
 
 def find_free_port() -> int:
-    """A port that nobody uses now."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class SynapseServer:
-    """One homeserver in a directory of its own, for one process or several that share it.
+    """One homeserver in its own directory, for one process or for several that share it.
 
     It ends with the last of them, also if they are killed.
     """
@@ -58,7 +58,7 @@ class SynapseServer:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it, or join those who use it already, and wait until it answers."""
+        """Start it, or join a running one, and wait until it answers."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with self._hold_lock():
             known = self._read_state()
@@ -76,21 +76,21 @@ class SynapseServer:
                 time.sleep(0.1)
 
     def stop(self) -> None:
-        """Leave it; whoever is the last ends it."""
+        """Leave it. The last process ends it."""
         with self._hold_lock():
             known = self._read_state()
             users = [pid for pid in _filter_running(known.users) if pid != os.getpid()]
             self._write_state(SynapseServerState(known.port, known.pid, users))
             if not users and known.pid:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(known.pid, signal.SIGKILL)  # what it holds is thrown away
+                    os.killpg(known.pid, signal.SIGKILL)  # its data is discarded
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(known.pid, 0)  # unless somebody else began it
+                    os.waitpid(known.pid, 0)  # unless another process started it
 
     def _start_process(self) -> int:
         config = self.directory / "homeserver.json"
-        config.write_text(json.dumps(self._make_config()))  # what is JSON is YAML
-        # whoever watches it must not take it for abandoned before we are written down
+        config.write_text(json.dumps(self._make_config()))  # JSON is valid YAML
+        # the watching process must not consider it abandoned before this process is registered
         self._write_state(SynapseServerState(self.port, 0, [os.getpid()]))
         with (self.directory / "stderr").open("ab") as said:
             command = [sys.executable, "-m", __spec__.name, str(self.directory)]
@@ -163,14 +163,14 @@ class SynapseServer:
     # -- people ------------------------------------------------------------------------------------------------------
 
     async def find_or_register(self, name: str) -> MatrixTestMember:
-        """Somebody who lives here: the same account whenever it is asked for."""
+        """Return the account with this name. It is the same account for every call."""
         if name not in self._residents:
             self._residents[name] = await self.register_member(name)
         known = self._residents[name]
         return MatrixTestMember(known.url, known.id, known.token)  # a connection belongs to one event loop
 
     async def register_member(self, name: str) -> MatrixTestMember:
-        """A new account with a name nobody has yet: what is left of one test must not meet another."""
+        """Register a new account with an unused name, so that tests do not affect each other."""
         name = f"{name}-{os.urandom(4).hex()}"
         async with httpx2.AsyncClient(base_url=self.url, timeout=60.0) as http:
             nonce = (await http.get("/_synapse/admin/v1/register")).json()["nonce"]
@@ -186,7 +186,7 @@ class SynapseServer:
 
 @dataclass
 class SynapseServerState:
-    """Who uses a server, and where it is."""
+    """The processes that use a server, and its URL."""
 
     port: int = 0
     pid: int = 0
@@ -195,7 +195,7 @@ class SynapseServerState:
 
 @dataclass
 class MatrixTimelineMessage:
-    """A message as it stands in a room's timeline, edits applied."""
+    """A message in a room's timeline, with its edits applied."""
 
     id: str
     sender: str
@@ -204,12 +204,12 @@ class MatrixTimelineMessage:
     edits: int = 0
     url: str = ""
     last: dict[str, Any] = field(default_factory=dict)
-    """What the event that made it what it is says: the last edit, or itself."""
+    """The content of the event that it shows: the last edit, or the message itself."""
 
 
 @dataclass
 class MatrixTestMember:
-    """Somebody with an account, at a client of their own. Knows nothing of everhold."""
+    """A person with an account and a client. It uses no code of everhold."""
 
     url: str
     id: str
@@ -237,7 +237,7 @@ class MatrixTestMember:
         return found
 
     async def create_room(self, *invited: str, name: str = "", direct: bool = False) -> str:
-        """A new room; its id."""
+        """Create a room and return its id."""
         given = {"preset": "private_chat", "invite": list(invited), "is_direct": direct}
         room: str = (
             await self.call("POST", f"{CLIENT_API_PATH}/createRoom", {**given, **({"name": name} if name else {})})
@@ -262,7 +262,7 @@ class MatrixTestMember:
         return str(answer.json()["content_uri"])
 
     async def read_events(self, room: str) -> list[dict[str, Any]]:
-        """Everything that was ever put into a room, in its order."""
+        """Return every event of a room, in order."""
         found: list[dict[str, Any]] = []
         start = ""
         while True:
@@ -274,11 +274,11 @@ class MatrixTestMember:
             start = page["end"]
 
     async def read_timeline(self, room: str) -> list[MatrixTimelineMessage]:
-        """The messages of a room as its people see them."""
+        """Return the messages of a room as its members see them."""
         return render_timeline(await self.read_events(room))
 
     async def wait_for_message(self, room: str, text: str, *, seconds: float = 60.0) -> MatrixTimelineMessage:
-        """Wait for a message that holds a text."""
+        """Wait for a message that contains a text."""
         async with asyncio.timeout(seconds):
             while True:
                 found = next((seen for seen in await self.read_timeline(room) if text in seen.text), None)
@@ -288,7 +288,7 @@ class MatrixTestMember:
 
 
 def render_timeline(events: list[dict[str, Any]]) -> list[MatrixTimelineMessage]:
-    """Events as a client shows them: an edit takes its original's place."""
+    """Return events as a client shows them: an edit replaces its original."""
     found: dict[str, MatrixTimelineMessage] = {}
     for event in events:
         content = event["content"]
@@ -318,7 +318,7 @@ def _filter_running(pids: list[int]) -> list[int]:
 
 
 def _run_while_used(directory: Path) -> None:
-    """Run a server for as long as somebody uses it."""
+    """Run a server as long as any process uses it."""
     command = [sys.executable, "-m", "synapse.app.homeserver", "--config-path", str(directory / "homeserver.json")]
     server = subprocess.Popen(command, cwd=directory)
     while server.poll() is None:

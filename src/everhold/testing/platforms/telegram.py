@@ -1,8 +1,9 @@
-"""A Telegram on loopback: the part of the Bot API that an agent needs, with its memory and its moods.
+"""A Telegram on loopback: the part of the Bot API that an agent needs, with state and faults.
 
-It is honest about what makes the real one hard: updates come again until a later offset confirms them, a second poller
-ends the first with 409, a chat that is written to too often answers 429, texts have 4,096 UTF-16 units, and a lost
-answer looks the same whether the message was shown or not. People are played by a test: `write`, `edit`, `press`.
+It reproduces what makes the real one difficult: updates come again until a later offset confirms them, a second poller
+ends the first with 409, a chat that is written to too often answers 429, texts have at most 4,096 UTF-16 units, and a
+lost answer looks the same whether the message was shown or not. A test acts as the people: `write_message`,
+`edit_message`, `push_update`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NOT_MODIFIED: Final = (
 
 
 class TelegramServerError(Exception):
-    """What the API answers instead of a result."""
+    """The API's error answer."""
 
     def __init__(self, code: int, description: str, **parameters: int) -> None:
         super().__init__(description)
@@ -46,17 +47,17 @@ class TelegramServerError(Exception):
 
 @dataclass
 class TelegramServerBot:
-    """One bot, and what it has not confirmed yet."""
+    """One bot, and its unconfirmed updates."""
 
     token: str
     id: int
     username: str
     reads_all: bool = False
-    """Without it a bot in a group sees commands, mentions and replies to it, and nothing else."""
+    """Without it a bot in a group sees only commands, mentions and replies to it."""
     updates: deque[dict[str, Any]] = field(default_factory=deque)
     all_updates: list[dict[str, Any]] = field(default_factory=list)
     redeliveries: list[dict[str, Any]] = field(default_factory=list)
-    """What is told once more whatever was confirmed: the real one does that, too, when it has had a bad day."""
+    """Updates that are delivered again although they were confirmed, which the real one sometimes does."""
     confirmed: int = 0
     update_condition: asyncio.Condition = field(default_factory=asyncio.Condition)
     poll: int = 0
@@ -64,7 +65,7 @@ class TelegramServerBot:
     webhook: str = ""
 
     def take_updates(self, offset: int) -> list[dict[str, Any]]:
-        """What a poll with this offset is told: never anything before it."""
+        """Return the updates for a poll with this offset, never one before it."""
         return [update for update in self.updates if update["update_id"] >= offset]
 
     def make_user(self) -> dict[str, Any]:
@@ -86,14 +87,14 @@ class TelegramServerMessage:
 
 
 class TelegramServer(LoopbackServer):
-    """`async with TelegramServer() as server:`, then `server.bot(token)` and point a client at `server.url`."""
+    """`async with TelegramServer() as server:`, then `server.add_bot(token)` and point a client at `server.url`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bots: dict[str, TelegramServerBot] = {}
         self.chats: dict[int, list[TelegramServerMessage]] = {}
         self.chat_errors: dict[int, TelegramServerError] = {}
-        """Chats that cannot be written to, and what is said about it."""
+        """Chats that cannot be written to -> the error."""
         self.retry_after_seconds: dict[int, int] = {}
         """Chats that answer 429 to the next call, with the seconds to wait."""
         self.max_file_bytes = 50_000_000
@@ -124,7 +125,7 @@ class TelegramServer(LoopbackServer):
         kind: str = "document",
         **more: Any,
     ) -> int:
-        """Somebody writes to a bot, or into a group (a negative chat); the message's id."""
+        """Write as a person to a bot, or to a group (a negative chat), and return the message's id."""
         chat = chat or user
         id = next(self._messages)
         message = self._make_message(
@@ -139,7 +140,7 @@ class TelegramServer(LoopbackServer):
         return id
 
     async def edit_message(self, id: int, text: str, *, user: int = 1001, chat: int = 0) -> None:
-        """Somebody changes what they wrote."""
+        """Edit a person's message."""
         chat = chat or user
         shown = self._find_message(chat, id)
         shown.text = text
@@ -149,14 +150,14 @@ class TelegramServer(LoopbackServer):
         await self._push_to_bots("edited_message", chat, {**message, "edit_date": int(time.time())})
 
     async def push_update(self, update: dict[str, Any]) -> int:
-        """Something else happens, told in exactly these words; the update's id."""
+        """Push any other update with exactly this data, and return its id."""
         id = next(self._updates)
         for bot in self.bots.values():
             await self._queue_update(bot, {"update_id": id, **update})
         return id
 
     async def upgrade_group(self, old: int, new: int) -> None:
-        """A group becomes a supergroup, with another id. Both say so, and the old one takes nothing any more."""
+        """Turn a group into a supergroup with another id. Both report it, and the old one accepts nothing any more."""
         told = "Bad Request: group chat was upgraded to a supergroup chat"
         self.chat_errors[old] = TelegramServerError(400, told, migrate_to_chat_id=new)
         nobody = {"id": 1087968824, "is_bot": True, "first_name": "Group", "username": "GroupAnonymousBot"}
@@ -165,7 +166,7 @@ class TelegramServer(LoopbackServer):
             await self.push_update({"message": {**message, **about}})
 
     async def redeliver(self, *, times: int = 1, chance: random.Random | None = None) -> None:
-        """Everything that ever was told is told again, in any order."""
+        """Deliver everything again, in random order."""
         for bot in self.bots.values():
             again = [update for _ in range(times) for update in bot.all_updates]
             if chance is not None:
@@ -178,16 +179,16 @@ class TelegramServer(LoopbackServer):
         return self.chats.get(chat, [])
 
     def list_bot_texts(self, chat: int) -> list[str]:
-        """What bots said in a chat, as it stands now."""
+        """Return the bots' messages in a chat, in their current form."""
         bots = {bot.id for bot in self.bots.values()}
         return [shown.text for shown in self.list_shown_messages(chat) if shown.sender_id in bots]
 
     def renumber_updates(self, first: int) -> None:
-        """Number what comes from here on anew, as the real one does after a week without news."""
+        """Start new update numbers, as the real one does after a week without updates."""
         self._updates = itertools.count(first)
 
     async def wait_until_confirmed(self, token: str) -> None:
-        """Wait until a bot has confirmed everything it was told."""
+        """Wait until a bot has confirmed all its updates."""
         bot = self.bots[token]
         async with bot.update_condition:
             await bot.update_condition.wait_for(lambda: not bot.updates)
@@ -228,7 +229,7 @@ class TelegramServer(LoopbackServer):
         bot.poll += 1
         mine = bot.poll
         async with bot.update_condition:
-            # what stands before the offset is confirmed, whatever it was; the newer poller ends the older
+            # everything before the offset is confirmed; the newer poller ends the older one
             bot.confirmed += len(bot.updates)
             bot.updates = deque(it for it in bot.updates if it["update_id"] >= offset)
             bot.confirmed -= len(bot.updates)
@@ -331,10 +332,10 @@ class TelegramServer(LoopbackServer):
             raise TelegramServerError(413, "Request Entity Too Large")
         return name, data
 
-    # -- within ------------------------------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------------------------------
 
     def _check_writable(self, given: dict[str, Any]) -> int:
-        """The chat of a call, unless it cannot be written to."""
+        """Return the chat of a call, unless it cannot be written to."""
         try:
             chat = int(given["chat_id"])
         except (KeyError, ValueError):
@@ -436,7 +437,7 @@ def _check_text(text: str | None) -> str:
 
 
 def _check_entities(entities: str | None, text: str) -> list[dict[str, Any]]:
-    """What is marked in a text, if it lies within it."""
+    """Return the entities of a text, if they are within its bounds."""
     found: list[dict[str, Any]] = json.loads(entities or "[]")
     for it in found:
         if it["offset"] < 0 or it["length"] < 1 or it["offset"] + it["length"] > _count_utf16_units(text):
@@ -445,7 +446,7 @@ def _check_entities(entities: str | None, text: str) -> list[dict[str, Any]]:
 
 
 def _find_entities(text: str) -> list[dict[str, Any]]:
-    """What the server marks in a text: commands and mentions, counted in UTF-16 units."""
+    """Return the entities that the server adds to a text: commands and mentions, counted in UTF-16 units."""
     found = []
     offset = 0
     for word in text.replace("\n", " ").split(" "):

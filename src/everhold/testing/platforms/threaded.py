@@ -1,4 +1,4 @@
-"""A server of `testing.platforms` in a thread of its own, for tests whose processes are real and that have no loop."""
+"""A server of `testing.platforms` in a thread, for tests with real processes and without an event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class ThreadedServer(Generic[L]):
-    """`run` does something in the server's own loop, and waits for it."""
+    """`run` executes a coroutine in the server's event loop, and waits for it."""
 
     def __init__(self, server: L, loop: asyncio.AbstractEventLoop) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""A server for fakes that is also spoken to through WebSockets, in plain frames: no compression, no fragments."""
+"""A server for fakes with WebSockets, in plain frames: no compression, no fragments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PONG: Final = 10
 
 
 class LoopbackSocket:
-    """One WebSocket, seen from the server."""
+    """The server's side of one WebSocket."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -28,15 +28,15 @@ class LoopbackSocket:
         self.closed = False
 
     async def send_json(self, value: Any) -> bool:
-        """Send a JSON value; whether the other side was still there. That does not mean that it was read."""
+        """Send a JSON value, and return whether the client was connected. That does not mean that it was read."""
         return await self._send_frame(TEXT, json.dumps(value).encode())
 
     async def send_raw_text(self, data: bytes) -> bool:
-        """Send bytes as a text, whether they are one or not."""
+        """Send bytes as a text frame, valid UTF-8 or not."""
         return await self._send_frame(TEXT, data)
 
     async def receive_json(self) -> Any | None:
-        """The next JSON value from the other side, or None when it is gone."""
+        """Return the next JSON value from the client, or None when it has disconnected."""
         while True:
             try:
                 head, length = await self._reader.readexactly(2)
@@ -68,7 +68,7 @@ class LoopbackSocket:
             self._writer.close()
 
     def abort(self) -> None:
-        """Gone without a word."""
+        """Abort the connection without a close frame."""
         self.closed = True
         _abort_connection(self._writer)
 
@@ -92,23 +92,23 @@ class LoopbackSocket:
 
 
 class LoopbackSocketServer(LoopbackServer):
-    """A `Loopback` whose subclasses also `attend` to sockets."""
+    """A `LoopbackServer` whose subclasses also serve sockets (`serve_socket`)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sockets: list[LoopbackSocket] = []
 
     async def serve_socket(self, request: LoopbackRequest, socket: LoopbackSocket) -> None:
-        """Talk through one socket until it is closed."""
+        """Serve one socket until it is closed."""
         raise NotImplementedError
 
     async def broadcast_raw_text(self, data: bytes) -> None:
-        """Say these bytes through every socket."""
+        """Send these bytes through every socket."""
         for socket in list(self.sockets):
             await socket.send_raw_text(data)
 
     def abort_sockets(self) -> None:
-        """Break every socket. Who calls may connect again at once."""
+        """Abort every socket. Clients may connect again at once."""
         for socket in list(self.sockets):
             socket.abort()
 
@@ -121,7 +121,7 @@ class LoopbackSocketServer(LoopbackServer):
                 if not await self._handle_request(request, writer):
                     break
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the caller left
+            pass  # the caller disconnected
         finally:
             self._writers.discard(writer)
             writer.close()

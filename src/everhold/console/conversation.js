@@ -1,0 +1,190 @@
+// Shows the log of the open session as a conversation, and the field for new messages.
+
+import { html, useEffect, useRef, useState } from "./preact.js";
+import { parseAddress } from "./state.js";
+import { Markdown } from "./markdown.js";
+
+export function Conversation({ state }) {
+  const session = state.sessions.get(state.openId);
+  const log = state.getLog();
+  const draft = state.drafts.get(state.openId);
+  const rows = listRows(log.entries);
+  const waiting = state.listWaiting();
+  const end = useRef(null);
+  const follow = useFollow(end, [rows.length, waiting.length, draft?.text.length, state.openId]);
+  const empty = !rows.length && !waiting.length;
+  return html`
+    <section class="conversation" aria-label="Conversation">
+      <div class="scroll" ref=${follow} role="log" aria-live="polite" aria-label="Messages" tabindex="0">
+        <ol class="messages">
+          ${log.before > 0 &&
+          html`<li class="aside"><button class="quiet" onClick=${() => state.loadEarlier(state.openId)}>Show earlier</button></li>`}
+          ${empty && html`<${Empty} state=${state} />`}
+          ${rows.map((row) => html`<${Row} key=${row.seq} row=${row} agent=${session?.agent} />`)}
+          ${waiting.map((message) => html`<${Waiting} key=${message.id} message=${message} state=${state} />`)}
+          ${draft &&
+          html`<li class="agent draft" key="draft" aria-hidden="true">
+            <p class="by">${session?.agent}</p>
+            <${Markdown} text=${draft.text} />
+          </li>`}
+          ${!draft &&
+          session?.busy &&
+          html`<li class="aside thinking" key="thinking"><span class="dots" aria-hidden="true"><i></i><i></i><i></i></span>${session.agent} is working</li>`}
+        </ol>
+        <div ref=${end}></div>
+      </div>
+      <${Composer} state=${state} session=${session} />
+    </section>
+  `;
+}
+
+function Empty({ state }) {
+  return html`<li class="empty">
+    <h2>Send a message</h2>
+    <p>
+      everhold commits your message before it acknowledges it, and answers it once. The log of this conversation is shown
+      beside it.
+    </p>
+    ${state.newChat &&
+    state.agents.length > 1 &&
+    html`<p>
+      <label>
+        Agent
+        <select value=${state.newChat.agent} onChange=${(event) => state.startConversation(event.target.value)}>
+          ${state.agents.map((agent) => html`<option value=${agent}>${agent}</option>`)}
+        </select>
+      </label>
+    </p>`}
+  </li>`;
+}
+
+function Row({ row, agent }) {
+  const undone = row.undone ? " undone" : "";
+  switch (row.kind) {
+    case "heard":
+      return html`<li class=${`person${undone}`}>
+        <p class="by">${row.author}</p>
+        <div class="text"><p class="plain">${row.text}</p></div>
+      </li>`;
+    case "said":
+      return html`<li class=${`agent${undone}`}>
+        <p class="by">${agent}</p>
+        <${Markdown} text=${row.text} />
+      </li>`;
+    case "notified":
+      return html`<li class=${`notice${undone}`}><p class="plain">${row.text}</p></li>`;
+    default:
+      return html`<li class=${`aside${undone}`}>${row.text}</li>`;
+  }
+}
+
+function Waiting({ message, state }) {
+  return html`<li class="person waiting">
+    <div class="text"><p class="plain">${message.text}</p></div>
+    <p class="by">
+      ${message.refused
+        ? html`<span class="bad">not accepted: ${message.refused}</span>
+            <button class="quiet" onClick=${() => state.dismissMessage(message.id)}>Dismiss</button>`
+        : message.sent
+          ? "accepted"
+          : state.connection === "live"
+            ? "sending…"
+            : "waits until everhold is reachable"}
+    </p>
+  </li>`;
+}
+
+function Composer({ state, session }) {
+  const [text, write] = useState("");
+  const field = useRef(null);
+  const target = state.newChat ?? parseAddress(session);
+  const ours = Boolean(state.newChat) || state.isOwnChat(session);
+  useEffect(() => field.current?.focus(), [state.openId, state.newChat?.chat]);
+  if (!ours)
+    return html`<p class="composer readonly">
+      ${!session
+        ? ""
+        : target.platform === "terminal"
+          ? `This conversation is in a terminal: everhold chat --session ${session.id}. You can read it here.`
+          : `This conversation is on ${target.platform}. You can read it here.`}
+    </p>`;
+  const send = (event) => {
+    event.preventDefault();
+    if (!text.trim()) return;
+    state.sendMessage(text);
+    write("");
+  };
+  return html`<form class="composer" onSubmit=${send}>
+    <label class="hidden" for="field">Message to ${target.agent}</label>
+    <textarea
+      id="field"
+      ref=${field}
+      rows="1"
+      placeholder=${`Message to ${target.agent}`}
+      value=${text}
+      onInput=${(event) => write(event.target.value)}
+      onKeyDown=${(event) => {
+        if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+      }}
+    ></textarea>
+    ${session?.busy && html`<button type="button" class="quiet" onClick=${() => state.stopTurn()}>Stop</button>`}
+    <button type="submit" class="send" disabled=${!text.trim()}>Send</button>
+  </form>`;
+}
+
+// Scrolls to the end when the content grows, unless the user has scrolled away from it.
+export function useFollow(end, grown) {
+  const box = useRef(null);
+  const there = useRef(true);
+  useEffect(() => {
+    const element = box.current;
+    const look = () => (there.current = element.scrollHeight - element.scrollTop - element.clientHeight < 80);
+    element.addEventListener("scroll", look, { passive: true });
+    return () => element.removeEventListener("scroll", look);
+  }, []);
+  useEffect(() => {
+    if (there.current) end.current?.scrollIntoView({ block: "end" });
+  }, grown);
+  return box;
+}
+
+// Returns the entries to show. Undone turns are shown faded.
+export function listRows(entries) {
+  const undone = new Set();
+  const taken = new Map(); // heard seq -> operation
+  for (const { kind, body, op } of entries) {
+    if (kind === "changed" && body?.change?.type === "operations_undone") body.change.ops.forEach((gone) => undone.add(gone));
+    if (kind === "began" || kind === "took") body?.takes?.forEach((seq) => taken.set(seq, op));
+  }
+  const rows = [];
+  for (const entry of entries) {
+    const text = renderText(entry);
+    if (text === null) continue;
+    const op = entry.kind === "heard" ? taken.get(entry.seq) : entry.op;
+    rows.push({ seq: entry.seq, kind: entry.kind, text, undone: undone.has(op), author: entry.author.replace(/^person:/, "") });
+  }
+  return rows;
+}
+
+function renderText({ kind, body }) {
+  if (body === null) return kind === "heard" || kind === "said" ? "(erased)" : null;
+  switch (kind) {
+    case "heard":
+      return body.command ? `/${body.command.name} ${body.command.argument ?? ""}`.trim() : body.text;
+    case "said":
+    case "notified":
+      return body.text;
+    case "thought":
+      return body.calls?.length ? `uses ${body.calls.map((call) => call.tool).join(", ")}` : null;
+    case "noted":
+      return `${body.action === "remove" ? "removes" : "remembers"}: ${body.text}`;
+    case "compressed":
+      return "earlier messages are replaced by a summary";
+    case "ended":
+      return ["failed", "stopped", "interrupted"].includes(body.outcome) ? `${body.outcome}${body.reason ? `: ${body.reason}` : ""}` : null;
+    case "changed":
+      return { context_reset: "new context", operations_undone: "undone", session_titled: `titled “${body.change.title}”`, branched_from: "branch created" }[body.change.type] ?? null;
+    default:
+      return null;
+  }
+}
