@@ -155,6 +155,8 @@ ALLOWED_WORDS = {
     ("src/everhold/platforms/telegram/parsing.py", "voice"): "Telegram's name of a recording",
     ("docs/how-to/send-files.md", "voice"): "a voice message is a recording",
     ("src/everhold/core/schedule.py", "fold"): "an attribute of datetime",
+    ("src/everhold/models/offline.py", "mind"): "a phrase that people write: keep in mind",
+    ("src/everhold/models/sentence_selection.py", "mind"): "a phrase that people write: changed my mind",
     ("tests/core/test_schedule.py", "fold"): "an attribute of datetime",
 }
 """Files and the retired words that they may contain, each with its reason."""
@@ -297,13 +299,14 @@ class EventFinder:
     def _read_log_calls(self, scope: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         parameters = [argument.arg for argument in (*scope.args.posonlyargs, *scope.args.args)]
         parameters = parameters[1:] if parameters[:1] in (["self"], ["cls"]) else parameters
+        aliases = find_aliases(scope)
         for node in ast.walk(scope):
             if not isinstance(node, ast.Call):
                 continue
             name = ast.unparse(node.func)
             if name == "LogLine" and isinstance(node.args[2], ast.Constant):
                 self._read_value(node.args[2], scope, parameters)
-            elif node.args and (is_level(node.func) or name in find_aliases(scope)):
+            elif node.args and (is_level(node.func) or name in aliases):
                 self._read_value(node.args[0], scope, parameters)
 
     def _read_value(self, value: ast.expr, scope: ast.AST, parameters: list[str]) -> None:
