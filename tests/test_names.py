@@ -157,6 +157,8 @@ ALLOWED_WORDS = {
     ("src/everhold/core/schedule.py", "fold"): "an attribute of datetime",
     ("src/everhold/models/offline.py", "mind"): "a phrase that people write: keep in mind",
     ("src/everhold/models/sentence_selection.py", "mind"): "a phrase that people write: changed my mind",
+    ("src/everhold/testing/platforms/discord.py", "voice"): "Discord's field `voice_states`",
+    ("src/everhold/testing/platforms/telegram.py", "voice"): "Telegram's name of a recording",
     ("tests/core/test_schedule.py", "fold"): "an attribute of datetime",
 }
 """Files and the retired words that they may contain, each with its reason."""
