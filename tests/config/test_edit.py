@@ -1,4 +1,4 @@
-"""Changing one key leaves the rest of the file as its writer left it, and never breaks the configuration."""
+"""Changing one key keeps the rest of the file unchanged, and never makes the configuration invalid."""
 
 from __future__ import annotations
 
@@ -127,14 +127,14 @@ def test_files_of_every_shape_are_edited_in_place(before: str, key: str, value: 
     assert edit_text(before, split_key(key), value) == after
 
 
-def test_a_list_grows_by_a_line() -> None:
+def test_an_item_is_appended_to_a_list() -> None:
     after = edit_text("# who\npeople:\n  - name: ada # first\n", split_key("people[1]"), {"name": "bob"})
     assert read_document(after).data == {"people": ({"name": "ada"}, {"name": "bob"})}
     assert "# who" in after
     assert "# first" in after
 
 
-def test_what_is_shared_by_an_alias_is_not_changed_behind_somebodys_back() -> None:
+def test_a_value_shared_by_an_alias_is_not_changed() -> None:
     text = "a: &x {b: 1}\nc: *x\n"
     with pytest.raises(ConfigError, match="by hand"):
         edit_text(text, ("c", "b"), 2)
@@ -158,7 +158,7 @@ keys = st.lists(words, min_size=1, max_size=3).map(tuple)
 
 @how(deadline=None, max_examples=150)
 @given(st.dictionaries(words, plain, max_size=4), keys, plain)
-def test_whatever_is_set_can_be_read_back_and_nothing_else_changes(before: Any, key: Any, value: Any) -> None:
+def test_a_set_value_can_be_read_back_and_nothing_else_changes(before: Any, key: Any, value: Any) -> None:
     text = to_yaml(before) if before else ""
     was = read_document(text)
     assume(not was.problems)
@@ -204,7 +204,7 @@ def test_the_first_key_makes_the_file(home: Home) -> None:
         ("agents.main.model", "nothing", "there is no model"),
     ],
 )
-def test_what_would_break_it_is_not_written(home: Home, key: str, value: str, said: str) -> None:
+def test_an_invalid_value_is_not_written(home: Home, key: str, value: str, said: str) -> None:
     home.config.write_text("loops: {max_hops: 2}\n")
     with pytest.raises(ConfigError, match=said):
         set_key(home, key, value, environ={})
@@ -218,15 +218,15 @@ def test_a_broken_file_is_not_made_worse(home: Home) -> None:
     assert home.config.read_text() == "a: {\n"
 
 
-def test_who_edits_at_the_same_time_loses_nothing(home: Home) -> None:
+def test_a_concurrent_edit_is_not_overwritten(home: Home) -> None:
     home.config.write_text("timezone: UTC\n")
 
-    def meanwhile(group: str, name: str, raw: Any) -> list[ConfigProblem]:
+    def edit_concurrently(group: str, name: str, raw: Any) -> list[ConfigProblem]:
         home.config.write_text("timezone: UTC\nloops: {max_hops: 3}\n")
         return []
 
     with pytest.raises(Conflict, match="try again"):
-        set_key(home, "timezone", "Europe/Berlin", environ={}, validate_plugin=meanwhile)
+        set_key(home, "timezone", "Europe/Berlin", environ={}, validate_plugin=edit_concurrently)
     assert home.config.read_text() == "timezone: UTC\nloops: {max_hops: 3}\n"
 
 
@@ -247,7 +247,7 @@ def test_a_byte_order_mark_survives(home: Home) -> None:
 # -- what is shown -----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_shown_is_a_configuration_of_the_same_effect(sample: str) -> None:
+def test_the_shown_configuration_has_the_same_effect(sample: str) -> None:
     def persona(name: str) -> str:
         return f"I am {name}."
 

@@ -1,4 +1,4 @@
-"""Whatever stands in the files: a Settings, or a ConfigError. And what is good stays good when it is written again."""
+"""Any file gives Settings or a ConfigError, and valid settings stay valid when they are written again."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ documents = st.dictionaries(st.sampled_from(list_given_fields(Model)), values, m
 
 @how(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(documents)
-def test_no_arrangement_of_known_words_breaks_the_loader(document: Any) -> None:
+def test_no_combination_of_known_words_breaks_the_loader(document: Any) -> None:
     try:
         text = to_yaml(document)
     except UnicodeEncodeError:

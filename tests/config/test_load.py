@@ -1,4 +1,4 @@
-"""What config.yaml says becomes one frozen Settings; what it cannot mean is refused with everything at once."""
+"""A valid config.yaml becomes one frozen Settings. An invalid one is refused with all its problems."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refused(text: str, **environ: str) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-# -- what it says ------------------------------------------------------------------------------------------------------
+# -- valid configurations ----------------------------------------------------------------------------------------------
 
 
 def test_no_configuration_is_needed(home: Home) -> None:
@@ -51,11 +51,11 @@ def test_no_configuration_is_needed(home: Home) -> None:
     assert settings.revision
 
 
-def test_a_file_of_comments_says_nothing() -> None:
+def test_a_file_of_comments_is_an_empty_configuration() -> None:
     assert read("# later\n\n---\n# still later\n").revision == read("").revision
 
 
-def test_the_interface_page_is_understood(sample: str) -> None:
+def test_the_sample_configuration_is_loaded(sample: str) -> None:
     settings = read(sample, OPENAI_API_KEY="k", TELEGRAM_CODER_TOKEN="t", HONCHO_API_KEY="h")
     coder = settings.get_agent("coder")
     assert coder.persona == "You write code."
@@ -76,7 +76,7 @@ def test_the_interface_page_is_understood(sample: str) -> None:
     assert settings.mcp["time"].effects["get_current_time"] == "pure"
 
 
-def test_what_everhold_brings_itself_is_no_missing_plug_in(sample: str) -> None:
+def test_built_in_parts_are_not_reported_as_missing_plug_ins(sample: str) -> None:
     asked: list[str] = []
 
     def validate(group: str, name: str, raw: Mapping[str, Any]) -> list[ConfigProblem]:
@@ -92,7 +92,7 @@ def test_what_everhold_brings_itself_is_no_missing_plug_in(sample: str) -> None:
     assert asked == ["dice", "dice"]
 
 
-def test_a_tool_that_could_do_nothing_is_named() -> None:
+def test_a_tool_without_recipients_is_reported() -> None:
     (problem,) = read("agents: {main: {tools: [send]}}").problems
     assert (problem.key, problem.fatal) == ("agents.main.tools[0]", False)
     assert read('agents: {main: {tools: [send], send_to: ["agent:main"]}}').problems == ()
@@ -101,7 +101,7 @@ def test_a_tool_that_could_do_nothing_is_named() -> None:
     ]
 
 
-def test_a_tool_s_settings_concern_the_agents_that_have_it() -> None:
+def test_a_tool_s_settings_affect_only_agents_with_the_tool() -> None:
     text = "agents: {a: {tools: [die]}, b: {tools: [memory]}}\ntools: {die: {provider: dice, sides: %d, key_env: KEY}}"
     before, after = read(text % 6, KEY="k"), read(text % 20, KEY="k")
     assert before.tools["die"].extra == {"sides": 6, "key": SecretString("k")}
@@ -125,7 +125,7 @@ def test_mappings_of_the_defaults_merge_and_lists_replace() -> None:
     assert settings.default_agent == "a"
 
 
-def test_a_null_takes_a_default_back() -> None:
+def test_a_null_resets_a_default() -> None:
     settings = read("defaults: {recall: {max_tokens: 10}, busy: steer}\nagents: {a: {recall: null, busy: ~}}\n")
     assert settings.agents["a"].recall.max_tokens == 1700
     assert settings.agents["a"].busy == "queue"
@@ -149,20 +149,20 @@ def test_a_model_may_be_written_where_it_is_used() -> None:
     assert settings.models[c.compression.model].name == "s"
 
 
-def test_the_only_model_is_everybodys_and_of_several_one_must_be_named() -> None:
+def test_a_single_model_is_the_default_and_several_need_a_choice() -> None:
     assert read("models: {mine: {provider: openai, name: x}}").get_agent().model == "mine"
     (line,) = refused("models: {a: {provider: offline}, b: {provider: offline}}\nagents:\n  main: {}\n")
     assert "agents.main.model: does not say which model to use" in line
 
 
-def test_an_account_is_answered_by_its_namesake_or_the_main_agent() -> None:
+def test_an_account_uses_the_agent_of_its_name_or_the_main_agent() -> None:
     settings = read("agents: {main: {}, coder: {}}\nplatforms: {telegram: {coder: {}, other: {}}}")
     accounts = settings.platforms["telegram"]
     assert (accounts["coder"].agent, accounts["other"].agent) == ("coder", "main")
     assert [account.account for account in settings.list_accounts()] == ["coder", "other"]
 
 
-def test_a_chat_is_an_exception_laid_over_the_rest() -> None:
+def test_settings_of_a_chat_override_the_account() -> None:
     settings = read("""
         agents: {main: {sessions: {group: shared, thread: per-person}}}
         platforms:
@@ -185,7 +185,7 @@ def test_anchors_and_merge_keys_work() -> None:
     assert (settings.agents["b"].busy, settings.agents["b"].recall.max_tokens) == ("interrupt", 7)
 
 
-def test_a_persona_is_a_file_a_text_or_says_which() -> None:
+def test_a_persona_is_a_file_or_a_text() -> None:
     settings = read("""
         agents:
           a: {persona: soul.md}
@@ -202,7 +202,7 @@ def test_a_persona_is_a_file_a_text_or_says_which() -> None:
     assert [settings.agents[name].persona_file for name in "abcd"] == ["soul.md", "", "", "plain"]
 
 
-def test_a_persona_file_is_read_once_and_lies_in_the_home(home: Home) -> None:
+def test_a_persona_file_is_read_once_from_the_home(home: Home) -> None:
     (home.path / "SOUL.md").write_text("\ufeffI am.\n", encoding="utf-8")
     home.config.write_text("agents: {a: {persona: SOUL.md}, b: {persona: SOUL.md}}")
     settings = load_settings(home, environ={})
@@ -222,15 +222,15 @@ def test_nothing_in_it_can_be_changed(sample: str) -> None:
     assert isinstance(settings.agents["main"].tools, tuple)
 
 
-def test_an_agent_nobody_configured_is_named() -> None:
+def test_an_unknown_agent_is_refused_with_a_suggestion() -> None:
     with pytest.raises(NotFound, match="did you mean `coder`"):
         read("agents: {coder: {}}").get_agent("codr")
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refused configurations --------------------------------------------------------------------------------------------
 
 
-def test_everything_wrong_is_said_at_once_with_its_line_and_remedy() -> None:
+def test_all_problems_are_reported_at_once_with_line_and_remedy() -> None:
     found = refused("""\
 store: mysql
 timezone: Europe/Berln
@@ -319,21 +319,21 @@ nonsense: 1
         ("a: 1\n---\nb: 1", "config.yaml:2"),
     ],
 )  # fmt: skip
-def test_each_mistake_has_its_words(text: str, said: str) -> None:
+def test_each_mistake_has_its_message(text: str, said: str) -> None:
     assert any(said in line for line in refused(text)), refused(text)
 
 
-def test_a_mistake_in_the_defaults_is_said_once_where_it_stands() -> None:
+def test_a_mistake_in_the_defaults_is_reported_once_at_its_line() -> None:
     (line,) = refused("defaults:\n  recall: {max_tokens: -1}\nagents: {a: {}, b: {}, c: {}}\n")
     assert line.startswith("config.yaml:2: defaults.recall.max_tokens: must be at least 0")
 
 
-def test_a_mistake_of_an_agent_is_said_where_the_agent_stands() -> None:
+def test_a_mistake_of_an_agent_is_reported_at_its_line() -> None:
     (line,) = refused("defaults: {recall: {max_tokens: 1}}\nagents:\n  a:\n    recall: {max_tokens: no}\n")
     assert line.startswith("config.yaml:4: agents.a.recall.max_tokens: must be a whole number")
 
 
-def test_many_aliases_do_not_eat_the_machine() -> None:
+def test_the_expansion_of_aliases_is_limited() -> None:
     text = "a: &a [x, x, x, x, x, x, x, x]\n"
     for one, two in zip("abcdefgh", "bcdefghi", strict=True):
         text += f"{two}: &{two} [{', '.join([f'*{one}'] * 8)}]\n"
@@ -367,7 +367,7 @@ def test_a_pipe_in_place_of_a_persona_does_not_hang(home: Home) -> None:
         load_settings(home, environ={})
 
 
-def test_it_is_a_misuse_for_whoever_catches_the_family() -> None:
+def test_a_config_error_is_an_invalid_request() -> None:
     assert issubclass(ConfigError, InvalidRequest)
 
 
@@ -389,7 +389,7 @@ def test_a_revision_changes_with_what_is_in_force_and_only_then(sample: str) -> 
     assert read(sample.replace("workspace: work", "workspace: play"), OPENAI_API_KEY="one").revision == first.revision
 
 
-def test_a_persona_counts_by_what_it_says() -> None:
+def test_the_text_of_a_persona_is_part_of_the_revision() -> None:
     def revision(text: str, said: str) -> str:
         return parse_settings(text, read_persona=lambda name: said).revision
 
@@ -399,7 +399,7 @@ def test_a_persona_counts_by_what_it_says() -> None:
     assert in_file != revision("agents: {main: {persona: a.md}}", "I was.")
 
 
-def test_a_revision_tells_nothing_about_secrets_without_the_homes_salt(sample: str) -> None:
+def test_a_revision_depends_on_the_home_s_salt(sample: str) -> None:
     def revision(salt: bytes) -> str:
         return parse_settings(
             sample, environment=SecretEnvironment({"OPENAI_API_KEY": "k"}), read_persona=lambda _: "", salt=salt
@@ -484,7 +484,7 @@ def test_a_plugin_that_is_not_installed_disables_only_its_section() -> None:
     assert all(not problem.fatal for problem in settings.problems)
 
 
-def test_an_agents_own_memory_keys_are_checked_where_they_stand() -> None:
+def test_an_agent_s_memory_keys_are_reported_at_their_line() -> None:
     text = """\
 memories:
   honcho: {api_key_env: K, workspace: home}
@@ -498,7 +498,7 @@ agents:
     ]
 
 
-def test_what_agents_inherit_is_wrong_where_it_was_written_and_once() -> None:
+def test_a_mistake_in_inherited_keys_is_reported_once_at_its_line() -> None:
     text = """\
 memories: {honcho: {api_key_env: K, workspace: home}}
 defaults:
@@ -512,7 +512,7 @@ agents: {a: {}, b: {}}
     ]
 
 
-def test_nothing_is_said_about_a_secret_that_is_not_there() -> None:
+def test_a_missing_secret_causes_no_validation_problem() -> None:
     class Picky(BaseModel, extra="forbid"):
         token: SecretString
 
@@ -593,7 +593,7 @@ def test_a_plugin_gets_its_settings_with_secrets_resolved() -> None:
     assert settings.get_agent().memories[0].write == 3
 
 
-def test_a_model_section_reaches_its_plugin_whole() -> None:
+def test_a_plugin_gets_its_complete_model_section() -> None:
     class Remote(BaseModel, extra="forbid"):
         name: str
         api_key: SecretString | None = None

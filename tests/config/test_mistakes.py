@@ -1,4 +1,4 @@
-"""Mistakes that people make in config.yaml: each is answered with file, line, key, cause and remedy."""
+"""Mistakes in config.yaml: each is reported with file, line, key, cause and remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLE = Path(__file__).with_name("mistakes.txt")
 
 
 def read_table() -> Iterator[tuple[str, str, list[str]]]:
-    """(name, text of config.yaml, what is said about it) for every mistake in mistakes.txt."""
+    """Yield (name, text of config.yaml, expected problems) for every mistake in mistakes.txt."""
     for part in TABLE.read_text().split("\n### ")[1:]:
         name, _, rest = part.partition("\n")
         lines = rest.split("\n")
@@ -71,7 +71,7 @@ def test_only_what_is_wrong_with_the_whole_file_has_no_key() -> None:
         (b"timezone: UTC\r\nbackup: {keep: 0}\r\n", "config.yaml:2: backup.keep: must be at least 1 → write 1 or more"),
     ],
 )
-def test_files_that_are_not_what_they_should_be(data: bytes, said: str) -> None:
+def test_files_that_are_not_utf8_text_are_refused(data: bytes, said: str) -> None:
     assert [str(problem) for problem in explain(data)] == [said]
 
 
@@ -89,7 +89,7 @@ def test_a_persona_file_that_is_not_there_is_named(home: Home) -> None:
         load_settings(home, environ={})
 
 
-def test_the_command_says_the_same(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_check_reports_the_same(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     home.config.write_text("agents:\n  main: {persona: Hi\n  coder: {persona: x}\n")
     assert main(["--home", str(home.path), "config", "check"]) == 78
     said = capsys.readouterr().err
@@ -97,9 +97,7 @@ def test_the_command_says_the_same(home: Home, capsys: pytest.CaptureFixture[str
     assert "→ add the missing `}`, or a comma" in said
 
 
-def test_an_unknown_tool_is_answered_with_those_that_can_be_chosen(
-    home: Home, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_tool_is_reported_with_the_known_ones(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     home.config.write_text("agents:\n  main:\n    tools: [web_search]\n")
     assert main(["--home", str(home.path), "config", "check"]) == 0
     said = capsys.readouterr().out

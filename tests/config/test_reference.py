@@ -1,4 +1,4 @@
-"""The reference page says what the settings say, and importing the configuration costs nothing before it is used."""
+"""The reference page matches the settings, and importing the configuration imports no heavy package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets stand in `.env` or the environment, and nowhere else; without one, only what needs it is off."""
+"""Secrets are in `.env` or the environment only. A missing secret disables only what needs it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def problems(text: str, **environ: str) -> str:
         "a: *%s",
     ],
 )
-def test_no_token_gets_in_and_none_gets_out(kind: str, text: str) -> None:
+def test_a_literal_token_is_refused_and_not_repeated(kind: str, text: str) -> None:
     said = problems(text % TOKENS[kind])
     assert TOKENS[kind] not in said
     assert "hunter2" not in said
@@ -71,18 +71,18 @@ def test_a_literal_is_refused_by_its_key_with_the_line_to_write(key: str) -> Non
     assert f"write {key}_env: {name} here, and in .env the line {name}=…" in said
 
 
-def test_the_suggested_name_is_the_one_of_the_manual() -> None:
+def test_the_suggested_variable_is_the_documented_one() -> None:
     assert suggest_env_name(("platforms", "telegram", "coder", "token")) == "TELEGRAM_CODER_TOKEN"
     assert suggest_env_name(("memories", "honcho", "api_key")) == "HONCHO_API_KEY"
     assert suggest_env_name(("http", "tokens", 0, "token")) == "EVERHOLD_TOKEN"
 
 
 @pytest.mark.parametrize("value", ["$MY_TOKEN", "${MY_TOKEN}", "env:MY_TOKEN", "MY_TOKEN"])
-def test_who_means_a_variable_is_told_how_to_write_it(value: str) -> None:
+def test_a_reference_to_a_variable_is_refused_with_the_right_key(value: str) -> None:
     assert "write token_env: MY_TOKEN" in problems(f"platforms: {{telegram: {{a: {{token: '{value}'}}}}}}")
 
 
-def test_a_number_as_password_is_a_password() -> None:
+def test_a_number_as_password_is_refused() -> None:
     assert "9876543" not in problems("platforms: {matrix: {a: {password: 9876543}}}")
 
 
@@ -99,7 +99,7 @@ def test_a_number_as_password_is_a_password() -> None:
         "models: {a: {provider: openai, name: 'claude-sonnet-4-5-20250929', base_url: 'http://localhost:11434/v1'}}",
     ],
 )
-def test_what_only_resembles_a_secret_is_let_through(text: str) -> None:
+def test_a_text_that_only_resembles_a_secret_is_accepted(text: str) -> None:
     parse_settings(text)
 
 
@@ -167,7 +167,7 @@ agents: {main: {memories: [used]}, second: {memories: [used]}}
     assert settings.platforms["telegram"]["main"].is_ready
 
 
-def test_an_account_that_is_off_misses_nothing() -> None:
+def test_a_disabled_account_needs_no_secret() -> None:
     assert parse_settings("platforms: {telegram: {main: {token_env: T, enabled: false}}}").problems == ()
 
 

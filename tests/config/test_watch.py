@@ -1,4 +1,4 @@
-"""An edit is in force at the next message, a broken one never; and a message costs no file read."""
+"""A valid edit is in force at the next message, an invalid one never. A message needs no file read."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tests.config.conftest import RecordingLogger
 
 
 class WatcherWorld:
-    """A home, a clock that moves only when somebody sleeps, and what happens at given moments of it."""
+    """A home, a clock that moves only during sleeps, and actions at given times."""
 
     def __init__(
         self,
         home: Home,
-        told: RecordingLogger,
+        logger: RecordingLogger,
         text: str = "timezone: UTC\n",
         mark: Callable[[Path], FileMark | None] = read_file_mark,
     ) -> None:
-        self.home, self.told = home, told
+        self.home, self.logger = home, logger
         self.now = 1000.0
         self.plan: list[tuple[float, Callable[[], object]]] = []
         self.swapped: list[Settings] = []
@@ -45,7 +45,7 @@ class WatcherWorld:
             settings,
             load=self.load,
             swap=self.swapped.append,
-            log=self.told,
+            log=self.logger,
             monotonic=lambda: self.now,
             sleep=self.sleep,
             mark=self.mark,
@@ -68,7 +68,7 @@ class WatcherWorld:
         self.plan.append((self.now + seconds, act))
 
     def run(self, seconds: float) -> None:
-        """Let the watcher run for so long."""
+        """Run the watcher for this virtual time."""
 
         async def until() -> None:
             task = asyncio.create_task(self.watcher.run())
@@ -82,7 +82,7 @@ class WatcherWorld:
         asyncio.run(until())
 
     def settings_for_message(self) -> Settings:
-        """What a message that arrives now is treated by."""
+        """The settings for a message that arrives now."""
         return asyncio.run(self.watcher.get_fresh_settings())
 
     def write(self, text: str) -> None:
@@ -90,8 +90,8 @@ class WatcherWorld:
 
 
 @pytest.fixture
-def world(home: Home, told: RecordingLogger) -> WatcherWorld:
-    return WatcherWorld(home, told)
+def world(home: Home, logger: RecordingLogger) -> WatcherWorld:
+    return WatcherWorld(home, logger)
 
 
 # -- edits -------------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_an_edit_is_in_force_at_the_next_message(world: WatcherWorld) -> None:
     assert world.settings_for_message().timezone == "Europe/Berlin"
     assert world.now - started <= SETTLE_SECONDS * 1.01
     assert [settings.timezone for settings in world.swapped] == ["Europe/Berlin"]
-    assert world.told.event_names == ["config.loaded"]
+    assert world.logger.event_names == ["config.loaded"]
 
 
 def test_an_edit_is_in_force_without_a_message(world: WatcherWorld) -> None:
@@ -117,7 +117,7 @@ def test_nothing_is_read_while_nothing_changes(world: WatcherWorld) -> None:
     for _ in range(100):
         world.settings_for_message()
     assert world.loads == 0
-    assert world.told.event_names == []
+    assert world.logger.event_names == []
 
 
 def test_a_message_opens_no_file(world: WatcherWorld) -> None:
@@ -155,10 +155,10 @@ def test_a_comment_is_no_new_revision(world: WatcherWorld) -> None:
     world.settings_for_message()
     assert world.loads == 1
     assert world.swapped == []
-    assert world.told.event_names == []
+    assert world.logger.event_names == []
 
 
-def test_who_wrote_the_file_can_have_it_at_once(world: WatcherWorld) -> None:
+def test_a_writer_can_reload_at_once(world: WatcherWorld) -> None:
     world.write("timezone: Europe/Berlin\n")
     world.watcher.reload()
     assert world.watcher.settings.timezone == "Europe/Berlin"
@@ -177,7 +177,7 @@ def test_a_file_replaced_by_renaming_is_seen(world: WatcherWorld) -> None:
 
 
 @pytest.mark.parametrize("start", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
-def test_a_file_moved_away_and_written_anew_is_never_seen_half(world: WatcherWorld, start: float) -> None:
+def test_a_file_that_is_replaced_in_steps_is_never_loaded_incomplete(world: WatcherWorld, start: float) -> None:
     config, backup = world.home.config, world.home.path / "config.yaml~"
     steps: list[Callable[[], object]] = [
         lambda: config.rename(backup),
@@ -191,10 +191,10 @@ def test_a_file_moved_away_and_written_anew_is_never_seen_half(world: WatcherWor
         world.call_later(start + 0.11 * number, step)
     world.run(3)
     assert [settings.loops.max_hops for settings in world.swapped] == [3]
-    assert world.told.event_names == ["config.loaded"]
+    assert world.logger.event_names == ["config.loaded"]
 
 
-def test_a_writer_who_never_rests_delays_a_message_only_so_long(world: WatcherWorld) -> None:
+def test_constant_writes_delay_a_message_for_a_limited_time(world: WatcherWorld) -> None:
     world.write("loops: {max_hops: 1}\n")
     for number in range(100):
         world.call_later(0.15 * number, partial(world.write, f"loops: {{max_hops: {number + 1}}}\n"))
@@ -222,13 +222,13 @@ def test_a_file_from_the_past_is_seen(world: WatcherWorld) -> None:
     assert world.settings_for_message().timezone == "CET"
 
 
-def test_a_clock_of_coarse_steps_hides_no_edit(home: Home, told: RecordingLogger) -> None:
+def test_an_edit_within_one_step_of_a_coarse_clock_is_found(home: Home, logger: RecordingLogger) -> None:
     def coarse(path: Path) -> FileMark | None:
-        """No edit of the same size can be told apart, as within one step of the file system's clock."""
+        """Return equal marks for edits of the same size, as within one step of the file system's clock."""
         found = read_file_mark(path)
         return found and FileMark(size=found.size, mode=found.mode)
 
-    world = WatcherWorld(home, told, text="timezone: Europe/Berlin\n", mark=coarse)
+    world = WatcherWorld(home, logger, text="timezone: Europe/Berlin\n", mark=coarse)
     world.call_later(1, lambda: world.write("timezone: Europe/Lisbon\n"))
     world.run(4)
     assert world.watcher.settings.timezone == "Europe/Lisbon"
@@ -237,7 +237,7 @@ def test_a_clock_of_coarse_steps_hides_no_edit(home: Home, told: RecordingLogger
     assert world.loads == loads
 
 
-def test_our_clock_never_goes_back_and_theirs_does_not_matter(world: WatcherWorld) -> None:
+def test_file_times_in_the_future_do_not_matter(world: WatcherWorld) -> None:
     future = 4_000_000_000
     world.write("timezone: GMT\n")
     os.utime(world.home.config, (future, future))
@@ -249,7 +249,7 @@ def test_our_clock_never_goes_back_and_theirs_does_not_matter(world: WatcherWorl
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_a_broken_edit_keeps_the_last_good_revision_and_is_told_once(world: WatcherWorld) -> None:
+def test_an_invalid_edit_keeps_the_last_good_revision_and_is_logged_once(world: WatcherWorld) -> None:
     good = world.watcher.settings.revision
     world.write("timezone: Mars\n")
     world.run(30)
@@ -257,39 +257,39 @@ def test_a_broken_edit_keeps_the_last_good_revision_and_is_told_once(world: Watc
         assert world.settings_for_message().revision == good
     os.utime(world.home.config)
     world.run(30)
-    assert world.told.event_names == ["config.refused"]
+    assert world.logger.event_names == ["config.refused"]
     assert world.loads <= 3
-    assert world.told.lines[0][1]["in_force"] == good
-    assert "timezone: is not a time zone" in world.told.lines[0][1]["problems"][0]
+    assert world.logger.lines[0][1]["in_force"] == good
+    assert "timezone: is not a time zone" in world.logger.lines[0][1]["problems"][0]
     assert isinstance(world.watcher.refused, ConfigError)
 
 
-def test_another_mistake_is_told_again_and_the_cure_as_well(world: WatcherWorld) -> None:
+def test_another_mistake_and_its_correction_are_logged(world: WatcherWorld) -> None:
     world.write("timezone: Mars\n")
     world.settings_for_message()
     world.write("timezone: Venus: x\n")
     world.settings_for_message()
     world.write("timezone: UTC\n")
     world.settings_for_message()
-    assert world.told.event_names == ["config.refused", "config.refused", "config.loaded"]
-    assert world.told.lines[-1][1]["changed"] is False
+    assert world.logger.event_names == ["config.refused", "config.refused", "config.loaded"]
+    assert world.logger.lines[-1][1]["changed"] is False
     assert world.watcher.refused is None
     assert world.swapped == []
 
 
-def test_deleting_the_file_keeps_what_it_said(world: WatcherWorld) -> None:
+def test_deleting_the_file_keeps_its_content_in_force(world: WatcherWorld) -> None:
     world.write("timezone: Europe/Berlin\n")
     world.settings_for_message()
     world.home.config.unlink()
     world.run(5)
     assert world.settings_for_message().timezone == "Europe/Berlin"
-    assert world.told.event_names[-1] == "config.refused"
-    assert "missing or empty" in world.told.lines[-1][1]["problems"][0]
+    assert world.logger.event_names[-1] == "config.refused"
+    assert "missing or empty" in world.logger.lines[-1][1]["problems"][0]
     world.write("timezone: Europe/Paris\n")
     assert world.settings_for_message().timezone == "Europe/Paris"
 
 
-def test_a_file_that_goes_while_it_is_looked_at_is_gone(home: Home, told: RecordingLogger) -> None:
+def test_a_file_that_is_removed_while_it_is_read_counts_as_missing(home: Home, logger: RecordingLogger) -> None:
     vanishing: list[Path] = []
 
     def mark(path: Path) -> FileMark | None:
@@ -298,19 +298,19 @@ def test_a_file_that_goes_while_it_is_looked_at_is_gone(home: Home, told: Record
             path.unlink(missing_ok=True)
         return found
 
-    world = WatcherWorld(home, told, text="loops: {max_hops: 3}\n", mark=mark)
+    world = WatcherWorld(home, logger, text="loops: {max_hops: 3}\n", mark=mark)
     vanishing.append(home.config)
     world.watcher.reload()
     assert world.watcher.settings.loops.max_hops == 3
-    assert world.told.event_names == ["config.refused"]
+    assert world.logger.event_names == ["config.refused"]
 
 
-def test_emptying_the_file_keeps_what_it_said_but_comments_are_an_answer(world: WatcherWorld) -> None:
+def test_emptying_the_file_keeps_its_content_but_a_comment_clears_it(world: WatcherWorld) -> None:
     world.write("loops: {max_hops: 3}\n")
     world.settings_for_message()
     world.write("")
     assert world.settings_for_message().loops.max_hops == 3
-    assert world.told.event_names[-1] == "config.refused"
+    assert world.logger.event_names[-1] == "config.refused"
     world.write("# the defaults will do\n")
     assert world.settings_for_message().loops.max_hops == 8
 
@@ -321,24 +321,24 @@ def test_deleting_the_secrets_keeps_them(world: WatcherWorld) -> None:
     assert world.settings_for_message().problems == ()
     world.home.env.unlink()
     assert world.settings_for_message().problems == ()
-    assert world.told.event_names[-1] == "config.refused"
+    assert world.logger.event_names[-1] == "config.refused"
 
 
-def test_a_file_that_appears_is_read(home: Home, told: RecordingLogger) -> None:
-    world = WatcherWorld(home, told, text="")
+def test_a_file_that_appears_is_read(home: Home, logger: RecordingLogger) -> None:
+    world = WatcherWorld(home, logger, text="")
     world.write("timezone: Europe/Berlin\n")
     assert world.settings_for_message().timezone == "Europe/Berlin"
 
 
-def test_a_missing_persona_is_found_when_it_comes(world: WatcherWorld) -> None:
+def test_a_missing_persona_is_loaded_when_it_appears(world: WatcherWorld) -> None:
     world.write("agents: {main: {persona: SOUL.md}}\n")
     world.settings_for_message()
-    assert world.told.event_names == ["config.refused"]
+    assert world.logger.event_names == ["config.refused"]
     (world.home.path / "SOUL.md").write_text("I am.")
     assert world.settings_for_message().get_agent().persona == "I am."
 
 
-def test_a_persona_that_goes_away_stays(world: WatcherWorld) -> None:
+def test_a_removed_persona_stays_in_force(world: WatcherWorld) -> None:
     soul = world.home.path / "SOUL.md"
     soul.write_text("I am.")
     world.write("agents: {main: {persona: SOUL.md}}\n")
@@ -349,13 +349,13 @@ def test_a_persona_that_goes_away_stays(world: WatcherWorld) -> None:
     assert world.settings_for_message().get_agent().persona == "I am back."
 
 
-def test_secrets_others_can_read_are_not_taken(world: WatcherWorld) -> None:
+def test_secrets_that_others_can_read_are_refused(world: WatcherWorld) -> None:
     write_file(world.home.env, b"T=a\n")
     world.write("platforms: {telegram: {main: {token_env: T}}}\n")
     world.settings_for_message()
     world.home.env.chmod(0o644)
     world.settings_for_message()
-    assert "chmod 600" in world.told.lines[-1][1]["problems"][0]
+    assert "chmod 600" in world.logger.lines[-1][1]["problems"][0]
     world.home.env.chmod(0o600)
     world.settings_for_message()
     assert world.watcher.refused is None
@@ -367,7 +367,7 @@ def test_a_home_others_can_write_to_is_refused_until_it_is_private_again(world: 
     for _ in range(10):
         assert world.settings_for_message().timezone == "UTC"
     assert world.loads == 1
-    assert "chmod 700" in world.told.lines[-1][1]["problems"][0]
+    assert "chmod 700" in world.logger.lines[-1][1]["problems"][0]
     world.home.path.chmod(0o700)
     assert world.settings_for_message().timezone == "Europe/Berlin"
 
@@ -392,11 +392,11 @@ def test_the_last_good_revision_can_be_started(world: WatcherWorld, sample: str)
     assert "canary" not in world.home.last_good.read_text()
 
 
-def test_started_from_the_last_good_the_broken_file_is_told_and_its_cure_taken(world: WatcherWorld) -> None:
+def test_after_last_good_the_invalid_file_is_logged_and_its_correction_loaded(world: WatcherWorld) -> None:
     world.write("timezone: Mars\n")
     world.watcher = world.start(load_settings(world.home, environ={}, last_good=True))
     assert world.settings_for_message().timezone == "UTC"
-    assert world.told.event_names == ["config.refused"]
+    assert world.logger.event_names == ["config.refused"]
     world.write("timezone: Europe/Berlin\n")
     assert world.settings_for_message().timezone == "Europe/Berlin"
 
@@ -406,9 +406,9 @@ def test_without_a_last_good_one_there_is_nothing_to_start(home: Home) -> None:
         load_settings(home, environ={}, last_good=True)
 
 
-def test_a_full_disk_does_not_keep_a_good_edit_out(world: WatcherWorld) -> None:
+def test_an_edit_is_applied_although_last_good_cannot_be_written(world: WatcherWorld) -> None:
     world.home.last_good.unlink()
     world.home.last_good.mkdir()
     world.write("timezone: Europe/Berlin\n")
     assert world.settings_for_message().timezone == "Europe/Berlin"
-    assert "config.save_failed" in world.told.event_names
+    assert "config.save_failed" in world.logger.event_names

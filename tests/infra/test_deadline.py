@@ -1,4 +1,4 @@
-"""What takes too long is ended, and nobody else's wish to end it is taken for that."""
+"""A deadline ends a task that takes too long, and does not hide another cancellation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everhold.testing.sim.loop import SimLoop
 
 
 def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Time passes only where everybody waits for it."""
+    """Virtual time: it passes only while all tasks wait."""
 
     @functools.wraps(test)
     def run() -> None:
@@ -32,7 +32,7 @@ def after(seconds: float) -> float:
 
 
 @virtual
-async def test_what_takes_too_long_is_ended() -> None:
+async def test_a_task_that_takes_too_long_is_ended() -> None:
     task = asyncio.current_task()
     assert task is not None
     with pytest.raises(TimeoutError), TaskDeadline(after(0.01)):
@@ -42,14 +42,14 @@ async def test_what_takes_too_long_is_ended() -> None:
 
 
 @virtual
-async def test_what_is_done_in_time_is_left_alone() -> None:
+async def test_a_task_that_ends_in_time_is_not_affected() -> None:
     with TaskDeadline(after(0.01)):
         await asyncio.sleep(0)
     await asyncio.sleep(0.03)
 
 
 @virtual
-async def test_a_limit_that_is_put_off_holds() -> None:
+async def test_a_later_deadline_holds() -> None:
     async def work() -> None:
         with TaskDeadline(after(0.01)) as limit:
             limit.reschedule(after(0.08))
@@ -67,7 +67,7 @@ async def test_a_limit_that_is_put_off_holds() -> None:
 
 
 @virtual
-async def test_a_limit_that_is_brought_forward_holds() -> None:
+async def test_an_earlier_deadline_holds() -> None:
     async def work() -> None:
         with TaskDeadline(after(60)) as limit:
             limit.reschedule(after(0.01))
@@ -80,12 +80,12 @@ async def test_a_limit_that_is_brought_forward_holds() -> None:
 
 
 @virtual
-async def test_an_error_of_the_work_is_the_work_s() -> None:
+async def test_an_error_of_the_task_is_raised_unchanged() -> None:
     with pytest.raises(ValueError, match="mine"), TaskDeadline(after(0.01)):
         raise ValueError("mine")
 
 
-async def test_whoever_else_ends_the_task_is_obeyed() -> None:
+async def test_another_cancellation_takes_precedence() -> None:
     async def work() -> None:
         with TaskDeadline(after(0.02)):
             await asyncio.sleep(60)
@@ -108,7 +108,7 @@ async def test_whoever_else_ends_the_task_is_obeyed() -> None:
 
 
 @virtual
-async def test_of_two_limits_the_one_that_has_come_is_told() -> None:
+async def test_of_two_deadlines_the_expired_one_raises() -> None:
     with TaskDeadline(after(60)):
         with pytest.raises(TimeoutError), TaskDeadline(after(0.01)):
             await asyncio.sleep(60)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
-def test_the_sentence_works_in_a_clone() -> None:
+def test_the_install_command_works_in_a_clone() -> None:
     assert describe_install("mcp") == "in your clone of everhold, run: .venv/bin/pip install -e '.[mcp]'"
 
 

@@ -76,7 +76,7 @@ def test_an_unknown_name_says_what_is_installed(install: Install) -> None:
     assert "correct the name" in caught.value.remedy
 
 
-def test_a_name_that_is_an_extra_of_ours_says_what_to_install() -> None:
+def test_the_name_of_an_extra_is_answered_with_its_installation() -> None:
     with pytest.raises(NotFound) as caught:
         PluginCatalogue[object]("nothing-of-the-kind").load("embeddings")
     assert caught.value.remedy == describe_install("embeddings")
@@ -121,14 +121,14 @@ def test_two_packages_that_offer_one_name_are_both_named(install: Install) -> No
     assert "pip uninstall everhold-two" in caught.value.remedy
 
 
-def test_a_factory_can_be_named_by_its_place(install: Install) -> None:
+def test_a_factory_can_be_named_by_module_and_attribute(install: Install) -> None:
     install("everhold-unlisted", {}, plug_unlisted=GOOD)
     assert MEMORY_PLUGINS.load("plug_unlisted:Diary").Settings.__name__ == "Settings"
     with pytest.raises(InvalidRequest, match="check the spelling"):
         MEMORY_PLUGINS.load("plug_unlisted:Dairy")
 
 
-def test_knowing_where_plug_ins_are_costs_no_heavy_import() -> None:
+def test_listing_plug_ins_imports_no_heavy_package() -> None:
     script = (
         "import sys, everhold.infra.plugins as p; p.MEMORY_PLUGINS.list_plugins(); print('pydantic' in sys.modules)"
     )

@@ -1,4 +1,4 @@
-"""A secret shows itself to nobody who does not ask for it by name."""
+"""A SecretString shows its value only by `reveal`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Section(BaseModel):
     more: SecretString | None = None
 
 
-def test_it_hides_wherever_it_is_shown() -> None:
+def test_a_secret_is_masked_in_every_representation() -> None:
     secret = SecretString(VALUE)
     record = logging.LogRecord("x", 20, "f", 1, "key %s %r", (secret, secret), None).getMessage()
     for shown in (str(secret), repr(secret), f"{secret:>20}", f"{secret!r}", record, repr([secret])):
@@ -32,7 +32,7 @@ def test_it_hides_wherever_it_is_shown() -> None:
     assert SecretString("a").mask_in("banana") == "banana", "hiding a letter would show where it stood"
 
 
-def test_settings_take_it_and_dump_the_mask() -> None:
+def test_settings_accept_a_secret_and_dump_the_mask() -> None:
     section = Section.model_validate({"key": VALUE})
     assert section.key.reveal() == VALUE
     assert Section(key=SecretString(VALUE)) == section
@@ -42,10 +42,10 @@ def test_settings_take_it_and_dump_the_mask() -> None:
     assert Section.model_json_schema()["properties"]["key"]["format"] == "password"
     with pytest.raises(ValidationError) as raised:
         Section.model_validate({"key": ["not text"]})
-    assert "a secret is text" in str(raised.value)
+    assert "a secret must be text" in str(raised.value)
 
 
-def test_it_compares_and_copies_but_is_never_pickled() -> None:
+def test_a_secret_compares_and_copies_but_cannot_be_pickled() -> None:
     secret = SecretString(VALUE)
     assert secret == SecretString(VALUE)
     assert secret != SecretString("other")
@@ -56,5 +56,5 @@ def test_it_compares_and_copies_but_is_never_pickled() -> None:
     assert copy.deepcopy({"k": secret})["k"] is secret
     assert copy.copy(secret) is secret
     assert SecretString(secret) == secret
-    with pytest.raises(TypeError, match="not pickled"):
+    with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(secret)

@@ -35,8 +35,8 @@ def last(word: str) -> str:
 
 
 def compose() -> dict[str, Any]:
-    told: dict[str, Any] = YAML(typ="safe").load(ROOT / "compose.yaml")
-    return told
+    parsed: dict[str, Any] = YAML(typ="safe").load(ROOT / "compose.yaml")
+    return parsed
 
 
 def health() -> list[str]:
@@ -44,7 +44,7 @@ def health() -> list[str]:
     return words
 
 
-def test_what_is_copied_can_be_built_and_is_let_in(tmp_path: Path) -> None:
+def test_the_copied_files_exist_and_can_be_built(tmp_path: Path) -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = [rest.split()[:-1] for word, rest in instructions() if word == "COPY" and not rest.startswith("--from")]
     names = [name for words in copied for name in words]
@@ -67,7 +67,7 @@ def test_its_extras_are_extras() -> None:
     assert set(last("ARG").partition("=")[2].split(",")) <= set(known)
 
 
-def test_it_runs_as_nobody_special_and_everything_it_keeps_is_in_the_volume() -> None:
+def test_it_runs_unprivileged_and_stores_everything_in_the_volume() -> None:
     user = last("USER")
     assert re.search(rf"useradd --uid 1\d{{4}} .*{user}\b", dict(instructions())["RUN"]), "a user with a fixed number"
     home = re.search(r"EVERHOLD_HOME=(\S+)", last("ENV"))
@@ -78,42 +78,45 @@ def test_it_runs_as_nobody_special_and_everything_it_keeps_is_in_the_volume() ->
     name, _, where = volume.partition(":")
     assert (name in compose()["volumes"], where) == (True, home[1])
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
-    assert "ports" not in service, "nobody is let in who was not asked in"
+    assert "ports" not in service, "no port is published by default"
     assert "env_file" not in service
     assert "environment" not in service
 
 
-def test_what_it_starts_is_a_command_of_ours() -> None:
+def test_it_starts_a_command_of_everhold() -> None:
     (program,) = json.loads(last("ENTRYPOINT"))
     assert program == "everhold"
     service = compose()["services"]["everhold"]
     assert json.loads(last("CMD")) == service["command"]
-    told = parse_arguments(service["command"])
-    assert (told.module, told.port) == ("up", 8765)
-    assert f", {told.port}," in health()[-1]
+    arguments = parse_arguments(service["command"])
+    assert (arguments.module, arguments.port) == ("up", 8765)
+    assert f", {arguments.port}," in health()[-1]
     assert last("STOPSIGNAL") == service["stop_signal"] == "SIGTERM"
     assert service["stop_grace_period"] == "60s"
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Any:
+def home(tmp_path: Path) -> Any:
     made = CommandHome(tmp_path / "home", make_plugin(tmp_path / "plugin"))
     yield made
     made.close()
 
 
-def test_its_health_is_what_the_gateway_says(house: CommandHome) -> None:
+def test_its_health_check_follows_readiness(home: CommandHome) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
 
     def healthy() -> bool:
         words = [sys.executable, *health()[1:-1], health()[-1].replace("8765", str(port))]
-        environ = {"HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"}  # not for ourselves
+        environ = {
+            "HTTP_PROXY": "http://127.0.0.1:9",
+            "http_proxy": "http://127.0.0.1:9",
+        }  # must not be used for loopback
         return subprocess.run(words, env=environ, capture_output=True, check=False).returncode == 0
 
     assert not healthy()
-    gateway = house.start_gateway("--port", str(port))
+    gateway = home.start_gateway("--port", str(port))
     assert healthy()
     gateway.kill()
     assert not healthy()

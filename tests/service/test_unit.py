@@ -1,4 +1,4 @@
-"""What service managers are told: they can read it, it says what was meant, and a changed one is recognised."""
+"""Service descriptions: managers can read them, they are parsed back, and a changed one is recognized."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wanted(home: str = HOMES[0], program: str = "/opt/everhold/bin/everhold") ->
 @pytest.mark.parametrize(
     "text, read", [(unit.render_systemd, unit.parse_systemd), (unit.render_launchd, unit.parse_launchd)]
 )
-def test_what_is_written_is_read_back(home: str, text: object, read: object) -> None:
+def test_a_rendered_description_is_parsed_back(home: str, text: object, read: object) -> None:
     assert callable(text)
     assert callable(read)
     found = read(text(wanted(home, "/opt/my programs/100%/everhold")), user_home=USER)
@@ -41,7 +41,7 @@ def test_what_is_written_is_read_back(home: str, text: object, read: object) -> 
 
 
 @pytest.mark.parametrize("home", HOMES)
-def test_systemd_itself_finds_nothing_wrong_with_it(tmp_path: Path, home: str) -> None:
+def test_systemd_analyze_accepts_the_unit(tmp_path: Path, home: str) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("systemd-analyze is not here: Debian's package systemd has it")
@@ -58,16 +58,16 @@ def test_systemd_itself_finds_nothing_wrong_with_it(tmp_path: Path, home: str) -
     assert "Unknown key" in verify(text.replace("WatchdogSec=", "WatchDogSeconds=")), "it does look"
 
 
-def test_systemd_puts_no_value_of_its_own_into_a_path() -> None:
-    """Between quotes, too, systemd would replace $HOME and %h."""
+def test_systemd_expands_nothing_in_a_path() -> None:
+    """systemd replaces $HOME and %h also inside of quotes."""
     text = unit.render_systemd(wanted("/srv/$HOME/50%h", "/opt/$x/everhold"))
     assert 'ExecStart="/opt/$x/everhold" --home "/srv/$$HOME/50%%h" up' in text
     assert "Description=everhold gateway (/srv/$HOME/50%%h)" in text
 
 
-def test_a_hang_leaves_no_memory_behind() -> None:
+def test_a_watchdog_kill_writes_no_core_dump() -> None:
     lines = unit.render_systemd(wanted()).splitlines()
-    assert "LimitCORE=0" in lines, "what is in memory are other people's words, and keys"
+    assert "LimitCORE=0" in lines, "a core dump would contain messages and keys"
     assert "UMask=0077" in lines
 
 
@@ -79,13 +79,13 @@ def test_a_hang_leaves_no_memory_behind() -> None:
         ("Environment=A=1 EVERHOLD_HOME=/srv/y\nExecStart=/usr/bin/everhold up", "/srv/y", "/usr/bin/everhold"),
     ],
 )
-def test_a_unit_by_hand_is_understood_and_is_not_ours(line: str, home: str, program: str) -> None:
+def test_a_unit_of_an_administrator_is_parsed_and_not_ours(line: str, home: str, program: str) -> None:
     found = unit.parse_systemd(f"[Service]\n{line}\n", user_home=USER)
     assert found == unit.ServiceDescription("", True, program, Path(home))
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", '[Service]\nExecStart="unfinished', "<plist><dict>", "\0"])
-def test_nonsense_is_nobodys(text: str) -> None:
+def test_an_invalid_text_has_no_home(text: str) -> None:
     for read in (unit.parse_systemd, unit.parse_launchd):
         assert read(text, user_home=USER) == unit.ServiceDescription("", True, "", None)
 
@@ -102,8 +102,8 @@ def test_every_change_is_noticed(text: str) -> None:
 
 
 @pytest.mark.parametrize("bad", ["a\nExecStartPre=/bin/evil", "a\0b"])
-def test_a_path_cannot_smuggle_lines_in(bad: str) -> None:
-    with pytest.raises(InvalidRequest, match="cannot stand"):
+def test_a_path_cannot_add_lines(bad: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be used"):
         wanted(f"/srv/{bad}")
     with pytest.raises(InvalidRequest, match="cannot name a service"):
         unit.ServiceSpec(home=Path("/x"), program=("/y",), search_path="", version="1", name="../../evil")
@@ -112,9 +112,9 @@ def test_a_path_cannot_smuggle_lines_in(bad: str) -> None:
 # -- the others --------------------------------------------------------------------------------------------------------
 
 
-def test_launchd_starts_it_again_unless_it_ended_well() -> None:
-    told = plistlib.loads(unit.render_launchd(wanted("/srv/a & b")).encode())
-    assert told["ProgramArguments"] == [
+def test_launchd_restarts_it_after_a_failure() -> None:
+    properties = plistlib.loads(unit.render_launchd(wanted("/srv/a & b")).encode())
+    assert properties["ProgramArguments"] == [
         "/opt/everhold/bin/everhold",
         "--home",
         "/srv/a & b",
@@ -123,9 +123,9 @@ def test_launchd_starts_it_again_unless_it_ended_well() -> None:
         "0",
         "--quiet",
     ]
-    assert told["KeepAlive"] == {"SuccessfulExit": False}
-    assert told["ExitTimeOut"] >= 60
-    assert told["Umask"] == 0o077
+    assert properties["KeepAlive"] == {"SuccessfulExit": False}
+    assert properties["ExitTimeOut"] >= 60
+    assert properties["Umask"] == 0o077
 
 
 def test_windows_gets_a_description_for_a_wrapper() -> None:
@@ -140,7 +140,7 @@ def test_windows_gets_a_description_for_a_wrapper() -> None:
 
 
 LAUNCHCTL = """#!/bin/sh
-# Loads and unloads, as launchctl says it does; keeps what it was asked.
+# Loads and unloads like launchctl, and records its arguments.
 echo "$@" >> "$FAKE/asked"
 case "$1 $2" in
 "print gui/"*/*) test -e "$FAKE/loaded" || exit 113; cat "$FAKE/loaded";;
@@ -150,7 +150,7 @@ esac
 """
 
 
-def test_launchd_is_asked_in_its_own_words(tmp_path: Path) -> None:
+def test_launchctl_is_called_with_its_own_commands(tmp_path: Path) -> None:
     program = tmp_path / "launchctl"
     program.write_text(LAUNCHCTL)
     program.chmod(0o755)
@@ -158,7 +158,7 @@ def test_launchd_is_asked_in_its_own_words(tmp_path: Path) -> None:
     before, os.environ["PATH"] = (
         os.environ["PATH"],
         environ["PATH"],
-    )  # where a program is found is this process's affair
+    )  # this process's PATH finds the program
     try:
         manager = detect_service_backend(environ, platform="darwin")
         assert isinstance(manager, LaunchdBackend)
@@ -185,7 +185,7 @@ def test_launchd_is_asked_in_its_own_words(tmp_path: Path) -> None:
     assert not found.path.exists()
 
 
-# -- which one, and what is said about it ------------------------------------------------------------------------------
+# -- installed services ------------------------------------------------------------------------------------------------
 
 
 def test_units_are_where_systemd_looks() -> None:
@@ -196,28 +196,30 @@ def test_units_are_where_systemd_looks() -> None:
     )
 
 
-def test_a_shell_that_does_not_know_where_systemd_is_finds_it(tmp_path: Path) -> None:
+def test_the_runtime_directory_is_found_without_its_variable(tmp_path: Path) -> None:
     assert "XDG_RUNTIME_DIR" not in SystemdBackend({}, USER, runtimes=tmp_path).environ
     (tmp_path / str(os.getuid())).mkdir()
     assert SystemdBackend({}, USER, runtimes=tmp_path).environ["XDG_RUNTIME_DIR"] == str(tmp_path / str(os.getuid()))
     assert SystemdBackend({"XDG_RUNTIME_DIR": "/x"}, USER, runtimes=tmp_path).environ["XDG_RUNTIME_DIR"] == "/x"
 
 
-def test_only_whole_paths_reach_a_service() -> None:
-    told = installation.build_service_spec(Home(Path("/srv/x")), {"PATH": f".:/usr/bin::bin:/usr/bin:/bin{os.pathsep}"})
-    assert told.search_path == "/usr/bin:/bin"
+def test_only_absolute_paths_are_in_a_service_s_path() -> None:
+    spec = installation.build_service_spec(Home(Path("/srv/x")), {"PATH": f".:/usr/bin::bin:/usr/bin:/bin{os.pathsep}"})
+    assert spec.search_path == "/usr/bin:/bin"
 
 
 @pytest.mark.parametrize(
     "changes, level, text",
     [
         ({}, "", ""),
-        ({"version": "0.0.1"}, "note", "is of everhold 0.0.1"),
-        ({"program": ("/nowhere/everhold",)}, "wrong", "/nowhere/everhold, which is not there"),
-        ({"program": ("/bin/sh",)}, "note", "starts /bin/sh, and this is"),
+        ({"version": "0.0.1"}, "note", "written by everhold 0.0.1"),
+        ({"program": ("/nowhere/everhold",)}, "wrong", "/nowhere/everhold, which does not exist"),
+        ({"program": ("/bin/sh",)}, "note", "starts /bin/sh; this is"),
     ],
 )
-def test_what_is_worth_knowing_is_said(tmp_path: Path, changes: Mapping[str, object], level: str, text: str) -> None:
+def test_problems_of_a_description_are_reported(
+    tmp_path: Path, changes: Mapping[str, object], level: str, text: str
+) -> None:
     manager = SystemdBackend({}, tmp_path)
     home = Home(tmp_path / "home")
     now = installation.build_service_spec(home, os.environ)

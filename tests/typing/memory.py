@@ -1,4 +1,4 @@
-"""A memory provider as a stranger would write it: store this, find this."""
+"""A memory provider by another author: store and find."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from everhold import (
 )
 
 
-class Notebook:
-    """One page per key."""
+class NotebookProvider:
+    """Stores one page per key."""
 
     delivery = DeliveryGuarantee.UPSERT
     deadline = 5.0
@@ -39,7 +39,7 @@ class Notebook:
                     for key in item.keys:
                         self.pages.pop(key, None)
                 case _:
-                    assert_never(item)  # the three are all there are
+                    assert_never(item)  # there are no other items
         return {item.key: f"page-{item.key}" for item in batch.items}
 
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
@@ -54,8 +54,8 @@ class Notebook:
         return [item.key for item in batch.items if item.key in self.pages]
 
 
-class Forgetful:
-    """Stores, and tells nobody where."""
+class NoReceiptsProvider:
+    """Returns no receipts."""
 
     delivery = DeliveryGuarantee.BLIND
     deadline = 5.0
@@ -70,8 +70,8 @@ class Forgetful:
         return []
 
 
-class Least:
-    """As little as there may be."""
+class MinimalProvider:
+    """Has only the required methods."""
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         return {}
@@ -80,11 +80,11 @@ class Least:
         return []
 
 
-good: MemoryProvider = Notebook()
-least: MemoryProvider = Least()
-forgetful: MemoryProvider = Forgetful()  # type: ignore[assignment]
+good: MemoryProvider = NotebookProvider()
+minimal: MemoryProvider = MinimalProvider()
+no_receipts: MemoryProvider = NoReceiptsProvider()  # type: ignore[assignment]
 
 
-def asks_for_nobody() -> MemoryQuery:
-    """There is no default scope: who asks must say who is present."""
+def make_query_without_audience() -> MemoryQuery:
+    """Fail to make a query without an audience, because there is no default."""
     return MemoryQuery(text="x", agent="main", session="s", name="s", person="ada")  # type: ignore[call-arg]

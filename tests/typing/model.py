@@ -1,4 +1,4 @@
-"""A model as a stranger would write it: a name, a window, one method. Checked by mypy, run by test_typing.py."""
+"""A model by another author: a name, a context window, one method. Checked by mypy and run by test_typing.py."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 from everhold import Model, ModelMessage, ModelRequest, ModelResponse, ModelUsage, Overloaded, ToolCall, TooLong
 
 
-class Parrot:
-    """Says again what was said last."""
+class EchoModel:
+    """Answers with the last message."""
 
-    name = "parrot"
+    name = "echo"
     context_tokens = 1_000
 
     async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
         if not request.messages:
-            raise Overloaded("nobody spoke yet", retry_after=1.0)
+            raise Overloaded("there is no message", retry_after=1.0)
         if len(request.messages) > self.context_tokens:
             raise TooLong("too much to repeat")
         last: ModelMessage = request.messages[-1]
@@ -27,16 +27,16 @@ class Parrot:
         return ModelResponse(text=last.text, calls=wanted, model=self.name, usage=ModelUsage(input=1, output=1))
 
 
-class Mute:
-    """Has no window: nobody could tell what fits."""
+class NoWindowModel:
+    """Has no context window."""
 
-    name = "mute"
+    name = "no-window"
 
     async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
         return ModelResponse()
 
 
-class Blocking:
+class BlockingModel:
     name = "blocking"
     context_tokens = 1_000
 
@@ -44,8 +44,8 @@ class Blocking:
         return ModelResponse()
 
 
-class Positional:
-    """Knows nothing of growing text."""
+class PositionalModel:
+    """Does not take `on_text`."""
 
     name = "positional"
     context_tokens = 1_000
@@ -54,11 +54,11 @@ class Positional:
         return ModelResponse()
 
 
-good: Model = Parrot()
-no_window: Model = Mute()  # type: ignore[assignment]
-not_async: Model = Blocking()  # type: ignore[assignment]
-no_text: Model = Positional()  # type: ignore[assignment]
+good: Model = EchoModel()
+no_window: Model = NoWindowModel()  # type: ignore[assignment]
+not_async: Model = BlockingModel()  # type: ignore[assignment]
+no_text: Model = PositionalModel()  # type: ignore[assignment]
 
 
 def frozen(answer: ModelResponse) -> None:
-    answer.text = "another"  # type: ignore[misc]  # an answer is never changed after it was given
+    answer.text = "another"  # type: ignore[misc]  # a response is immutable

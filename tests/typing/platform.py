@@ -1,4 +1,4 @@
-"""A platform as a stranger would write it: listen, send, probe, and honesty about repeats."""
+"""A platform by another author: listen, send, probe, and a delivery guarantee."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from everhold import (
 
 
 class ListPlatform:
-    """Letters come in from a list and go out to one."""
+    """Receives messages from a list and records sent ones."""
 
     name = "post"
     account = "main"
@@ -25,21 +25,21 @@ class ListPlatform:
     text_limit = 1_000
     visible_after = 0.0
 
-    def __init__(self, letters: list[str]) -> None:
-        self.letters = letters
+    def __init__(self, incoming: list[str]) -> None:
+        self.incoming = incoming
         self.sent: dict[str, str] = {}
-        self.verdicts: list[AcceptResult] = []
+        self.results: list[AcceptResult] = []
 
     async def listen(self, accept: AcceptMessage) -> None:
-        for number, text in enumerate(self.letters):
+        for number, text in enumerate(self.incoming):
             origin = ChatLocation(platform=self.name, account=self.account, chat="ada", message=str(number))
-            self.verdicts.append(await accept(IncomingMessage(origin=origin, text=text, sender="ada")))
+            self.results.append(await accept(IncomingMessage(origin=origin, text=text, sender="ada")))
 
     async def send(self, out: OutgoingMessage) -> str:
         if not out.to.chat:
-            raise Refused("a letter without an address")
+            raise Refused("the message has no chat")
         if out.text == "lost":
-            raise InDoubt("nobody saw the postman come back")
+            raise InDoubt("the answer was lost")
         return self.sent.setdefault(out.key, out.text)
 
     async def probe(self, out: OutgoingMessage) -> str | None:
@@ -47,7 +47,7 @@ class ListPlatform:
 
 
 class DraftingPlatform(ListPlatform):
-    """Shows what is being written."""
+    """Shows drafts."""
 
     async def draft(self, out: OutgoingMessage) -> str:
         return out.key
@@ -56,10 +56,10 @@ class DraftingPlatform(ListPlatform):
         self.sent[remote] = out.text
 
 
-class Boastful:
-    """Claims what nobody can check."""
+class NoGuaranteePlatform:
+    """Has no delivery guarantee."""
 
-    name = "boast"
+    name = "no-guarantee"
     account = "main"
     text_limit = 1_000
 
@@ -72,13 +72,13 @@ class Boastful:
         return None
 
 
-class Silent(ListPlatform):
-    async def send(self, out: OutgoingMessage) -> None:  # type: ignore[override]  # the remote id is what edits need
+class NoReceiptPlatform(ListPlatform):
+    async def send(self, out: OutgoingMessage) -> None:  # type: ignore[override]  # edits need the remote id
         return None
 
 
 good: Platform = ListPlatform([])
 drafting: SupportsDrafts = DraftingPlatform([])
 also: Platform = DraftingPlatform([])
-boastful: Platform = Boastful()  # type: ignore[assignment]
+no_guarantee: Platform = NoGuaranteePlatform()  # type: ignore[assignment]
 plain: SupportsDrafts = ListPlatform([])  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""A plug-in's factory, and the small ports that are handed to it."""
+"""A plug-in's factory, and the small ports that it gets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pydantic import BaseModel
 
 from everhold import Clock, EventLogger, MemoryProvider, PluginContext, RandomSource
 from everhold.infra.plugins import PluginFactory
-from tests.typing.memory import Notebook
+from tests.typing.memory import NotebookProvider
 
 
 class NotebookSettings(BaseModel):
-    """What stands in the configuration."""
+    """The plug-in's section of the configuration."""
 
     pages: int = 100
 
@@ -20,13 +20,13 @@ class NotebookSettings(BaseModel):
 class NotebookFactory:
     Settings = NotebookSettings
 
-    def __call__(self, settings: NotebookSettings, context: PluginContext) -> Notebook:
+    def __call__(self, settings: NotebookSettings, context: PluginContext) -> NotebookProvider:
         context.log.info("notebook.opened", pages=settings.pages, agent=context.agent)
-        return Notebook()
+        return NotebookProvider()
 
 
-class Stopped:
-    """A clock that stands."""
+class StoppedClock:
+    """Always shows the same time."""
 
     def now(self) -> float:
         return 1.0
@@ -35,8 +35,8 @@ class Stopped:
         return 1.0
 
 
-class Loaded:
-    """Dice that always fall the same way."""
+class ConstantRandom:
+    """Always returns the same value."""
 
     def bytes(self, n: int, /) -> bytes:
         return b"\0" * n
@@ -45,8 +45,8 @@ class Loaded:
         return 0.5
 
 
-class Quiet:
-    """A log that nobody reads."""
+class NullLogger:
+    """Drops every event."""
 
     def debug(self, event: str, /, **fields: object) -> None: ...
 
@@ -56,15 +56,15 @@ class Quiet:
 
     def error(self, event: str, /, **fields: object) -> None: ...
 
-    def bind(self, **fields: object) -> Quiet:
+    def bind(self, **fields: object) -> NullLogger:
         return self
 
 
 factory: PluginFactory[MemoryProvider] = NotebookFactory()
-clock: Clock = Stopped()
-chance: RandomSource = Loaded()
-log: EventLogger = Quiet()
+clock: Clock = StoppedClock()
+random_source: RandomSource = ConstantRandom()
+log: EventLogger = NullLogger()
 context = PluginContext(agent="main", instance="notes", directory=PurePosixPath("/tmp/notes"), log=log, clock=clock)
 provider: MemoryProvider = factory(NotebookSettings(), context)
 
-not_a_clock: Clock = Loaded()  # type: ignore[assignment]
+not_a_clock: Clock = ConstantRandom()  # type: ignore[assignment]

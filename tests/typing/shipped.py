@@ -1,4 +1,4 @@
-"""What ships keeps the promises it is made to keep: the fakes and the store satisfy the ports they stand in for."""
+"""The fakes and the store that ship with everhold satisfy their ports."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def stores(it: SqliteStore) -> Store:
     return it
 
 
-def chances(it: SeededRandom) -> RandomSource:
+def random_sources(it: SeededRandom) -> RandomSource:
     return it

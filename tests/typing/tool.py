@@ -1,4 +1,4 @@
-"""A tool as a stranger would write it. It must say what running it twice would do."""
+"""A tool by another author. It must declare its effect."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from everhold import ChatLocation, SendRequest, Tool, ToolContext, ToolEffect, ToolResult, ToolSpec
 
 
-class Doorbell:
-    """Rings, and can be asked whether it rang."""
+class RingTool:
+    """Rings a bell. `probe` tells whether it rang."""
 
     spec = ToolSpec(name="ring", description="Rings at the door.", parameters={"type": "object", "properties": {}})
     effect = ToolEffect.PROBE
@@ -19,18 +19,18 @@ class Doorbell:
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         hall = ChatLocation(platform="fake", account="main", chat="hall")
-        said = SendRequest(text=f"{context.stamp.person} is at the door", to=hall, hops=context.hops + 1)
-        self.rung[context.key] = ToolResult(text="it rang", send_requests=(said,))
+        request = SendRequest(text=f"{context.stamp.person} is at the door", to=hall, hops=context.hops + 1)
+        self.rung[context.key] = ToolResult(text="it rang", send_requests=(request,))
         return self.rung[context.key]
 
     async def probe(self, context: ToolContext) -> ToolResult | None:
         return self.rung.get(context.key)
 
 
-class Careless:
-    """Does not say what a repeat would do."""
+class NoEffectTool:
+    """Does not declare its effect."""
 
-    spec = Doorbell.spec
+    spec = RingTool.spec
     deadline = 5.0
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
@@ -40,9 +40,9 @@ class Careless:
         return None
 
 
-class Stringly(Doorbell):
-    effect = "probe"  # type: ignore[assignment]  # an effect is one of four, not any word
+class StringEffectTool(RingTool):
+    effect = "probe"  # type: ignore[assignment]  # an effect is a ToolEffect
 
 
-good: Tool = Doorbell()
-careless: Tool = Careless()  # type: ignore[assignment]
+good: Tool = RingTool()
+no_effect: Tool = NoEffectTool()  # type: ignore[assignment]

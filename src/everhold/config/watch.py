@@ -150,14 +150,14 @@ class ConfigWatcher:
         )
 
     def _adopt_settings(self, settings: Settings) -> None:
-        mended, before = self.refused is not None, self.settings.revision
+        recovered, before = self.refused is not None, self.settings.revision
         changed = settings.revision != before
         if changed:
             self._swap(settings)
         self.settings = settings
         self.refused = None
         self._store_last_good()
-        if changed or mended:
+        if changed or recovered:
             disabled = [problem.disables for problem in settings.problems if problem.disables]
             self._log.info(
                 "config.loaded", revision=settings.revision, before=before, changed=changed, disabled=disabled

@@ -182,7 +182,7 @@ def score_conversation(
         compressed = [entry.body for entry in log if isinstance(entry.body, Compressed)]
         tail = [m for m in shown.messages if not (m.name == "everhold" and m.text.startswith("[Summary"))]
         seen, rest = (normalize_text("\n".join(map(_render_message, part))) for part in (shown.messages, tail))
-        told = normalize_text("\n".join(_render_entry(entry) for entry in log))
+        logged = normalize_text("\n".join(_render_entry(entry) for entry in log))
         hits = _search_answers(gateway, session, log, [question.ask for question in conversation.questions])
         before = gateway.run(
             load_context_at(
@@ -201,7 +201,7 @@ def score_conversation(
             broken=tuple(f"{finding.promise}: {finding.text}" for finding in report.broken_findings),
             refused=tuple(str(line["reason"]) for line in gateway.logger.find_events("compression.refused")),
             outcomes=tuple(
-                judge_answer(question, shown=seen, verbatim=rest, hits=hits[question.ask], log=told)
+                judge_answer(question, shown=seen, verbatim=rest, hits=hits[question.ask], log=logged)
                 for question in conversation.questions
             ),
             invented=tuple(dict.fromkeys(it for body in compressed for it in find_inventions(body.summary, said))),

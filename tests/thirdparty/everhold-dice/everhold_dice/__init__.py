@@ -1,4 +1,4 @@
-"""A stranger's tool: it rolls dice that always show their highest number."""
+"""A tool by another author: rolls dice that always show their highest number."""
 
 from __future__ import annotations
 

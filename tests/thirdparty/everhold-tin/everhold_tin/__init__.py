@@ -1,4 +1,4 @@
-"""A stranger's memory provider: every memory a line in a file, that can be asked what it has."""
+"""A memory provider by another author: stores each item as a line of a file, and can be asked what it has."""
 
 from __future__ import annotations
 
