@@ -1,4 +1,4 @@
-"""Accounts come, go and change one by one: what happens to one is felt by no other, and a token has one listener."""
+"""Accounts are added, removed and changed one by one without an effect on others, and a token has one listener."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Clock:
 
 
 class ToyPlatform:
-    """An adapter that remembers what was done with it."""
+    """An adapter that records how it is used."""
 
     class Settings(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -64,13 +64,13 @@ class ToyPlatform:
         self.listening = asyncio.Event()
         self.closed = asyncio.Event()
         self.let_go = asyncio.Event()
-        self.falls = 0
+        self.failures = 0
 
     async def listen(self, accept: AcceptMessage) -> None:
         assert self.context.account_context is not None
-        if self.settings.colour == "falling" and self.falls < 2:
-            self.falls += 1
-            raise Refused("the far side hung up", remedy="wait")
+        if self.settings.colour == "falling" and self.failures < 2:
+            self.failures += 1
+            raise Refused("the platform closed the connection", remedy="wait")
         self.accept = accept
         self.context.account_context.report()
         self.listening.set()
@@ -103,7 +103,7 @@ def settings(text: str, **environ: str) -> Settings:
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Callable[..., PlatformAccounts]]:
+async def build_accounts(tmp_path: Path) -> AsyncIterator[Callable[..., PlatformAccounts]]:
     store = SqliteStore.open(tmp_path / "log.db", chance=SeededRandom())
     built: list[PlatformAccounts] = []
 
@@ -148,8 +148,8 @@ def toys(accounts: PlatformAccounts) -> dict[str, ToyPlatform]:
     return {name: account.platform for (_, name), account in accounts.accounts.items()}  # type: ignore[misc]
 
 
-async def test_what_changes_one_account_does_not_disturb_the_other(place: Any) -> None:
-    accounts = place()
+async def test_a_change_of_one_account_does_not_affect_the_other(build_accounts: Any) -> None:
+    accounts = build_accounts()
     accounts.apply_settings(settings(TWO, A="1", B="2"))
     accounts.start_listening()
     a, b = toys(accounts)["a"], toys(accounts)["b"]
@@ -160,15 +160,15 @@ async def test_what_changes_one_account_does_not_disturb_the_other(place: Any) -
     new = toys(accounts)["b"]
     assert new is not b
     await new.listening.wait()
-    assert not b.listening.is_set(), "the former listener is gone before the new one begins"
+    assert not b.listening.is_set(), "the former listener ends before the new one begins"
     assert a.listening.is_set()
     accounts.apply_settings(settings("platforms: {toy: {a: {token_env: A}}}", A="1"))
     assert list(toys(accounts)) == ["a"]
     assert toys(accounts)["a"] is a
 
 
-async def test_a_new_listener_waits_for_the_old_one_to_be_gone(place: Any) -> None:
-    accounts = place()
+async def test_a_new_listener_waits_for_the_old_one_to_be_gone(build_accounts: Any) -> None:
+    accounts = build_accounts()
     text = "platforms: {toy: {a: {token_env: A, colour: clinging}}}"
     accounts.apply_settings(settings(text, A="1"))
     accounts.start_listening()
@@ -187,9 +187,9 @@ async def test_a_new_listener_waits_for_the_old_one_to_be_gone(place: Any) -> No
 
 
 @pytest.mark.parametrize("between", ["", "platforms: {toy: {a: {token_env: A, enabled: false}}}"])
-async def test_a_token_that_goes_to_another_name_is_listened_to_at_once(place: Any, between: str) -> None:
-    """Renamed, or switched off and on: it waits for its own listener, and blames nobody for it."""
-    accounts = place(token_retry_seconds=3600.0)
+async def test_an_account_with_the_token_of_a_former_one_listens_at_once(build_accounts: Any, between: str) -> None:
+    """After a rename, or after it was disabled and enabled: it waits for its own former listener without a problem."""
+    accounts = build_accounts(token_retry_seconds=3600.0)
     accounts.apply_settings(settings("platforms: {toy: {a: {token_env: A}}}", A="1"))
     accounts.start_listening()
     await toys(accounts)["a"].listening.wait()
@@ -202,8 +202,8 @@ async def test_a_token_that_goes_to_another_name_is_listened_to_at_once(place: A
     assert not list(accounts.list_problems())
 
 
-async def test_who_may_speak_is_nothing_an_adapter_is_built_anew_for(place: Any) -> None:
-    accounts = place()
+async def test_a_change_of_admission_does_not_rebuild_the_adapter(build_accounts: Any) -> None:
+    accounts = build_accounts()
     accounts.apply_settings(settings(TWO, A="1", B="2"))
     before = toys(accounts)
     text = "platforms: {toy: {a: {token_env: A, access: {direct: ['toy:7']}}, b: {token_env: B, agent: main}}}"
@@ -211,8 +211,8 @@ async def test_who_may_speak_is_nothing_an_adapter_is_built_anew_for(place: Any)
     assert toys(accounts) == before
 
 
-async def test_a_missing_token_or_package_disables_one_account(place: Any) -> None:
-    accounts = place()
+async def test_a_missing_token_or_package_disables_one_account(build_accounts: Any) -> None:
+    accounts = build_accounts()
     found = settings(TWO, A="1")
     accounts.apply_settings(found)
     assert list(toys(accounts)) == ["a"]
@@ -223,13 +223,13 @@ async def test_a_missing_token_or_package_disables_one_account(place: Any) -> No
     assert list(toys(accounts)) == ["a"]
 
 
-def test_a_secret_that_nobody_named_is_asked_for_as_it_can_be_written() -> None:
+def test_the_problem_of_a_missing_secret_names_its_key() -> None:
     (problem,) = find_plugin_problems("platforms", ToyPlatform.Settings, {})
     assert (problem.key, problem.remedy) == ("token_env", "name the variable here, and set it in .env")
 
 
-async def test_an_account_that_cannot_be_built_anew_goes_on_as_it_was(place: Any) -> None:
-    accounts = place()
+async def test_an_account_that_cannot_be_rebuilt_keeps_its_adapter(build_accounts: Any) -> None:
+    accounts = build_accounts()
     accounts.apply_settings(settings(TWO, A="1", B="2"))
     before = toys(accounts)
     text = "platforms: {toy: {a: {token_env: A, colour: broken}, b: {token_env: B}}}"
@@ -240,8 +240,8 @@ async def test_an_account_that_cannot_be_built_anew_goes_on_as_it_was(place: Any
     assert not list(accounts.list_problems())
 
 
-async def test_an_adapter_s_own_bug_is_its_account_s_alone(place: Any) -> None:
-    accounts = place()
+async def test_an_adapters_bug_disables_only_its_account(build_accounts: Any) -> None:
+    accounts = build_accounts()
     accounts.apply_settings(
         settings("platforms: {toy: {a: {token_env: A, colour: buggy}, b: {token_env: B}}}", A="1", B="2")
     )
@@ -250,27 +250,29 @@ async def test_an_adapter_s_own_bug_is_its_account_s_alone(place: Any) -> None:
     assert "KeyError" in problem.message
 
 
-async def test_a_listener_that_falls_is_started_again_and_says_what_was_wrong(place: Any) -> None:
-    accounts = place()
+async def test_a_failed_listener_is_restarted_and_reports_its_error(build_accounts: Any) -> None:
+    accounts = build_accounts()
     accounts.apply_settings(settings("platforms: {toy: {a: {token_env: A, colour: falling}}}", A="1"))
     toy = toys(accounts)["a"]
     accounts.start_listening()
-    while not toy.falls:  # noqa: ASYNC110  # it falls before anything of it could be waited for
+    while not toy.failures:  # noqa: ASYNC110  # it fails before it sets any event
         await asyncio.sleep(0)
-    assert [(it.message, it.remedy) for it in accounts.list_problems()] == [("the far side hung up", "wait")]
+    assert [(it.message, it.remedy) for it in accounts.list_problems()] == [
+        ("the platform closed the connection", "wait")
+    ]
     await toy.listening.wait()
-    assert toy.falls == 2
+    assert toy.failures == 2
     assert not list(accounts.list_problems())
 
 
-async def test_one_token_has_one_listener_whatever_home_it_works_for(place: Any) -> None:
-    first, second = place(), place()
+async def test_one_token_has_one_listener_in_all_homes(build_accounts: Any) -> None:
+    first, second = build_accounts(), build_accounts()
     for accounts in (first, second):
         accounts.apply_settings(settings("platforms: {toy: {a: {token_env: A}}}", A="same"))
     first.start_listening()
     await toys(first)["a"].listening.wait()
     second.start_listening()
-    while not list(second.list_problems()):  # noqa: ASYNC110  # as above: a problem is looked up, never announced
+    while not list(second.list_problems()):  # noqa: ASYNC110  # a problem sets no event
         await asyncio.sleep(0.001)
     (problem,) = second.list_problems()
     assert "listened to already" in problem.message
@@ -281,8 +283,8 @@ async def test_one_token_has_one_listener_whatever_home_it_works_for(place: Any)
     assert not list(second.list_problems())
 
 
-async def test_positions_are_an_account_s_own(place: Any) -> None:
-    accounts = place()
+async def test_each_account_has_its_own_offsets(build_accounts: Any) -> None:
+    accounts = build_accounts()
     accounts.apply_settings(settings(TWO, A="1", B="2"))
     a, b = (toys(accounts)[name].context.account_context for name in ("a", "b"))
     assert a is not None
@@ -291,35 +293,35 @@ async def test_positions_are_an_account_s_own(place: Any) -> None:
     assert (await a.offsets.read("offset"), await b.offsets.read("offset")) == ("7", None)
 
 
-async def test_what_was_left_is_closed(place: Any) -> None:
-    accounts = place()
+async def test_close_closes_all_adapters(build_accounts: Any) -> None:
+    accounts = build_accounts()
     accounts.apply_settings(settings(TWO, A="1", B="2"))
     before = toys(accounts)
     await accounts.close()
     assert all(toy.closed.is_set() for toy in before.values())
 
 
-def test_a_shell_and_a_service_look_for_locks_in_one_place(tmp_path: Path) -> None:
-    """What they are told differs; who they run as does not."""
+def test_a_shell_and_a_service_use_the_same_directory_for_locks(tmp_path: Path) -> None:
+    """Their environments differ, but their user is the same."""
     environs: tuple[dict[str, str], ...] = (
         {},
         {"XDG_RUNTIME_DIR": str(tmp_path / "run"), "HOME": "/a", "TMPDIR": str(tmp_path)},
         {"XDG_STATE_HOME": str(tmp_path / "state"), "HOME": "/b"},
     )
     places = {find_locks_directory(environ, user_home=lambda: tmp_path / "me") for environ in environs}
-    assert len(places) == 1, "no home there: all of them fall back to the same"
+    assert len(places) == 1, "without a home directory all of them use the same fallback"
     (tmp_path / "me").mkdir()
     places |= {find_locks_directory(environ, user_home=lambda: tmp_path / "me") for environ in environs}
     assert tmp_path / "me/.local/state/everhold" in places
     assert len(places) == 2
     assert {find_locks_directory(environ, user_home=lambda: None) for environ in environs} < places
     (tmp_path / "odd").mkdir()
-    (tmp_path / "odd/.local").write_text("somebody's file")
+    (tmp_path / "odd/.local").write_text("another file")
     assert {find_locks_directory(environ, user_home=lambda: tmp_path / "odd") for environ in environs} < places
     assert find_locks_directory({"EVERHOLD_LOCKS": str(tmp_path / "named")}) == tmp_path / "named"
 
 
-def test_the_locks_are_in_a_directory_nobody_else_can_write_to(tmp_path: Path) -> None:
+def test_only_the_user_can_write_to_the_directory_of_locks(tmp_path: Path) -> None:
     path = find_locks_directory({}, user_home=lambda: tmp_path)
     assert path.is_relative_to(tmp_path)
     path.chmod(0o777)

@@ -1,4 +1,4 @@
-"""A provider that does everything right, with a far side that outlives it; and others, each wrong in one way."""
+"""A correct provider with a fake remote service, and others that are each wrong in one way."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StoredItem(Struct, frozen=True, kw_only=True):
 
 
 class ProviderService:
-    """The service behind all cabinets of one check."""
+    """The remote service of all providers in one check."""
 
     settings: Mapping[str, Any] = {}
 
@@ -57,11 +57,11 @@ class ProviderService:
         self.is_down = False
 
     async def list_stored_texts(self) -> Sequence[str]:
-        return [paper.text for paper in self.items]
+        return [stored.text for stored in self.items]
 
 
 class CorrectProvider:
-    """Does everything right, and offers everything there is."""
+    """A correct provider with all capabilities."""
 
     delivery = DeliveryGuarantee.KEYED
     capabilities = frozenset(MemoryCapability)
@@ -74,16 +74,16 @@ class CorrectProvider:
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         await asyncio.sleep(0)
         if self.service.is_down:
-            raise Transient("nobody answers")
+            raise Transient("no answer")
         for item in batch.items:
             self.store_item(item)
         await asyncio.sleep(0)
-        return {item.key: f"paper-{item.key}" for item in batch.items}
+        return {item.key: f"item-{item.key}" for item in batch.items}
 
     def store_item(self, item: MemoryItem) -> None:
         if isinstance(item, MemoryRetraction):
-            self.service.items = [paper for paper in self.service.items if paper.key not in item.keys]
-        elif not any(paper.key == item.key for paper in self.service.items):
+            self.service.items = [stored for stored in self.service.items if stored.key not in item.keys]
+        elif not any(stored.key == item.key for stored in self.service.items):
             self.service.items.append(self.make_item(item))
 
     def make_item(self, item: Exchange | MemoryNote) -> StoredItem:
@@ -100,26 +100,26 @@ class CorrectProvider:
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         await asyncio.sleep(0)
         if self.service.is_down:
-            raise Transient("nobody answers")
+            raise Transient("no answer")
         words = set(query.text.replace("?", "").split())
         return [
-            MemoryHit(text=paper.text, session=paper.session, key=paper.key, person=paper.person)
-            for paper in self.service.items
-            if self.is_visible(paper, query) and words & set(paper.text.replace(":", "").split())
+            MemoryHit(text=stored.text, session=stored.session, key=stored.key, person=stored.person)
+            for stored in self.service.items
+            if self.is_visible(stored, query) and words & set(stored.text.replace(":", "").split())
         ][: query.limit]
 
-    def is_visible(self, paper: StoredItem, query: MemoryQuery) -> bool:
-        return paper.agent == self.agent and set(query.audience) <= set(paper.audience)
+    def is_visible(self, stored: StoredItem, query: MemoryQuery) -> bool:
+        return stored.agent == self.agent and set(query.audience) <= set(stored.audience)
 
     async def probe(self, batch: MemoryBatch) -> Sequence[str]:
-        there = {paper.key for paper in self.service.items}
+        there = {stored.key for stored in self.service.items}
         return [item.key for item in batch.items if item.key in there]
 
     def tools(self) -> Sequence[Tool]:
         return [ProviderTool()]
 
     def prompt(self) -> str:
-        return "There is a cabinet."
+        return "There is a provider."
 
     async def before_compress(self, scope: MemoryScope, view: Sequence[MemoryUtterance]) -> str:
         return view[0].text
@@ -128,13 +128,13 @@ class CorrectProvider:
 
     async def forget(self, person: str) -> ForgetResult:
         before = len(self.service.items)
-        self.service.items = [paper for paper in self.service.items if paper.person != person]
+        self.service.items = [stored for stored in self.service.items if stored.person != person]
         return ForgetResult(deleted=before - len(self.service.items))
 
     async def export(self, person: str) -> AsyncIterator[MemoryHit]:
-        for paper in self.service.items:
-            if paper.person == person:
-                yield MemoryHit(text=paper.text)
+        for stored in self.service.items:
+            if stored.person == person:
+                yield MemoryHit(text=stored.text)
 
     async def health(self) -> ProviderHealth:
         return ProviderHealth(well=True)
@@ -142,11 +142,11 @@ class CorrectProvider:
     async def close(self) -> None: ...
 
     def cache_busting_signature(self) -> dict[str, str] | None:
-        return {"cabinet.drawers": "4"}
+        return {"provider.drawers": "4"}
 
 
 class ProviderTool:
-    spec = ToolSpec(name="cabinet_open", description="opens it", parameters={"type": "object"})
+    spec = ToolSpec(name="provider_open", description="opens it", parameters={"type": "object"})
     effect = ToolEffect.PURE
     deadline = 5.0
 
@@ -157,11 +157,11 @@ class ProviderTool:
         return None
 
 
-# -- right in other ways -----------------------------------------------------------------------------------------------
+# -- other correct providers -------------------------------------------------------------------------------------------
 
 
 class ProbedProvider(CorrectProvider):
-    """Takes the same thing twice, and can be asked what it has, a little later."""
+    """Stores a repeated item twice, and can be probed after a short delay."""
 
     delivery = DeliveryGuarantee.PROBE
     visible_after = 3.0
@@ -183,7 +183,7 @@ class ProbedProvider(CorrectProvider):
 
 
 class BlindProvider(CorrectProvider):
-    """Nobody can tell."""
+    """Stores a repeated item twice, and cannot be probed."""
 
     delivery = DeliveryGuarantee.BLIND
     capabilities = frozenset()
@@ -193,7 +193,7 @@ class BlindProvider(CorrectProvider):
         self.service.items.append(self.make_item(item))
 
 
-# -- wrong, each in its own way ----------------------------------------------------------------------------------------
+# -- wrong providers ---------------------------------------------------------------------------------------------------
 
 
 class GivesStrangeReceipts(CorrectProvider):
@@ -221,8 +221,8 @@ class RetractsFirst(CorrectProvider):
         return await super().store(MemoryBatch(name=batch.name, items=tuple(items)))
 
 
-class PutsOnTop(CorrectProvider):
-    """The newest first, as some lists have it."""
+class StoresNewestFirst(CorrectProvider):
+    """Stores the newest item first."""
 
     def store_item(self, item: MemoryItem) -> None:
         super().store_item(item)
@@ -230,42 +230,42 @@ class PutsOnTop(CorrectProvider):
             self.service.items.insert(0, self.service.items.pop())
 
 
-class KnowsAscii(CorrectProvider):
+class StoresOnlyAscii(CorrectProvider):
     def make_item(self, item: Exchange | MemoryNote) -> StoredItem:
-        paper = super().make_item(item)
+        stored = super().make_item(item)
         return StoredItem(
             **{
-                **{name: getattr(paper, name) for name in paper.__struct_fields__},
-                "text": paper.text.encode("ascii", "replace").decode(),
+                **{name: getattr(stored, name) for name in stored.__struct_fields__},
+                "text": stored.text.encode("ascii", "replace").decode(),
             }
         )
 
 
-class DropsWhatIsLong(CorrectProvider):
+class DropsLongItems(CorrectProvider):
     def store_item(self, item: MemoryItem) -> None:
         if len(get_memory_text(item)) < 64_000:
             super().store_item(item)
 
 
 class ShowsAll(CorrectProvider):
-    def is_visible(self, paper: StoredItem, query: MemoryQuery) -> bool:
-        return paper.agent == self.agent
+    def is_visible(self, stored: StoredItem, query: MemoryQuery) -> bool:
+        return stored.agent == self.agent
 
 
-class ShowsWhoeverWasThere(CorrectProvider):
-    """One who is allowed is enough: the others in the room hear it, too."""
+class ShowsPartOfTheAudience(CorrectProvider):
+    """Shows an item if only one member of the audience may see it."""
 
-    def is_visible(self, paper: StoredItem, query: MemoryQuery) -> bool:
-        return paper.agent == self.agent and bool(set(query.audience) & set(paper.audience))
+    def is_visible(self, stored: StoredItem, query: MemoryQuery) -> bool:
+        return stored.agent == self.agent and bool(set(query.audience) & set(stored.audience))
 
 
 class SharedByAgents(CorrectProvider):
-    def is_visible(self, paper: StoredItem, query: MemoryQuery) -> bool:
-        return set(query.audience) <= set(paper.audience)
+    def is_visible(self, stored: StoredItem, query: MemoryQuery) -> bool:
+        return set(query.audience) <= set(stored.audience)
 
 
 class OneSessionAtATime(CorrectProvider):
-    """Files under the session it was last told of."""
+    """Stores items under the session of the last call."""
 
     session = ""
 
@@ -275,14 +275,14 @@ class OneSessionAtATime(CorrectProvider):
         return await super().store(batch)
 
     def make_item(self, item: Exchange | MemoryNote) -> StoredItem:
-        paper = super().make_item(item)
+        stored = super().make_item(item)
         return StoredItem(
-            **{**{name: getattr(paper, name) for name in paper.__struct_fields__}, "session": self.session}
+            **{**{name: getattr(stored, name) for name in stored.__struct_fields__}, "session": self.session}
         )
 
 
 class ReadsThenWrites(CorrectProvider):
-    """Whoever comes in between is written over."""
+    """Overwrites what another call stores at the same time."""
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         before = list(self.service.items)
@@ -295,7 +295,7 @@ class ReadsThenWrites(CorrectProvider):
 
 
 class RefusesByTiming(CorrectProvider):
-    """One at a time, the others are sent away."""
+    """Refuses a call while another one runs."""
 
     busy = False
 
@@ -309,12 +309,12 @@ class RefusesByTiming(CorrectProvider):
             self.busy = False
 
 
-class OnlySaysItForgets(CorrectProvider):
+class OnlyClaimsToForget(CorrectProvider):
     async def forget(self, person: str) -> ForgetResult:
         return ForgetResult(deleted=1)
 
 
-class ForgetsEverybody(CorrectProvider):
+class ForgetsAllPeople(CorrectProvider):
     async def forget(self, person: str) -> ForgetResult:
         self.service.items.clear()
         return ForgetResult(deleted=1)
@@ -330,18 +330,18 @@ class ChangesSignature(CorrectProvider):
     count = itertools.count()
 
     def cache_busting_signature(self) -> dict[str, str] | None:
-        return {"cabinet.mood": str(next(self.count))}
+        return {"provider.mood": str(next(self.count))}
 
 
-class LooksItUp(CorrectProvider):
+class ReadsAFileForItsSignature(CorrectProvider):
     def cache_busting_signature(self) -> dict[str, str] | None:
         file = self.directory / "settings"
         file.touch()
-        return {"cabinet.settings": file.read_text()}
+        return {"provider.settings": file.read_text()}
 
 
 class ForgetsKeysSoon(CorrectProvider):
-    """Recognises a repeat for ten seconds."""
+    """Recognises a repeat only for ten seconds."""
 
     def __init__(self, service: ProviderService, agent: str, directory: Path) -> None:
         super().__init__(service, agent, directory)
@@ -358,7 +358,7 @@ class ForgetsKeysSoon(CorrectProvider):
 
 
 class SeenTooLate(ProbedProvider):
-    """Says it can be asked at once, and cannot."""
+    """Declares that a probe works at once, but it does not."""
 
     visible_after = 0.0
 
@@ -385,7 +385,7 @@ class NeverFinds(CorrectProvider):
 
 
 class KeepsItsLock(CorrectProvider):
-    """Locks its door, and does not unlock it when it is called away."""
+    """Does not release its lock when a call is cancelled."""
 
     def __init__(self, service: ProviderService, agent: str, directory: Path) -> None:
         super().__init__(service, agent, directory)
@@ -412,7 +412,7 @@ class OnlyTheNewest(CorrectProvider):
 
 
 class BuffersWrites(CorrectProvider):
-    """Says it is stored when it is in a list, and writes the list now and then."""
+    """Confirms items when they are in a buffer, and stores the buffer later."""
 
     def __init__(self, service: ProviderService, agent: str, directory: Path) -> None:
         super().__init__(service, agent, directory)
@@ -433,8 +433,8 @@ class BuffersWrites(CorrectProvider):
         return await super().find(query)
 
 
-class ClosesTooHard(CorrectProvider):
-    """Throws away what it has not seen the receipt of."""
+class DeletesItemsOnClose(CorrectProvider):
+    """Deletes the items that this object has stored."""
 
     def __init__(self, service: ProviderService, agent: str, directory: Path) -> None:
         super().__init__(service, agent, directory)
@@ -445,7 +445,7 @@ class ClosesTooHard(CorrectProvider):
         self.new.add(item.key)
 
     async def close(self) -> None:
-        self.service.items = [paper for paper in self.service.items if paper.key not in self.new]
+        self.service.items = [stored for stored in self.service.items if stored.key not in self.new]
 
 
 class ClosesOnce(CorrectProvider):
@@ -457,20 +457,20 @@ class ClosesOnce(CorrectProvider):
         self.closed = True
 
 
-class StartsAfresh(CorrectProvider):
+class DropsItemsOnStart(CorrectProvider):
     def __init__(self, service: ProviderService, agent: str, directory: Path) -> None:
         super().__init__(service, agent, directory)
-        service.items = [paper for paper in service.items if paper.agent != agent]
+        service.items = [stored for stored in service.items if stored.agent != agent]
 
 
-class TakesAnOutageForANo(CorrectProvider):
+class RefusesDuringAnOutage(CorrectProvider):
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         if self.service.is_down:
             raise Refused("no")
         return await super().store(batch)
 
 
-class KeepsQuietAboutIt(CorrectProvider):
+class HidesAnOutage(CorrectProvider):
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         return [] if self.service.is_down else await super().find(query)
 
@@ -480,20 +480,20 @@ WRONG_PROVIDERS: Mapping[type[CorrectProvider], str] = {
     ForgetsNotes: "basics",
     StoresTwice: "duplicates",
     RetractsFirst: "order",
-    PutsOnTop: "order",
-    KnowsAscii: "unicode",
-    DropsWhatIsLong: "large",
+    StoresNewestFirst: "order",
+    StoresOnlyAscii: "unicode",
+    DropsLongItems: "large",
     ShowsAll: "people",
-    ShowsWhoeverWasThere: "people",
+    ShowsPartOfTheAudience: "people",
     SharedByAgents: "agents",
     OneSessionAtATime: "sessions",
     ReadsThenWrites: "concurrent-notes",
     RefusesByTiming: "concurrent-notes",
-    OnlySaysItForgets: "capabilities",
-    ForgetsEverybody: "capabilities",
+    OnlyClaimsToForget: "capabilities",
+    ForgetsAllPeople: "capabilities",
     ExportsNothing: "capabilities",
     ChangesSignature: "signature",
-    LooksItUp: "signature",
+    ReadsAFileForItsSignature: "signature",
     SeenTooLate: "lost-answer",
     ForgetsKeysSoon: "late-answer",
     KeepsOneOfABatch: "outage",
@@ -501,11 +501,11 @@ WRONG_PROVIDERS: Mapping[type[CorrectProvider], str] = {
     NeverFinds: "hanging",
     KeepsItsLock: "cancellation",
     OnlyTheNewest: "switch",
-    ClosesTooHard: "close",
+    DeletesItemsOnClose: "close",
     ClosesOnce: "close",
     BuffersWrites: "restart",
-    StartsAfresh: "kill",
-    TakesAnOutageForANo: "far-side-outage",
-    KeepsQuietAboutIt: "far-side-outage",
+    DropsItemsOnStart: "kill",
+    RefusesDuringAnOutage: "far-side-outage",
+    HidesAnOutage: "far-side-outage",
 }
-"""Who fails which check. Some fail others, too."""
+"""The check that each provider fails. Some fail others, too."""

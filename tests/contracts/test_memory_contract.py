@@ -1,4 +1,4 @@
-"""The conformance kit: lets good providers pass, and can see each thing that it is there to see."""
+"""The conformance checks pass for correct providers, and each of them can fail."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class TestCorrectProvider(MemoryContract):
     kind: type[CorrectProvider] = CorrectProvider
 
     def harness(self) -> ServiceHarness | None:
-        self.far = ProviderService()
-        return self.far
+        self.service = ProviderService()
+        return self.service
 
     def make(self, agent: str, directory: Path) -> MemoryProvider:
-        return self.kind(self.far, agent, directory)
+        return self.kind(self.service, agent, directory)
 
 
 class TestProbedProvider(TestCorrectProvider):
@@ -33,17 +33,19 @@ class TestBlindProvider(TestCorrectProvider):
 
 
 def run_checks_on(kind: type[CorrectProvider], path: Path, *only: str) -> list[CheckOutcome]:
-    fars: list[ProviderService] = []
+    services: list[ProviderService] = []
 
-    def far() -> ProviderService:
-        fars.append(ProviderService())
-        return fars[-1]
+    def make_service() -> ProviderService:
+        services.append(ProviderService())
+        return services[-1]
 
-    return run_checks_virtually(lambda agent, where: kind(fars[-1], agent, where), path, harness=far, only=only)
+    return run_checks_virtually(
+        lambda agent, where: kind(services[-1], agent, where), path, harness=make_service, only=only
+    )
 
 
 @pytest.mark.parametrize("kind", WRONG_PROVIDERS, ids=lambda kind: kind.__name__)
-def test_one_that_is_wrong_is_found_out(kind: type[CorrectProvider], tmp_path: Path) -> None:
+def test_a_wrong_provider_fails_its_check(kind: type[CorrectProvider], tmp_path: Path) -> None:
     (outcome,) = run_checks_on(kind, tmp_path, WRONG_PROVIDERS[kind])
     assert outcome.state == "failed", outcome
     assert outcome.reason
@@ -53,14 +55,14 @@ def test_every_check_can_fail() -> None:
     assert set(WRONG_PROVIDERS.values()) == set(CHECKS)
 
 
-def test_a_good_one_is_not_merely_skipped(tmp_path: Path) -> None:
+def test_no_check_is_skipped_for_a_correct_provider(tmp_path: Path) -> None:
     assert [(it.check, it.reason) for it in run_checks_on(CorrectProvider, tmp_path) if it.state != "passed"] == []
 
 
-def test_without_a_harness_it_is_said_what_was_not_looked_at(tmp_path: Path) -> None:
-    far = ProviderService()
+def test_without_a_harness_the_skipped_checks_are_reported(tmp_path: Path) -> None:
+    service = ProviderService()
     found = run_checks_virtually(
-        lambda agent, where: BlindProvider(far, agent, where), tmp_path, only=["far-side-outage", "signature"]
+        lambda agent, where: BlindProvider(service, agent, where), tmp_path, only=["far-side-outage", "signature"]
     )
     assert [(it.state, it.reason) for it in found] == [
         ("skipped", "needs a far side that can be broken: give a harness"),
@@ -69,9 +71,10 @@ def test_without_a_harness_it_is_said_what_was_not_looked_at(tmp_path: Path) -> 
 
 
 async def test_it_runs_in_real_time_too() -> None:
-    far = ProviderService()
+    service = ProviderService()
     names = ("basics", "lost-answer", "cancellation")
     found = [
-        it async for it in run_checks(lambda agent, where: CorrectProvider(far, agent, where), only=names, seconds=3.0)
+        it
+        async for it in run_checks(lambda agent, where: CorrectProvider(service, agent, where), only=names, seconds=3.0)
     ]
     assert [(it.check, it.state, it.reason) for it in found] == [(name, "passed", "") for name in names]

@@ -1,4 +1,4 @@
-"""The SQLite store keeps the store's promise: with its writer thread, and inline as simulated worlds use it."""
+"""The SQLite store passes the store contract, with its writer thread and inline as in the simulator."""
 
 from __future__ import annotations
 

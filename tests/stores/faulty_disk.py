@@ -1,4 +1,4 @@
-"""A disk that fails on request: a layer between SQLite and the file system. It passes everything else on as it is."""
+"""A disk that fails on request: a VFS between SQLite and the file system, which passes everything else on."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import apsw
 
 @dataclass
 class FaultyDisk:
-    """What goes wrong, and where: `only` is the end of the names of the files it happens to."""
+    """What fails, and where: `only` is the suffix of the names of the affected files."""
 
     fsync_fails: bool = False
     fsync_fails_with: Path | None = None
-    """Or as soon as there is this file: for a disk in another process."""
+    """Or as soon as this file exists, for a disk in another process."""
     reads_fail: bool = False
     free_bytes: int | None = None
-    """Bytes that may still be added to files; None for any number."""
+    """How many bytes may still be added to files; None: any number."""
     only: str = ""
     sizes: dict[str, int] = field(default_factory=dict)
     syncs: int = 0
@@ -58,14 +58,14 @@ class _FaultyFile(apsw.VFSFile):
             grows = max(0, offset + len(data) - size)
             if disk.free_bytes is not None:
                 if grows > disk.free_bytes:
-                    raise apsw.FullError("no room left on the disk")
+                    raise apsw.FullError("no space left on the disk")
                 disk.free_bytes -= grows
             disk.sizes[self._name] = size + grows
         super().xWrite(data, offset)
 
 
 class FaultyVFS(apsw.VFS):
-    """Connections opened under `name` live on `disk`; as the `default`, all that name no other."""
+    """Connections with the VFS `name` use `disk`. As the `default`, so do all that name no other VFS."""
 
     def __init__(self, name: str = "faulty", *, default: bool = False) -> None:
         self.name = name

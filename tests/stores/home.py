@@ -1,4 +1,4 @@
-"""Opens stores for tests and looks at what they left on the disk."""
+"""Opens stores for tests, and inspects their files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def list_writing_methods() -> set[str]:
-    """The methods of the store's port that write, by what they do: a new one is among them whatever it is called."""
+    """The writing methods of the store's port, found by their source, so that a new one is included."""
     return {
         name
         for name, method in inspect.getmembers(SqliteStore, inspect.isfunction)
@@ -36,16 +36,16 @@ def open_store(path: Path, **options: Any) -> SqliteStore:
 
 
 async def open_scenario(path: Path, **options: Any) -> tuple[SqliteStore, StoreScenario]:
-    """A store with session `s` in it, and the stage around it."""
+    """Return a store with session `s`, and a scenario for it."""
     store = open_store(path, **options)
-    scene = StoreScenario(store)
+    scenario = StoreScenario(store)
     if not await store.list_sessions():
-        await scene.open_session("s")
-    return store, scene
+        await scenario.open_session("s")
+    return store, scenario
 
 
 def fingerprint_files(home: Path) -> dict[str, str]:
-    """Every file below `home` with its contents' hash, but those that hold nothing of their own."""
+    """The hash of every file below `home`, except for empty and derived ones."""
     return {
         str(path.relative_to(home)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(home.rglob("*"))
@@ -54,11 +54,11 @@ def fingerprint_files(home: Path) -> dict[str, str]:
 
 
 def copy_crash_image(path: Path, to: Path) -> Path:
-    """The files as a power cut would leave them now."""
+    """Copy the files as a power cut would leave them now."""
     to.mkdir(parents=True, exist_ok=True)
     for file in path.parent.glob(path.name + "*"):
         if not file.name.endswith("-shm"):
             shutil.copy(file, to / file.name)
-        if file.name.endswith(".mark"):  # the machine that finds them has started since
+        if file.name.endswith(".mark"):  # without the boot id, because the machine has restarted
             (to / file.name).write_bytes(file.read_bytes().splitlines(keepends=True)[0])
     return to / path.name

@@ -1,4 +1,4 @@
-"""A store in plain Python: lists, dictionaries and the rules once more, as the design says them. Easy to believe."""
+"""A simple model of the store in plain Python, with lists and dictionaries, for comparison with the real one."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class StoreModel:
     def guard(self, session: str, number: int, fence: int | None) -> ModelOperation:
         op = self.logs[session].ops.get(number)
         if op is None or op.state != "running" or (fence is not None and op.fence != fence):
-            raise LeaseLost("not running, or not yours")
+            raise LeaseLost("not running, or another fence")
         return op
 
     def take(self, session: str, number: int, takes: list[int], fence: int | None) -> None:
@@ -189,49 +189,51 @@ class StoreModel:
 
     # -- cursors
 
-    def wake(self, session: str, consumer: str, wait: float, firm: bool, *, at: float, before: int) -> None:
-        lane = self.logs[session].cursors.setdefault(consumer, Cursor(before))
-        if lane.since is not None:
-            if lane.mandatory or lane.attempts or at + wait >= lane.since + lane.wait:
+    def wake(self, session: str, consumer: str, wait: float, mandatory: bool, *, at: float, before: int) -> None:
+        cursor = self.logs[session].cursors.setdefault(consumer, Cursor(before))
+        if cursor.since is not None:
+            if cursor.mandatory or cursor.attempts or at + wait >= cursor.since + cursor.wait:
                 return
-        lane.since, lane.wait, lane.mandatory = at, wait, firm
+        cursor.since, cursor.wait, cursor.mandatory = at, wait, mandatory
 
     def claim(self, owner: str, at: float, lease: float, limit: int) -> list[tuple[str, str, int, bool]]:
         """(session, consumer, fence, taken over)"""
-        lanes = [
-            (session, consumer, lane) for session, log in self.logs.items() for consumer, lane in log.cursors.items()
+        cursors = [
+            (session, consumer, cursor)
+            for session, log in self.logs.items()
+            for consumer, cursor in log.cursors.items()
         ]
-        for _, _, lane in lanes:
-            if lane.since is not None and lane.mandatory and lane.since > at:
-                lane.since = at
-        ready = [one for one in lanes if one[2].due(at) and not one[2].held(at)]
+        for _, _, cursor in cursors:
+            if cursor.since is not None and cursor.mandatory and cursor.since > at:
+                cursor.since = at
+        ready = [one for one in cursors if one[2].due(at) and not one[2].held(at)]
         ready.sort(key=lambda one: ((one[2].since or 0.0) + one[2].wait, one[0], one[1]))
         claims = []
-        for session, consumer, lane in ready[:limit]:
-            lane.fence += 1
-            claims.append((session, consumer, lane.fence, lane.owner != ""))
-            lane.owner, lane.lease_since, lane.lease = owner, at, lease
+        for session, consumer, cursor in ready[:limit]:
+            cursor.fence += 1
+            claims.append((session, consumer, cursor.fence, cursor.owner != ""))
+            cursor.owner, cursor.lease_since, cursor.lease = owner, at, lease
             for op in self.logs[session].ops.values():
                 if op.state == "running" and op.consumer == consumer:
-                    op.fence = lane.fence
+                    op.fence = cursor.fence
                     op.attempts += 0 if op.paused else 1
                     op.paused = False
         return claims
 
     def holds(self, session: str, consumer: str, owner: str, fence: int) -> Cursor:
-        lane = self.logs[session].cursors.get(consumer)
-        if lane is None or lane.owner != owner or lane.fence != fence:
+        cursor = self.logs[session].cursors.get(consumer)
+        if cursor is None or cursor.owner != owner or cursor.fence != fence:
             raise LeaseLost("not yours")
-        return lane
+        return cursor
 
     def next_due(self, at: float) -> float | None:
         waits = []
         for log in self.logs.values():
-            for lane in log.cursors.values():
-                if lane.since is None or lane.held(at):
+            for cursor in log.cursors.values():
+                if cursor.since is None or cursor.held(at):
                     continue
-                if lane.since > at:
-                    waits.append(lane.wait if lane.mandatory else 0.0)
+                if cursor.since > at:
+                    waits.append(cursor.wait if cursor.mandatory else 0.0)
                 else:
-                    waits.append(max(0.0, lane.since + lane.wait - at))
+                    waits.append(max(0.0, cursor.since + cursor.wait - at))
         return min(waits, default=None)

@@ -1,4 +1,4 @@
-"""Copies of the store: made in use, checked, put back, cut at any moment. Each check is shown the damage it is for."""
+"""Copies of the store: made while in use, inspected, restored, rolled back. Each check is shown to find its damage."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tests.stores.home import open_scenario, open_store, run_coroutine
 
 
 async def talked(path: Path, *, turns: int = 5) -> tuple[SqliteStore, StoreScenario, list[int]]:
-    """A store with some turns in it; the position behind each turn."""
-    store, scene = await open_scenario(path)
+    """Return a store with some turns, and the position after each turn."""
+    store, scenario = await open_scenario(path)
     marks = []
     for n in range(turns):
-        op = await scene.begin_operation(
-            await scene.commit_heard(f"message {n}", wake="", at=n * 10.0), at=n * 10.0 + 1
+        op = await scenario.begin_operation(
+            await scenario.commit_heard(f"message {n}", wake="", at=n * 10.0), at=n * 10.0 + 1
         )
-        await scene.end_operation(op, at=n * 10.0 + 2)
+        await scenario.end_operation(op, at=n * 10.0 + 2)
         marks.append(await store.last_pos())
-    return store, scene, marks
+    return store, scenario, marks
 
 
 def cut(source: Path, pos: int, *, at: float = 1e6) -> rebuild.RollbackResult:
@@ -48,9 +48,9 @@ def cut(source: Path, pos: int, *, at: float = 1e6) -> rebuild.RollbackResult:
 
 def test_a_copy_is_made_while_others_write_and_holds_one_moment(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene, _ = await talked(tmp_path / "log.db")
+        store, scenario, _ = await talked(tmp_path / "log.db")
         made = await store.make_copy(tmp_path / "copy.db")
-        await scene.commit_heard("later")
+        await scenario.commit_heard("later")
         assert made.is_sound
         assert (made.sessions, made.entries, made.pos) == (1, 15, 15)
         assert backup.inspect_copy(made.path) == made
@@ -70,7 +70,7 @@ def test_a_copy_is_made_while_others_write_and_holds_one_moment(tmp_path: Path) 
         ("update sessions set title = 'mine'", "title"),
     ],
 )
-def test_a_copy_of_what_contradicts_itself_says_so(tmp_path: Path, damage: str, said: str) -> None:
+def test_a_copy_reports_contradictions(tmp_path: Path, damage: str, said: str) -> None:
     async def play() -> None:
         store, _, _ = await talked(tmp_path / "log.db")
         await store.close()
@@ -88,10 +88,10 @@ def test_a_copy_of_what_contradicts_itself_says_so(tmp_path: Path, damage: str, 
 
 def test_a_copy_with_noise_in_it_is_refused_with_page_and_session(tmp_path: Path) -> None:
     async def play() -> Path:
-        store, scene = await open_scenario(tmp_path / "log.db")
-        await scene.open_session("t")
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        await scenario.open_session("t")
         for n in range(40):
-            await scene.commit_heard(f"m {n} " + "x" * 900, session="t" if n % 2 else "s")
+            await scenario.commit_heard(f"m {n} " + "x" * 900, session="t" if n % 2 else "s")
         made = await store.make_copy(tmp_path / "copy.db")
         await store.close()
         return made.path
@@ -120,29 +120,29 @@ def test_a_copy_of_a_newer_build_is_refused(tmp_path: Path) -> None:
         backup.inspect_copy(tmp_path / "log.db")
 
 
-def test_no_copy_is_begun_where_there_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_needs_enough_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = os.statvfs_result((4096, 4096, 100, 10, 10, 10, 10, 10, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
     with pytest.raises(StoreFull, match="0 MB of free space"):
         migrate.check_disk_space(tmp_path, 5 << 20)
 
 
-# -- going back --------------------------------------------------------------------------------------------------------
+# -- rollback ----------------------------------------------------------------------------------------------------------
 
 
-def test_going_back_leaves_a_log_that_is_whole_at_every_position(tmp_path: Path) -> None:
+def test_a_rollback_to_any_pos_leaves_a_sound_log(tmp_path: Path) -> None:
     async def play() -> None:
         path = tmp_path / "log.db"
-        store, scene = await open_scenario(path)
-        first = await scene.commit_turn("one")
-        await scene.commit_change(SessionTitled(title="early"))
-        second = await scene.commit_turn("two")
-        await scene.commit_compression(first)
-        await scene.commit_change(SessionTitled(title="late"))
-        await scene.open_session("t", address="there")
-        await scene.commit_turn("three", session="t")
-        running = await scene.begin_operation(await scene.commit_heard("four"))
-        await scene.take_messages(running, await scene.commit_heard("five"))
+        store, scenario = await open_scenario(path)
+        first = await scenario.commit_turn("one")
+        await scenario.commit_change(SessionTitled(title="early"))
+        second = await scenario.commit_turn("two")
+        await scenario.commit_compression(first)
+        await scenario.commit_change(SessionTitled(title="late"))
+        await scenario.open_session("t", address="there")
+        await scenario.commit_turn("three", session="t")
+        running = await scenario.begin_operation(await scenario.commit_heard("four"))
+        await scenario.take_messages(running, await scenario.commit_heard("five"))
         assert second
         copy = await store.make_copy(tmp_path / "copy.db")
         await store.close()
@@ -160,17 +160,17 @@ def test_going_back_leaves_a_log_that_is_whole_at_every_position(tmp_path: Path)
     run_coroutine(play())
 
 
-def test_going_back_takes_titles_folds_and_sessions_back(tmp_path: Path) -> None:
+def test_a_rollback_removes_titles_compressions_and_sessions(tmp_path: Path) -> None:
     async def play() -> None:
         path = tmp_path / "log.db"
-        store, scene = await open_scenario(path)
-        op = await scene.commit_turn("one")
-        await scene.commit_change(SessionTitled(title="early"), at=2.0)
+        store, scenario = await open_scenario(path)
+        op = await scenario.commit_turn("one")
+        await scenario.commit_change(SessionTitled(title="early"), at=2.0)
         pos = await store.last_pos()
-        await scene.commit_compression(op)
-        await scene.commit_change(SessionTitled(title="late"))
-        await scene.open_session("t", address="there")
-        await scene.commit_heard("three", session="t")
+        await scenario.commit_compression(op)
+        await scenario.commit_change(SessionTitled(title="late"))
+        await scenario.open_session("t", address="there")
+        await scenario.commit_heard("three", session="t")
         copy = await store.make_copy(tmp_path / "copy.db")
         await store.close()
         done = cut(copy.path, pos)
@@ -187,21 +187,21 @@ def test_going_back_takes_titles_folds_and_sessions_back(tmp_path: Path) -> None
 def test_a_turn_that_ran_at_that_moment_ends_there_and_what_waits_is_due(tmp_path: Path) -> None:
     async def play() -> None:
         path = tmp_path / "log.db"
-        store, scene = await open_scenario(path)
-        op = await scene.begin_operation(await scene.commit_heard("one"), at=5.0)
-        waits = await scene.commit_heard("two", at=6.0)
+        store, scenario = await open_scenario(path)
+        op = await scenario.begin_operation(await scenario.commit_heard("one"), at=5.0)
+        waits = await scenario.commit_heard("two", at=6.0)
         pos = await store.last_pos()
-        await scene.end_operation(op, at=7.0)
-        later = await scene.begin_operation(waits, at=8.0)
-        await scene.end_operation(later, at=9.0)
+        await scenario.end_operation(op, at=7.0)
+        later = await scenario.begin_operation(waits, at=8.0)
+        await scenario.end_operation(later, at=9.0)
         copy = await store.make_copy(tmp_path / "copy.db")
         await store.close()
         assert cut(copy.path, pos).stopped_operations == 1
-        store, scene = await open_scenario(copy.path)
+        store, scenario = await open_scenario(copy.path)
         (ended,) = await store.list_operations("s")
         assert (ended.op, ended.state) == (op, "interrupted")
-        assert await scene.list_pending_seqs() == [waits]
-        assert await scene.claim_consumers(at=1e7) == ["turn"]
+        assert await scenario.list_pending_seqs() == [waits]
+        assert await scenario.claim_consumers(at=1e7) == ["turn"]
         await store.close()
 
     run_coroutine(play())
@@ -209,19 +209,23 @@ def test_a_turn_that_ran_at_that_moment_ends_there_and_what_waits_is_due(tmp_pat
 
 def test_calls_of_a_turn_that_ends_there_have_results(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db")
-        op = await scene.begin_operation(await scene.commit_heard("one"), at=5.0)
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        op = await scenario.begin_operation(await scenario.commit_heard("one"), at=5.0)
         calls = (ToolCall(id="a", tool="look"), ToolCall(id="b", tool="send"))
-        await scene.commit(EntryDraft(body=Thought(calls=calls), author="agent:main", op=op), op=op, at=6.0)
-        await scene.commit(EntryDraft(body=Returned(call="a", text="seen"), author="tool:look", op=op), op=op, at=7.0)
+        await scenario.commit(EntryDraft(body=Thought(calls=calls), author="agent:main", op=op), op=op, at=6.0)
+        await scenario.commit(
+            EntryDraft(body=Returned(call="a", text="seen"), author="tool:look", op=op), op=op, at=7.0
+        )
         pos = await store.last_pos()
-        await scene.commit(EntryDraft(body=Returned(call="b", text="sent"), author="tool:send", op=op), op=op, at=8.0)
-        await scene.end_operation(op, at=9.0)
+        await scenario.commit(
+            EntryDraft(body=Returned(call="b", text="sent"), author="tool:send", op=op), op=op, at=8.0
+        )
+        await scenario.end_operation(op, at=9.0)
         copy = await store.make_copy(tmp_path / "copy.db")
         await store.close()
         assert cut(copy.path, pos).stopped_operations == 1
         assert not [it for it in backup.inspect_copy(copy.path).broken_promises if "P2" in it]
-        store, scene = await open_scenario(copy.path)
+        store, scenario = await open_scenario(copy.path)
         results = [
             e.body for e in await store.list_entries("s", kinds=(EntryKind.RETURNED,)) if isinstance(e.body, Returned)
         ]
@@ -231,14 +235,14 @@ def test_calls_of_a_turn_that_ends_there_have_results(tmp_path: Path) -> None:
     run_coroutine(play())
 
 
-def test_a_session_that_was_led_to_by_an_entry_of_its_own_is_there_afterwards(tmp_path: Path) -> None:
+def test_a_session_whose_first_entry_binds_its_address_survives_a_rollback(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene, _ = await talked(tmp_path / "log.db")
+        store, scenario, _ = await talked(tmp_path / "log.db")
         opens = SessionOpening(agent="main", address="test:brought", bind=False)
         bound = Changed(change=AddressBound(address="test:brought"))
-        await scene.commit(bound, session="b", at=1.0, step=Step.ACCEPT, opens=opens)
+        await scenario.commit(bound, session="b", at=1.0, step=Step.ACCEPT, opens=opens)
         pos = await store.last_pos()
-        await scene.commit_heard("later", at=99.0)
+        await scenario.commit_heard("later", at=99.0)
         copy = await store.make_copy(tmp_path / "copy.db")
         await store.close()
         assert cut(copy.path, pos).entries == 1
@@ -250,21 +254,21 @@ def test_a_session_that_was_led_to_by_an_entry_of_its_own_is_there_afterwards(tm
     run_coroutine(play())
 
 
-def test_what_a_lane_had_in_the_air_behind_that_moment_is_not_sent_again(tmp_path: Path) -> None:
+def test_a_batch_in_flight_after_that_pos_is_not_sent_again(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db")
-        await scene.commit_heard("one", wake="platform", at=1.0)
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        await scenario.commit_heard("one", wake="platform", at=1.0)
         pos = await store.last_pos()
-        last = await scene.commit_heard("two", wake="platform", at=2.0)
-        claim = await scene.claim_cursor("platform", at=3.0)
-        flight = InFlightBatch(items=(DeliveryItem(seq=last, key="k"),), upto=last, digest="d")
-        await scene.update_cursor(claim, processed_seq=last, in_flight=flight)
+        last = await scenario.commit_heard("two", wake="platform", at=2.0)
+        claim = await scenario.claim_cursor("platform", at=3.0)
+        batch = InFlightBatch(items=(DeliveryItem(seq=last, key="k"),), upto=last, digest="d")
+        await scenario.update_cursor(claim, processed_seq=last, in_flight=batch)
         copy = await store.make_copy(tmp_path / "copy.db")
         await store.close()
         cut(copy.path, pos)
-        store, scene = await open_scenario(copy.path)
-        lane = await scene.read_cursor("platform")
-        assert (lane.in_flight, lane.processed_seq, lane.owner) == (None, 1, "")
+        store, scenario = await open_scenario(copy.path)
+        cursor = await scenario.read_cursor("platform")
+        assert (cursor.in_flight, cursor.processed_seq, cursor.owner) == (None, 1, "")
         await store.close()
 
     run_coroutine(play())
@@ -284,11 +288,11 @@ def test_a_time_means_the_last_position_written_by_then(tmp_path: Path) -> None:
     run_coroutine(play())
 
 
-def test_numbers_that_were_used_are_not_given_out_again(tmp_path: Path) -> None:
-    """A platform or a memory service knows items by session and number: the next one must be another."""
+def test_used_seqs_are_not_used_again(tmp_path: Path) -> None:
+    """Platforms and memories know items by session and seq, so the next entry must get another seq."""
 
     async def play() -> None:
-        store, scene, marks = await talked(tmp_path / "log.db")
+        store, scenario, marks = await talked(tmp_path / "log.db")
         copy = await store.make_copy(tmp_path / "copy.db")
         last = (await store.get_session("s")).last_seq
         await store.close()
@@ -308,8 +312,8 @@ def test_numbers_that_were_used_are_not_given_out_again(tmp_path: Path) -> None:
         )
         db.close()
         assert backup.inspect_copy(copy.path).contradictions == []
-        store, scene = await open_scenario(copy.path)
-        assert await scene.commit_heard("next") == last + 2
+        store, scenario = await open_scenario(copy.path)
+        assert await scenario.commit_heard("next") == last + 2
         (gone,) = [e.body for e in await store.list_entries("s", kinds=(EntryKind.ERASED,))]
         assert isinstance(gone, Erased)
         assert gone.seqs == tuple(range(7, last + 1))
@@ -319,17 +323,17 @@ def test_numbers_that_were_used_are_not_given_out_again(tmp_path: Path) -> None:
     run_coroutine(play())
 
 
-def test_an_erased_structure_does_not_keep_anybody_from_going_back(tmp_path: Path) -> None:
+def test_a_rollback_works_although_structural_entries_were_erased(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db")
-        op = await scene.commit_turn("one")
-        await scene.commit_change(SessionTitled(title="secret"))
-        fold = await scene.commit_compression(op)
-        folded = next(e.seq for e in await store.list_entries("s", kinds=(EntryKind.COMPRESSED,)))
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        op = await scenario.commit_turn("one")
+        await scenario.commit_change(SessionTitled(title="secret"))
+        compression = await scenario.commit_compression(op)
+        compressed = next(e.seq for e in await store.list_entries("s", kinds=(EntryKind.COMPRESSED,)))
         titled = next(e.seq for e in await store.list_entries("s", kinds=(EntryKind.CHANGED,)))
-        await scene.erase_entries(folded, titled, compressions=(fold,))
+        await scenario.erase_entries(compressed, titled, compressions=(compression,))
         pos = await store.last_pos()
-        await scene.commit_turn("two")
+        await scenario.commit_turn("two")
         copy = await store.make_copy(tmp_path / "copy.db")
         await store.close()
         cut(copy.path, pos)

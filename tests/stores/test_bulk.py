@@ -1,4 +1,4 @@
-"""A crowd at the door is written as one, and nobody can tell: everything is as if they had come one by one."""
+"""Messages that arrive together are written in bulk, with the same result as if they were written one by one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from everhold.testing.contracts.store_scenario import SeededRandom, StoreScenari
 from tests.stores.home import copy_crash_image, open_scenario, run_coroutine
 
 ODD = 'agent:main:x:dm:"\\ \u00fc\n\U0001f600'
-"""An address is whatever a platform calls a chat."""
+"""An address can be any string that a platform uses for a chat."""
 PLACES = {"s": "test:s", "t": ODD, "u": "test:u", "branch": "test:branch"}
 
 
@@ -57,34 +57,34 @@ def message(
     return Change(step=Step.ACCEPT, session=session, at=at, bound=bound, entries=(draft,), wakeups=wakes, **rest)
 
 
-def crowd(store: SqliteStore, changes: Sequence[Change]) -> Any:
-    """All at once: what became of each."""
+def commit_together(store: SqliteStore, changes: Sequence[Change]) -> Any:
+    """Commit all changes at once, and return the outcome of each."""
     return asyncio.gather(*map(store.commit, changes), return_exceptions=True)
 
 
 async def make_sessions(store: SqliteStore) -> StoreScenario:
-    """Sessions in all the states that a message may find one in."""
-    scene = StoreScenario(store)
+    """Create sessions in every state in which a message can arrive."""
+    scenario = StoreScenario(store)
     for session in ("s", "t", "u"):
-        await scene.open_session(session, address=PLACES[session])
-    await scene.commit_change(SessionTitled(title="hers"), session="u")
-    secret = await scene.commit_heard("secret")
-    await scene.open_session("branch", address=PLACES["branch"], parent="s", parent_at=secret)
-    await scene.erase_entries(secret)
-    await scene.commit_heard(session="t", wake="commands")
-    await scene.commit_heard(session="t", at=2.0)
+        await scenario.open_session(session, address=PLACES[session])
+    await scenario.commit_change(SessionTitled(title="hers"), session="u")
+    secret = await scenario.commit_heard("secret")
+    await scenario.open_session("branch", address=PLACES["branch"], parent="s", parent_at=secret)
+    await scenario.erase_entries(secret)
+    await scenario.commit_heard(session="t", wake="commands")
+    await scenario.commit_heard(session="t", at=2.0)
     for claim in await store.claim_cursors(owner="me", at=2.0, lease=60.0, limit=9, only=("turn",)):
         waits = RetryDelay(seconds=1.0, mandatory=True, waits_for="another" if claim.cursor.session == "t" else "")
-        await scene.update_cursor(claim, session=claim.cursor.session, at=2.0, wait=waits, release=True)
-    await scene.commit(
+        await scenario.update_cursor(claim, session=claim.cursor.session, at=2.0, wait=waits, release=True)
+    await scenario.commit(
         session="u", at=2.0, wakeups=(Wakeup(consumer="turn", wait=RetryDelay(seconds=60.0, mandatory=True)),)
     )
-    await scene.commit(session="branch", at=2.0, wakeups=(Wakeup(consumer="turn", wait=RetryDelay(seconds=60.0)),))
-    return scene
+    await scenario.commit(session="branch", at=2.0, wakeups=(Wakeup(consumer="turn", wait=RetryDelay(seconds=60.0)),))
+    return scenario
 
 
 def tables(path: Path) -> dict[str, list[Any]]:
-    """All that is stored, but for what chance had a part in."""
+    """All rows of all tables, without random values."""
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     names = [name for (name,) in db.execute("select name from sqlite_schema where type = 'table' order by name")]
     found = {name: db.execute(f"select * from {name}").fetchall() for name in names}
@@ -95,7 +95,7 @@ def tables(path: Path) -> dict[str, list[Any]]:
     return found
 
 
-def told(outcome: Any) -> Any:
+def describe_outcome(outcome: Any) -> Any:
     return (type(outcome), str(outcome)) if isinstance(outcome, BaseException) else outcome
 
 
@@ -177,7 +177,7 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @example(batches=[[message("t", wakes=ANOTHER, at=100.0), message("t")]])
 @example(batches=[[message("s", wakes=(Wakeup(consumer="commands"),)), message("s")]])
 @example(batches=[[message("s", wakes=(Wakeup(consumer="turn", owner="me", lease=60.0),)), message("s")]])
-def test_a_crowd_leaves_what_they_would_have_left_one_by_one(
+def test_a_bulk_write_stores_the_same_as_single_commits(
     furnished: Path, tmp_path_factory: pytest.TempPathFactory, batches: list[list[Change]]
 ) -> None:
     async def play(path: Path, *, at_once: bool) -> list[Any]:
@@ -185,12 +185,12 @@ def test_a_crowd_leaves_what_they_would_have_left_one_by_one(
         store = SqliteStore.open(path, chance=SeededRandom(), synchronous="OFF")
         if not at_once:
             store.writer.bulk_writer = None
-        outcomes = [told(one) for batch in batches for one in await crowd(store, batch)]
+        outcomes = [describe_outcome(one) for batch in batches for one in await commit_together(store, batch)]
         assert await store.verify() == []
         await store.close()
         return outcomes
 
-    home = tmp_path_factory.mktemp("crowd")
+    home = tmp_path_factory.mktemp("bulk")
     one_by_one = run_coroutine(play(home / "one.db", at_once=False))
     together = run_coroutine(play(home / "many.db", at_once=True))
     assert together == one_by_one
@@ -198,13 +198,15 @@ def test_a_crowd_leaves_what_they_would_have_left_one_by_one(
     shutil.rmtree(home)
 
 
-def test_what_a_crowd_says_is_written_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_arrive_together_are_written_in_bulk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         store = SqliteStore.open(tmp_path / "log.db", chance=SeededRandom())
         await make_sessions(store)
         with monkeypatch.context() as patched:
             patched.setattr(commit, "apply_change", None)
-            done = await crowd(store, [message("s", dedup="1"), message("t", dedup="2"), message("s", dedup="3")])
+            done = await commit_together(
+                store, [message("s", dedup="1"), message("t", dedup="2"), message("s", dedup="3")]
+            )
         assert [(one.session, one.seqs) for one in done] == [("s", (3,)), ("t", (3,)), ("s", (4,))]
         assert [one.pos for one in done] == list(range(done[0].pos, done[0].pos + 3))
         assert [entry.pos for entry in await store.list_entries("s")][-2:] == [done[0].pos, done[2].pos]
@@ -216,12 +218,14 @@ def test_what_a_crowd_says_is_written_as_one(tmp_path: Path, monkeypatch: pytest
     run_coroutine(play())
 
 
-def test_one_repeated_message_in_a_crowd_is_recognised(tmp_path: Path) -> None:
+def test_a_repeated_message_in_a_bulk_write_is_recognised(tmp_path: Path) -> None:
     async def play() -> None:
         store = SqliteStore.open(tmp_path / "log.db", chance=SeededRandom())
         await make_sessions(store)
         first = await store.commit(message("s", dedup="1"))
-        done = await crowd(store, [message("t", dedup="2"), message("s", dedup="1"), message("s", "new", dedup="3")])
+        done = await commit_together(
+            store, [message("t", dedup="2"), message("s", dedup="1"), message("s", "new", dedup="3")]
+        )
         assert [one.duplicate for one in done] == [False, True, False]
         assert (done[1].seqs, done[1].pos) == (first.seqs, first.pos)
         assert done[2].seqs == (first.seqs[0] + 1,)
@@ -230,12 +234,12 @@ def test_one_repeated_message_in_a_crowd_is_recognised(tmp_path: Path) -> None:
     run_coroutine(play())
 
 
-def test_one_who_is_refused_costs_the_crowd_nothing(tmp_path: Path) -> None:
+def test_a_refused_message_does_not_affect_the_others_of_a_bulk_write(tmp_path: Path) -> None:
     async def play() -> None:
         store = SqliteStore.open(tmp_path / "log.db", chance=SeededRandom())
         await make_sessions(store)
         elsewhere, broken = message("s", address="test:nowhere"), message("s", "\ud800")
-        done = await crowd(store, [message("s"), elsewhere, message("t"), broken, message("s")])
+        done = await commit_together(store, [message("s"), elsewhere, message("t"), broken, message("s")])
         assert [type(one) for one in done] == [CommitResult, Conflict, CommitResult, Refused, CommitResult]
         assert done[4].seqs == (done[0].seqs[0] + 1,)
         assert await store.verify() == []
@@ -244,11 +248,11 @@ def test_one_who_is_refused_costs_the_crowd_nothing(tmp_path: Path) -> None:
     run_coroutine(play())
 
 
-def test_a_crowd_is_said_to_be_acknowledged_up_to_its_last(tmp_path: Path) -> None:
+def test_the_watermark_covers_the_last_message_of_a_bulk_write(tmp_path: Path) -> None:
     async def play() -> None:
         store = SqliteStore.open(tmp_path / "log.db", chance=SeededRandom())
         await make_sessions(store)
-        done = await crowd(store, [message("s"), message("t"), message("s")])
+        done = await commit_together(store, [message("s"), message("t"), message("s")])
         assert (
             watermark.read_watermark(watermark.build_watermark_path(store.path))
             == done[-1].pos
@@ -259,11 +263,11 @@ def test_a_crowd_is_said_to_be_acknowledged_up_to_its_last(tmp_path: Path) -> No
     run_coroutine(play())
 
 
-def test_a_crowd_from_before_the_clock_went_back_is_due(tmp_path: Path) -> None:
+def test_messages_of_a_bulk_write_before_the_clock_went_back_are_due(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db")
-        await scene.open_session("u", address=PLACES["u"])
-        await crowd(store, [message("s", at=1_000.0), message("u", at=1_000.0)])
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        await scenario.open_session("u", address=PLACES["u"])
+        await commit_together(store, [message("s", at=1_000.0), message("u", at=1_000.0)])
         assert await store.get_next_due(at=400.0) == 0.0
         assert len(await store.claim_cursors(owner="me", at=400.0, lease=60.0, limit=8)) == 2
         await store.close()
@@ -271,18 +275,20 @@ def test_a_crowd_from_before_the_clock_went_back_is_due(tmp_path: Path) -> None:
     run_coroutine(play())
 
 
-def test_after_a_power_cut_a_crowd_gets_no_position_that_somebody_may_have_seen(tmp_path: Path) -> None:
+def test_after_a_power_cut_a_bulk_write_uses_no_lost_position(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db")
-        await scene.commit_heard("kept")
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        await scenario.commit_heard("kept")
         found = copy_crash_image(store.path, tmp_path / "after")
         for n in range(20):
-            await scene.commit_heard(f"lost {n}", durable=False)
+            await scenario.commit_heard(f"lost {n}", durable=False)
         seen = await store.last_pos()
         await store.close()
 
-        store, scene = await open_scenario(found)
-        done = [one for _ in range(2) for one in await crowd(store, [message("s"), message("s"), message("s")])]
+        store, scenario = await open_scenario(found)
+        done = [
+            one for _ in range(2) for one in await commit_together(store, [message("s"), message("s"), message("s")])
+        ]
         assert all(one.pos > seen for one in done)
         assert [entry.pos for entry in await store.read_feed(after=seen)] == [one.pos for one in done]
         assert await store.verify() == []
@@ -293,22 +299,22 @@ def test_after_a_power_cut_a_crowd_gets_no_position_that_somebody_may_have_seen(
 
 CLAIM = Claim(cursor=ConsumerCursor(consumer="turn", session="s"), agent="main")
 MORE: dict[str, Any] = {
-    "opens": SessionOpening(agent="main", address="test:s"), "claim": CLAIM, "op": 1, "generation": 0, "seen": 0, "read": 0,
-    "cursor": CursorUpdate(), "dead_letters": (DeadLetter(consumer="turn", session="s", seq=1, at=1.0),),
+    "opens": SessionOpening(agent="main", address="test:s"), "claim": CLAIM, "op": 1, "generation": 0, "seen": 0,
+    "read": 0, "cursor": CursorUpdate(), "dead_letters": (DeadLetter(consumer="turn", session="s", seq=1, at=1.0),),
     "replayed": (1,), "receipts": (Receipt(session="s", seq=1, part=0, consumer="platform"),),
-    "spends": (BudgetSpend(budget="p", day="2026-11-17", usd=1.0),), "blobs": (b"x",), "records": (b"x",), "erase": (1,),
-    "drop_blobs": ("x",), "pause": True, "durable": False,
+    "spends": (BudgetSpend(budget="p", day="2026-11-17", usd=1.0),), "blobs": (b"x",), "records": (b"x",),
+    "erase": (1,), "drop_blobs": ("x",), "pause": True, "durable": False,
 }  # fmt: skip
 
 
 def test_every_condition_and_every_row_of_a_change_is_known_here() -> None:
-    """Whoever gives `Change` another field has to say whether a crowd may have it."""
+    """A new field of `Change` must be added to the handled fields or to the others."""
     assert MORE.keys() | bulk.HANDLED_FIELDS == set(Change.__struct_fields__)
     assert not MORE.keys() & bulk.HANDLED_FIELDS
 
 
 @pytest.mark.parametrize("field", sorted(MORE))
-def test_whatever_does_more_than_bring_a_message_is_not_written_with_a_crowd(field: str) -> None:
+def test_a_change_that_does_more_than_append_a_message_is_not_written_in_bulk(field: str) -> None:
     assert bulk.is_plain_message(message())
     assert not bulk.is_plain_message(structs.replace(message(), **{field: MORE[field]}))
 
@@ -324,5 +330,5 @@ def test_whatever_does_more_than_bring_a_message_is_not_written_with_a_crowd(fie
         structs.replace(message(), entries=(EntryDraft(body=Thought(text="x"), author="agent:main"),)),
     ],
 )
-def test_nor_what_brings_something_else(change: Change) -> None:
+def test_a_change_with_another_entry_is_not_written_in_bulk(change: Change) -> None:
     assert not bulk.is_plain_message(change)

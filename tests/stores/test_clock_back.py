@@ -1,4 +1,4 @@
-"""The clock goes back: what waits is looked for among all that wait, but only then."""
+"""After the clock went back, delays that began in the future are searched in all cursors, and only then."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from everhold.stores.sqlite.cursors import find_latest_wait_start
 from tests.stores.home import open_scenario, open_store, run_coroutine
 
 
-@pytest.mark.parametrize("anew", [False, True], ids=["seen", "while nobody ran"])
-def test_what_began_to_wait_in_the_future_is_due(tmp_path: Path, anew: bool) -> None:
+@pytest.mark.parametrize("reopened", [False, True], ids=["noticed", "while no process ran"])
+def test_what_began_to_wait_in_the_future_is_due(tmp_path: Path, reopened: bool) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db")
-        await scene.commit_heard(at=1_000.0)
-        claim = await scene.claim_cursor(at=1_000.0)
-        await scene.update_cursor(
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        await scenario.commit_heard(at=1_000.0)
+        claim = await scenario.claim_cursor(at=1_000.0)
+        await scenario.update_cursor(
             claim, at=1_000.0, attempts=1, error="down", wait=RetryDelay(seconds=600.0), release=True
         )
-        if anew:
+        if reopened:
             await store.close()
             store = open_store(tmp_path / "log.db")
         assert await store.get_next_due(at=400.0) == 0.0
@@ -31,13 +31,13 @@ def test_what_began_to_wait_in_the_future_is_due(tmp_path: Path, anew: bool) -> 
     run_coroutine(play())
 
 
-def test_whoever_takes_over_knows_by_which_clock_the_other_went(tmp_path: Path) -> None:
+def test_a_process_that_revokes_leases_reads_the_clock_of_the_former_one(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db", inline=True)
+        store, scenario = await open_scenario(tmp_path / "log.db", inline=True)
         mine = open_store(tmp_path / "log.db", inline=True)
-        await scene.commit_heard(at=1_000.0)
-        claim = await scene.claim_cursor(at=1_000.0, owner="other")
-        await scene.update_cursor(claim, at=1_000.0, attempts=1, wait=RetryDelay(seconds=600.0))
+        await scenario.commit_heard(at=1_000.0)
+        claim = await scenario.claim_cursor(at=1_000.0, owner="other")
+        await scenario.update_cursor(claim, at=1_000.0, attempts=1, wait=RetryDelay(seconds=600.0))
         assert await mine.revoke_leases(owner="me", at=400.0) == 1
         assert await mine.get_next_due(at=400.0) == 0.0
         (again,) = await mine.claim_cursors(owner="me", at=400.0, lease=60.0, limit=8)
@@ -48,13 +48,13 @@ def test_whoever_takes_over_knows_by_which_clock_the_other_went(tmp_path: Path) 
     run_coroutine(play())
 
 
-def test_nobody_looks_for_it_again_once_all_of_it_was_found(tmp_path: Path) -> None:
+def test_the_search_ends_once_all_were_found(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db")
-        await scene.commit_heard(at=1_000.0)
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        await scenario.commit_heard(at=1_000.0)
         (claim,) = await store.claim_cursors(owner="me", at=400.0, lease=60.0, limit=8)
         assert store._latest == 1_000.0
-        await scene.update_cursor(claim, at=401.0, idle_at=99, release=True)
+        await scenario.update_cursor(claim, at=401.0, idle_at=99, release=True)
         assert await store.claim_cursors(owner="me", at=402.0, lease=60.0, limit=8) == []
         assert store._latest == 402.0
         assert find_latest_wait_start(store._cursor) == float("-inf")

@@ -1,4 +1,4 @@
-"""Files that are not what was written: refused or reported with a name, and never written over."""
+"""Damaged files are refused or reported with their location, and never overwritten."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.stores.home import copy_crash_image, fingerprint_files, open_scenario
 
 
 def written(home: Path, *, messages: int = 50, crash: bool = False) -> Path:
-    """A database with some messages in it; with `crash`, as it is while its process still runs."""
+    """Make a database with some messages; with `crash`, as it is while its process still runs."""
 
     async def play() -> Path:
-        store, scene = await open_scenario(home / "live" / "log.db")
+        store, scenario = await open_scenario(home / "live" / "log.db")
         for n in range(messages):
-            await scene.commit_heard(f"message {n} " + "m" * 500)
+            await scenario.commit_heard(f"message {n} " + "m" * 500)
         image = copy_crash_image(home / "live" / "log.db", home / "crashed")
         await store.close()
         return image
@@ -51,16 +51,16 @@ def test_noise_in_a_page_is_refused_with_the_page_named(tmp_path: Path) -> None:
     refused(path, "(?i)page")
 
 
-def test_noise_in_a_page_names_whose_it_was_and_how_many_are_sound(tmp_path: Path) -> None:
-    """SQLite gives up in the middle of its own check; what it said until then stands."""
+def test_noise_in_a_page_names_the_damaged_session_and_counts_the_sound_ones(tmp_path: Path) -> None:
+    """SQLite stops in the middle of its own check; the errors until then are used."""
 
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db")
-        await scene.open_session("other")
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        await scenario.open_session("other")
         for n in range(20):
-            await scene.commit_heard(f"message {n} " + "m" * 500)
-            await scene.commit_heard(f"elsewhere {n} " + "m" * 500, session="other")
-        await scene.commit_heard("the last of all " + "m" * 3000)
+            await scenario.commit_heard(f"message {n} " + "m" * 500)
+            await scenario.commit_heard(f"elsewhere {n} " + "m" * 500, session="other")
+        await scenario.commit_heard("the last of all " + "m" * 3000)
         await store.close()
 
     run_coroutine(play())
@@ -73,23 +73,23 @@ def test_noise_in_a_page_names_whose_it_was_and_how_many_are_sound(tmp_path: Pat
 
 
 def test_a_large_file_is_served_as_far_as_it_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not checked when it is opened; whoever reads what is damaged is told whose it is, and others go on."""
+    """It is not checked when it is opened. A read of a damaged session names it, and the others can be read."""
     monkeypatch.setattr(migrate, "QUICK_CHECK_BYTES", 0)
     path = tmp_path / "log.db"
 
     async def play() -> None:
-        store, scene = await open_scenario(path)
-        await scene.open_session("other")
+        store, scenario = await open_scenario(path)
+        await scenario.open_session("other")
         for n in range(20):
-            await scene.commit_heard(f"elsewhere {n} " + "m" * 500, session="other")
+            await scenario.commit_heard(f"elsewhere {n} " + "m" * 500, session="other")
         for n in range(20):
-            await scene.commit_heard(f"message {n} " + "m" * 500)
+            await scenario.commit_heard(f"message {n} " + "m" * 500)
         await store.close()
         data = bytearray(path.read_bytes())
         at = data.index(b"message 12 ") // 4096 * 4096
         data[at : at + 4096] = bytes(byte ^ 0x5A for byte in data[at : at + 4096])
         path.write_bytes(data)
-        store, scene = await open_scenario(path)
+        store, scenario = await open_scenario(path)
         assert len(await store.list_entries("other")) == 20
         with pytest.raises(StoreDamaged, match="session s cannot be read completely") as caught:
             await store.list_entries("s")
@@ -103,8 +103,8 @@ def test_noise_below_a_log_that_is_still_needed_leaves_that_log_alone(tmp_path: 
     path = written(tmp_path)
 
     async def play() -> Path:
-        store, scene = await open_scenario(path)
-        await scene.commit_heard("in the log only")
+        store, scenario = await open_scenario(path)
+        await scenario.commit_heard("in the log only")
         image = copy_crash_image(path, tmp_path / "crashed")
         await store.close()
         return image
@@ -133,7 +133,7 @@ def test_a_flipped_bit_in_a_message_is_found_and_named(tmp_path: Path) -> None:
     run_coroutine(play())
 
 
-def test_a_body_that_no_longer_parses_stops_who_reads_it(tmp_path: Path) -> None:
+def test_reading_a_body_that_cannot_be_decoded_raises_an_error(tmp_path: Path) -> None:
     path = written(tmp_path)
     db = apsw.Connection(str(path))
     db.execute("update entries set body = replace(body, '{', '[') where seq = 3")
@@ -176,7 +176,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     refused(path, "page 1")
 
 
-def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
+def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     db = apsw.Connection(str(path))
     db.execute("create table aunts(name)")
@@ -191,8 +191,8 @@ def test_a_crashed_store_opens_with_all_it_acknowledged(tmp_path: Path) -> None:
     path = written(tmp_path, crash=True)
 
     async def play() -> None:
-        store, scene = await open_scenario(path)
-        assert len(await scene.read_texts()) == 50
+        store, scenario = await open_scenario(path)
+        assert len(await scenario.read_texts()) == 50
         assert await store.verify() == []
         await store.close()
 
@@ -224,16 +224,16 @@ def test_a_log_that_lost_its_tail_is_refused(tmp_path: Path, left: float) -> Non
     assert fingerprint_files(path.parent) == before
 
 
-def test_without_its_mark_a_shortened_log_cannot_be_told_from_a_short_one(tmp_path: Path) -> None:
-    """What is possible without the witness: SQLite drops the torn tail whole, and what is left is sound."""
+def test_without_its_watermark_a_shortened_log_is_not_recognised(tmp_path: Path) -> None:
+    """Without the watermark, SQLite drops the incomplete end, and the rest is sound."""
     path = written(tmp_path, crash=True)
     wal = path.with_name("log.db-wal")
     wal.write_bytes(wal.read_bytes()[: wal.stat().st_size // 2])
     path.with_name("log.db.mark").unlink()
 
     async def play() -> None:
-        store, scene = await open_scenario(path)
-        texts = await scene.read_texts()
+        store, scenario = await open_scenario(path)
+        texts = await scenario.read_texts()
         assert 0 < len(texts) < 50
         assert [text.split()[1] for text in texts] == [str(n) for n in range(len(texts))]
         assert await store.verify() == []
@@ -242,30 +242,30 @@ def test_without_its_mark_a_shortened_log_cannot_be_told_from_a_short_one(tmp_pa
     run_coroutine(play())
 
 
-def test_going_back_to_a_backup_on_purpose_needs_the_mark_removed(tmp_path: Path) -> None:
+def test_restoring_a_backup_by_hand_requires_deleting_the_watermark(tmp_path: Path) -> None:
     async def play() -> None:
         path = tmp_path / "log.db"
-        store, scene = await open_scenario(path)
-        await scene.commit_heard("kept")
+        store, scenario = await open_scenario(path)
+        await scenario.commit_heard("kept")
         copy = await store.make_backup(tmp_path / "backup.db")
-        await scene.commit_heard("later")
+        await scenario.commit_heard("later")
         await store.close()
         shutil.copy(copy, path)
         with pytest.raises(StoreDamaged):
             open_store(path)
         (tmp_path / "log.db.mark").unlink()
-        store, scene = await open_scenario(path)
-        assert await scene.read_texts() == ["kept"]
+        store, scenario = await open_scenario(path)
+        assert await scenario.read_texts() == ["kept"]
         await store.close()
 
     run_coroutine(play())
 
 
-# -- anything, anywhere
+# -- random damage
 
 
-def told(path: Path) -> object:
-    """What a file says when it is opened, read whole and checked: its entries, or what is wrong with it."""
+def describe_file(path: Path) -> object:
+    """Open, read and check a file. Return its entries, or what is wrong with it."""
 
     async def play() -> object:
         store = open_store(path)
@@ -296,10 +296,10 @@ def test_no_damage_anywhere_is_served_as_if_it_were_sound(tmp_path: Path, seed: 
 
 
 def look_for_silent_damage(directory: Path, seed: int) -> None:
-    """Flip bits, fill pages with noise or zeroes, or cut the file, at places drawn by lot."""
+    """Flip bits, fill pages with noise or zeroes, or truncate the file, at random places."""
     chance = random.Random(seed)
     path = written(directory, messages=30)
-    sound = told(path)
+    sound = describe_file(path)
     data = bytearray(path.read_bytes())
     how = chance.choice(("flip", "flip", "flip", "noise", "zero", "cut", "swap"))
     at = chance.randrange(len(data))
@@ -316,7 +316,7 @@ def look_for_silent_damage(directory: Path, seed: int) -> None:
         other = chance.randrange(len(data)) // 4096 * 4096
         data[page : page + 4096], data[other : other + 4096] = data[other : other + 4096], data[page : page + 4096]
     path.write_bytes(data)
-    after = told(path)
+    after = describe_file(path)
     assert after == sound or isinstance(after, str | list), (how, at)
 
 
@@ -350,7 +350,7 @@ def test_a_newer_schema_is_refused_without_touching_a_byte(tmp_path: Path, upgra
 
 
 @pytest.mark.parametrize("change", ["kind = 'dreamed'", f"version = {BODY_VERSION + 1}"])
-def test_an_entry_of_a_later_build_stops_whoever_would_walk_past_it(tmp_path: Path, change: str) -> None:
+def test_an_entry_of_a_later_build_is_not_skipped(tmp_path: Path, change: str) -> None:
     path = written(tmp_path)
     db = apsw.Connection(str(path))
     db.execute(f"update entries set {change} where seq = 10")

@@ -1,4 +1,4 @@
-"""A failing, full or busy disk: nobody is told that something is kept when it is not."""
+"""A failing, full or busy disk: no commit is acknowledged that was not stored."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def vfs() -> Iterator[FaultyVFS]:
     faulty.unregister()
 
 
-async def hear_many(scene: StoreScenario, first: int, count: int, *, size: int = 1) -> list[str]:
-    """Commit messages all at once; the texts of those that were acknowledged."""
+async def hear_many(scenario: StoreScenario, first: int, count: int, *, size: int = 1) -> list[str]:
+    """Commit messages all at once. Return the texts of the acknowledged ones."""
 
     async def one(n: int) -> str:
         text = f"m{n} " + "x" * size
-        await scene.commit_heard(text, wake="", dedup=f"k{n}")
+        await scenario.commit_heard(text, wake="", dedup=f"k{n}")
         return text
 
     done = await asyncio.gather(*[one(n) for n in range(first, first + count)], return_exceptions=True)
@@ -56,25 +56,25 @@ def is_broken(store: SqliteStore) -> bool:
 # -- fsync
 
 
-def test_after_a_failed_fsync_nobody_is_told_anything_was_kept(tmp_path: Path, vfs: FaultyVFS) -> None:
+def test_after_a_failed_fsync_nothing_is_acknowledged(tmp_path: Path, vfs: FaultyVFS) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
-        acked = await hear_many(scene, 0, 20)
+        store, scenario = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
+        acked = await hear_many(scenario, 0, 20)
         assert len(acked) == 20
         assert not is_broken(store)
         vfs.disk.fsync_fails = True
-        assert await hear_many(scene, 20, 20) == []
+        assert await hear_many(scenario, 20, 20) == []
         assert is_broken(store)
         vfs.disk.fsync_fails = False
         with pytest.raises(StoreError, match="disk"):
-            await scene.commit_heard("a later success would prove nothing")
+            await scenario.commit_heard("a later success would prove nothing")
         with pytest.raises(StoreError):
             await store.claim_cursors(owner="me", at=1.0, lease=1.0, limit=1)
-        assert set(acked) <= set(await scene.read_texts())
+        assert set(acked) <= set(await scenario.read_texts())
         await store.close()
 
-        store, scene = await open_scenario(tmp_path / "log.db")
-        assert set(acked) <= set(await scene.read_texts())
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        assert set(acked) <= set(await scenario.read_texts())
         assert await store.verify() == []
         await store.close()
 
@@ -82,31 +82,31 @@ def test_after_a_failed_fsync_nobody_is_told_anything_was_kept(tmp_path: Path, v
 
 
 def test_a_failed_fsync_of_the_database_itself_is_not_overlooked(tmp_path: Path, vfs: FaultyVFS) -> None:
-    """SQLite's own checkpoints swallow it; then the log would be emptied although the database never got its pages."""
+    """SQLite's own checkpoints ignore it. Then the log would be emptied although its pages are not in the database."""
 
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
+        store, scenario = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
         vfs.disk.only = "log.db"
         vfs.disk.fsync_fails = True
         acked: list[str] = []
         for n in range(40):
-            acked += await hear_many(scene, n, 1, size=200_000)
+            acked += await hear_many(scenario, n, 1, size=200_000)
             if store.broken is not None:
                 break
         assert store.broken is not None
         await store.close()
 
-        store, scene = await open_scenario(tmp_path / "log.db")
-        assert set(acked) <= set(await scene.read_texts())
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        assert set(acked) <= set(await scenario.read_texts())
         await store.close()
 
     run_coroutine(play())
 
 
-def test_a_disk_that_cannot_be_read_is_said_to_be_so(tmp_path: Path, vfs: FaultyVFS) -> None:
+def test_a_disk_that_cannot_be_read_is_reported(tmp_path: Path, vfs: FaultyVFS) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
-        await hear_many(scene, 0, 1, size=100_000)
+        store, scenario = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
+        await hear_many(scenario, 0, 1, size=100_000)
         await store.close()
         store = open_store(tmp_path / "log.db", vfs=vfs.name)
         vfs.disk.reads_fail = True
@@ -120,31 +120,31 @@ def test_a_disk_that_cannot_be_read_is_said_to_be_so(tmp_path: Path, vfs: Faulty
     run_coroutine(play())
 
 
-# -- no room
+# -- full disk
 
 
 def test_a_full_disk_keeps_what_was_acknowledged_and_recovers(tmp_path: Path, vfs: FaultyVFS) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
-        acked = await hear_many(scene, 0, 10)
+        store, scenario = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
+        acked = await hear_many(scenario, 0, 10)
         vfs.disk.free_bytes = 200_000
         refused = 0
         for n in range(10, 40):
             try:
-                await scene.commit_heard(f"m{n} " + "x" * 20_000, wake="")
+                await scenario.commit_heard(f"m{n} " + "x" * 20_000, wake="")
                 acked.append(f"m{n} " + "x" * 20_000)
             except StoreFull as error:
                 refused += "space" in error.remedy
         assert 0 < refused < 30
-        assert await scene.read_texts() == acked
+        assert await scenario.read_texts() == acked
         assert store.broken is None
         vfs.disk.free_bytes = None
-        acked += await hear_many(scene, 40, 10)
-        assert await scene.read_texts() == acked
+        acked += await hear_many(scenario, 40, 10)
+        assert await scenario.read_texts() == acked
         assert await store.verify() == []
         await store.close()
-        store, scene = await open_scenario(tmp_path / "log.db")
-        assert await scene.read_texts() == acked
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        assert await scenario.read_texts() == acked
         await store.close()
 
     run_coroutine(play())
@@ -152,27 +152,27 @@ def test_a_full_disk_keeps_what_was_acknowledged_and_recovers(tmp_path: Path, vf
 
 def test_a_full_disk_refuses_a_whole_batch_alike(tmp_path: Path, vfs: FaultyVFS) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
+        store, scenario = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
         vfs.disk.free_bytes = 0
-        assert await hear_many(scene, 0, 50, size=5_000) == []
+        assert await hear_many(scenario, 0, 50, size=5_000) == []
         vfs.disk.free_bytes = None
-        assert len(await hear_many(scene, 0, 50, size=5_000)) == 50
+        assert len(await hear_many(scenario, 0, 50, size=5_000)) == 50
         await store.close()
 
     run_coroutine(play())
 
 
-def test_a_disk_that_fills_up_in_the_middle_of_a_batch_is_said_to_be_full(tmp_path: Path, vfs: FaultyVFS) -> None:
+def test_a_disk_that_fills_up_in_the_middle_of_a_batch_is_reported_as_full(tmp_path: Path, vfs: FaultyVFS) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
+        store, scenario = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
         vfs.disk.free_bytes = 1_000_000
-        large = bytes(40_000_000)  # more than the cache holds: it goes to the disk before the commit does
-        changes = [scene.commit_heard("before"), scene.commit(blobs=(large,)), scene.commit_heard("after")]
+        large = bytes(40_000_000)  # more than fits into the cache, so it is written before the commit
+        changes = [scenario.commit_heard("before"), scenario.commit(blobs=(large,)), scenario.commit_heard("after")]
         done = await asyncio.gather(*changes, return_exceptions=True)
         assert [type(one) for one in done] == [StoreFull] * 3
         vfs.disk.free_bytes = None
-        await scene.commit_heard("there is room again")
-        assert await scene.read_texts() == ["there is room again"]
+        await scenario.commit_heard("there is space again")
+        assert await scenario.read_texts() == ["there is space again"]
         await store.close()
 
     run_coroutine(play())
@@ -195,51 +195,51 @@ def remount(disk: Path, size: str) -> None:
     subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
 
 
-def test_a_really_full_disk_and_the_ballast_that_makes_room_for_a_last_word(small_disk: Path) -> None:
+def test_on_a_full_disk_releasing_the_reserve_makes_space_for_commits(small_disk: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(small_disk / "log.db")
-        ballast = DiskReserve(small_disk / "ballast", size_bytes=500_000)
-        assert ballast.allocate()
+        store, scenario = await open_scenario(small_disk / "log.db")
+        reserve = DiskReserve(small_disk / "disk-reserve", size_bytes=500_000)
+        assert reserve.allocate()
         acked: list[str] = []
         refused = 0
         for n in range(200):
             try:
-                await scene.commit_heard(f"m{n} " + "x" * 20_000, wake="")
+                await scenario.commit_heard(f"m{n} " + "x" * 20_000, wake="")
                 acked.append(f"m{n} " + "x" * 20_000)
             except StoreFull:
                 refused += 1
         assert acked
         assert refused
         assert store.broken is None
-        assert await scene.read_texts() == acked
-        assert ballast.release()
-        await scene.commit_heard("the disk is full", wake="")
-        assert not ballast.allocate()
+        assert await scenario.read_texts() == acked
+        assert reserve.release()
+        await scenario.commit_heard("the disk is full", wake="")
+        assert not reserve.allocate()
         remount(small_disk, "16m")
-        await scene.commit_heard("there is room again", wake="")
-        assert ballast.allocate()
-        assert await scene.read_texts() == [*acked, "the disk is full", "there is room again"]
+        await scenario.commit_heard("there is space again", wake="")
+        assert reserve.allocate()
+        assert await scenario.read_texts() == [*acked, "the disk is full", "there is space again"]
         assert await store.verify() == []
         await store.close()
-        store, scene = await open_scenario(small_disk / "log.db")
-        assert len(await scene.read_texts()) == len(acked) + 2
+        store, scenario = await open_scenario(small_disk / "log.db")
+        assert len(await scenario.read_texts()) == len(acked) + 2
         await store.close()
 
     run_coroutine(play())
 
 
-def test_whoever_starts_on_a_full_disk_is_told_so_and_starts_once_there_is_room(small_disk: Path) -> None:
+def test_opening_a_store_on_a_full_disk_fails_until_there_is_space(small_disk: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(small_disk / "log.db")
-        await scene.commit_heard("kept")
+        store, scenario = await open_scenario(small_disk / "log.db")
+        await scenario.commit_heard("kept")
         await store.close()
         filler = small_disk / "filler"
         fill(filler)
         with pytest.raises(StoreFull, match="its disk is full"):
             open_store(small_disk / "log.db")
         filler.unlink()
-        store, scene = await open_scenario(small_disk / "log.db")
-        assert await scene.read_texts() == ["kept"]
+        store, scenario = await open_scenario(small_disk / "log.db")
+        assert await scenario.read_texts() == ["kept"]
         await store.close()
 
     run_coroutine(play())
@@ -260,7 +260,7 @@ def fill(filler: Path) -> None:
 
 
 class GatewayOnDisk:
-    """The whole house on a disk that can be filled up."""
+    """A complete gateway on a disk that can be filled up."""
 
     def __init__(self, disk: Path) -> None:
         self.filler = disk / "filler"
@@ -276,7 +276,7 @@ class GatewayOnDisk:
     async def hear(self, size: int = 20_000) -> AcceptResult:
         text = f"m{len(self.kept)} " + "x" * size
         origin = ChatLocation(platform="terminal", account="", chat="c", message=str(len(self.kept)))
-        # nobody has to answer a notice
+        # a notice needs no answer
         verdict = await self.app.accept(IncomingMessage(origin=origin, text=text, sender=get_local_user(), notice=True))
         self.kept.append(text)
         return verdict
@@ -296,113 +296,113 @@ async def write_until_full(write: Callable[[], Awaitable[object]]) -> StoreFull:
 @asynccontextmanager
 async def run_gateway_on_disk(disk: Path) -> AsyncIterator[GatewayOnDisk]:
     remount(disk, "24m")
-    house = GatewayOnDisk(disk)
-    await house.app.start(listen=False)
-    assert house.app.disk_guard.reserve.is_allocated
+    gateway = GatewayOnDisk(disk)
+    await gateway.app.start(listen=False)
+    assert gateway.app.disk_guard.reserve.is_allocated
     try:
-        yield house
+        yield gateway
     finally:
-        await house.app.stop(seconds=0)
+        await gateway.app.stop(seconds=0)
 
 
-def test_a_full_disk_takes_nothing_in_until_it_has_room_for_the_ballast_again(small_disk: Path) -> None:
+def test_nothing_is_accepted_on_a_full_disk_until_the_reserve_is_allocated_again(small_disk: Path) -> None:
     async def play() -> None:
-        async with run_gateway_on_disk(small_disk) as house:
-            app, ballast = house.app, house.app.disk_guard.reserve
-            session = (await house.hear(1)).session
-            house.fill()
-            assert "free" in (await write_until_full(house.hear)).remedy
-            kept = len(house.kept)
-            assert (app.describe()["store"], house.lines("store.full"), ballast.is_allocated) == (
+        async with run_gateway_on_disk(small_disk) as gateway:
+            app, reserve = gateway.app, gateway.app.disk_guard.reserve
+            session = (await gateway.hear(1)).session
+            gateway.fill()
+            assert "free" in (await write_until_full(gateway.hear)).remedy
+            kept = len(gateway.kept)
+            assert (app.describe()["store"], gateway.lines("store.full"), reserve.is_allocated) == (
                 "the disk is full",
                 1,
                 False,
             )
-            # what the ballast gave is for those at work, and not for the next who knocks
+            # the space of the reserve is for work in progress, not for new messages
             await app.session_admin.add_note(session, "a last word", by="person:ada")
             for _ in range(3):
                 with pytest.raises(StoreFull, match="is full"):
-                    await house.hear(1)
-            assert (len(house.kept), app.describe()["store"], house.lines("store.full")) == (
+                    await gateway.hear(1)
+            assert (len(gateway.kept), app.describe()["store"], gateway.lines("store.full")) == (
                 kept,
                 "the disk is full",
                 1,
             )
 
-            house.filler.unlink()
+            gateway.filler.unlink()
             await wait_until(lambda: not app.disk_guard.is_full)
-            assert (app.describe()["store"], house.lines("store.space_recovered"), ballast.is_allocated) == (
+            assert (app.describe()["store"], gateway.lines("store.space_recovered"), reserve.is_allocated) == (
                 "",
                 1,
                 True,
             )
-            assert (await house.hear()).outcome == "accepted"
+            assert (await gateway.hear()).outcome == "accepted"
 
-            house.fill()  # there is a last word the next time, too
-            await write_until_full(house.hear)
+            gateway.fill()  # the reserve works a second time
+            await write_until_full(gateway.hear)
             await app.session_admin.add_note(session, "another", by="person:ada")
             heard = await app.store.list_entries(session, kinds=(EntryKind.HEARD,))
-            assert len(heard) == len(house.kept)
+            assert len(heard) == len(gateway.kept)
             assert await app.store.verify() == []
 
     run_coroutine(play())
 
 
-def test_whoever_finds_the_disk_full_says_so_for_everybody(small_disk: Path) -> None:
+def test_a_commit_that_finds_the_disk_full_reports_it_to_the_guard(small_disk: Path) -> None:
     async def play() -> None:
-        async with run_gateway_on_disk(small_disk) as house:
-            app = house.app
-            session = (await house.hear(1)).session
-            house.fill()
+        async with run_gateway_on_disk(small_disk) as gateway:
+            app = gateway.app
+            session = (await gateway.hear(1)).session
+            gateway.fill()
             await write_until_full(lambda: app.session_admin.add_note(session, "x" * 20_000, by="person:ada"))
             with pytest.raises(StoreFull):
-                await house.hear(1)
+                await gateway.hear(1)
             assert not app.disk_guard.reserve.is_allocated
 
     run_coroutine(play())
 
 
-def test_whichever_way_a_commit_is_made_it_tells_of_a_full_disk() -> None:
+def test_every_writing_method_reports_a_full_disk() -> None:
     assert list_writing_methods() <= vars(DiskGuardedStore).keys()
 
 
-def test_what_one_agent_says_to_another_waits_for_room_like_any_outage(small_disk: Path) -> None:
+def test_a_message_between_agents_waits_for_space_as_for_any_outage(small_disk: Path) -> None:
     async def play() -> None:
-        async with run_gateway_on_disk(small_disk) as house:
-            house.app.disk_guard.report_full()
+        async with run_gateway_on_disk(small_disk) as gateway:
+            gateway.app.disk_guard.report_full()
             said = OutgoingMessage(
                 key="k", to=ChatLocation(platform="agent", account="main", chat="main"), text="hello"
             )
             with pytest.raises(Transient, match="is full"):
-                await house.app.platforms["agent", "main"].send(said)
+                await gateway.app.platforms["agent", "main"].send(said)
 
     run_coroutine(play())
 
 
-def test_who_fell_for_want_of_room_goes_on_as_soon_as_there_is_some(small_disk: Path) -> None:
+def test_a_task_that_failed_on_a_full_disk_continues_as_soon_as_there_is_space(small_disk: Path) -> None:
     async def play() -> None:
-        async with run_gateway_on_disk(small_disk) as house:
-            house.fill()
+        async with run_gateway_on_disk(small_disk) as gateway:
+            gateway.fill()
 
             async def listen() -> None:
                 while True:
-                    await house.hear()
+                    await gateway.hear()
 
-            listening = asyncio.ensure_future(house.app.keep_running("listen", listen))
-            await wait_until(lambda: house.lines("store.failed") > 0)
-            kept = len(house.kept)
-            house.filler.unlink()
-            await wait_until(lambda: len(house.kept) > kept)
-            assert house.lines("what=listen") == 1, "and does not try in vain meanwhile, more and more rarely"
+            listening = asyncio.ensure_future(gateway.app.keep_running("listen", listen))
+            await wait_until(lambda: gateway.lines("store.failed") > 0)
+            kept = len(gateway.kept)
+            gateway.filler.unlink()
+            await wait_until(lambda: len(gateway.kept) > kept)
+            assert gateway.lines("what=listen") == 1, "it waits for space instead of retrying with growing delays"
             listening.cancel()
 
     run_coroutine(play())
 
 
-def test_a_small_disk_has_a_small_ballast(small_disk: Path) -> None:
-    ballast = DiskReserve(small_disk / "ballast")
-    assert 0 < ballast.size_bytes < 1 << 20
-    assert ballast.allocate()
+def test_a_small_disk_has_a_small_reserve(small_disk: Path) -> None:
+    reserve = DiskReserve(small_disk / "disk-reserve")
+    assert 0 < reserve.size_bytes < 1 << 20
+    assert reserve.allocate()
 
 
 # -- foreign locks
@@ -410,13 +410,13 @@ def test_a_small_disk_has_a_small_ballast(small_disk: Path) -> None:
 
 def test_a_foreign_lock_that_goes_costs_only_time(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db", patience=LIMIT_SECONDS)
+        store, scenario = await open_scenario(tmp_path / "log.db", patience=LIMIT_SECONDS)
         foreign = apsw.Connection(str(tmp_path / "log.db"))
         foreign.execute("begin immediate")
-        waiting = asyncio.ensure_future(hear_many(scene, 0, 10))
+        waiting = asyncio.ensure_future(hear_many(scenario, 0, 10))
         await asyncio.sleep(0.5)
         assert not waiting.done()
-        assert await scene.read_texts() == []
+        assert await scenario.read_texts() == []
         foreign.execute("rollback")
         assert len(await waiting) == 10
         foreign.close()
@@ -427,17 +427,17 @@ def test_a_foreign_lock_that_goes_costs_only_time(tmp_path: Path) -> None:
 
 def test_a_foreign_lock_that_stays_is_reported_and_nothing_is_lost(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db", patience=0.2)
+        store, scenario = await open_scenario(tmp_path / "log.db", patience=0.2)
         foreign = apsw.Connection(str(tmp_path / "log.db"))
         foreign.execute("begin immediate")
         with pytest.raises(StoreBusy) as refused:
-            await scene.commit_heard("not now")
+            await scenario.commit_heard("not now")
         assert "another program" in refused.value.remedy
         assert store.broken is None
         foreign.execute("rollback")
         foreign.close()
-        await scene.commit_heard("now")
-        assert await scene.read_texts() == ["now"]
+        await scenario.commit_heard("now")
+        assert await scenario.read_texts() == ["now"]
         await store.close()
 
     run_coroutine(play())
@@ -448,20 +448,20 @@ def test_a_foreign_lock_that_stays_is_reported_and_nothing_is_lost(tmp_path: Pat
 
 def test_one_poisoned_draft_in_a_batch_leaves_its_neighbours_alone(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db", patience=LIMIT_SECONDS)
+        store, scenario = await open_scenario(tmp_path / "log.db", patience=LIMIT_SECONDS)
         foreign = apsw.Connection(str(tmp_path / "log.db"))
         foreign.execute("begin immediate")  # so that all of these become one batch
         texts = ["one", "bad \ud800", "nul \x00", "\U0001f600" * 100_000, "two"]
-        tasks = [asyncio.ensure_future(scene.commit_heard(text, wake="")) for text in texts]
+        tasks = [asyncio.ensure_future(scenario.commit_heard(text, wake="")) for text in texts]
         bad_author = EntryDraft(body=make_heard("x"), author="person:\udfff")
-        tasks.append(asyncio.ensure_future(scene.commit(bad_author)))  # type: ignore[arg-type]
+        tasks.append(asyncio.ensure_future(scenario.commit(bad_author)))  # type: ignore[arg-type]
         await asyncio.sleep(0.05)
         before = store.writer.batches
         foreign.execute("rollback")
         foreign.close()
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert [isinstance(one, Exception) for one in done] == [False, True, False, False, False, True]
-        assert await scene.read_texts() == [text for text in texts if not text.startswith("bad")]
+        assert await scenario.read_texts() == [text for text in texts if not text.startswith("bad")]
         assert store.writer.batches - before <= 2
         await store.close()
 
@@ -469,9 +469,9 @@ def test_one_poisoned_draft_in_a_batch_leaves_its_neighbours_alone(tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_nobody_waits_for_a_writer_that_fell(tmp_path: Path) -> None:
+def test_no_caller_waits_for_a_crashed_writer(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db")
+        store, scenario = await open_scenario(tmp_path / "log.db")
 
         def fall(_: object) -> None:
             raise SystemExit
@@ -479,7 +479,7 @@ def test_nobody_waits_for_a_writer_that_fell(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="stopped"):
             await store.writer.write(fall)
         with pytest.raises(StoreError, match="stopped"):
-            await scene.commit_heard()
+            await scenario.commit_heard()
         assert is_broken(store)
         await store.close()
 
@@ -488,15 +488,15 @@ def test_nobody_waits_for_a_writer_that_fell(tmp_path: Path) -> None:
 
 def test_after_closing_a_store_says_that_it_is_closed(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db")
-        waiting = [asyncio.ensure_future(scene.commit_heard(f"m{n}")) for n in range(20)]
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        waiting = [asyncio.ensure_future(scenario.commit_heard(f"m{n}")) for n in range(20)]
         await asyncio.sleep(0)
         await store.close()
         assert len(await asyncio.gather(*waiting)) == 20
         with pytest.raises(StoreError, match="closed"):
-            await scene.commit_heard()
-        store, scene = await open_scenario(tmp_path / "log.db")
-        assert len(await scene.read_texts()) == 20
+            await scenario.commit_heard()
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        assert len(await scenario.read_texts()) == 20
         await store.close()
 
     run_coroutine(play())

@@ -52,15 +52,15 @@ from tests.stores.store_model import ModelOperation, StoreModel
 
 T = TypeVar("T")
 SESSIONS = ["s", "t"]
-READERS = ["compression", "turn", "platform"]
+CONSUMERS = ["compression", "turn", "platform"]
 
 sessions = st.sampled_from(SESSIONS)
-readers = st.sampled_from(READERS)
+consumers = st.sampled_from(CONSUMERS)
 waits = st.sampled_from([0.0, 0.0, 5.0, 50.0])
 
 
 def now(step: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that waits for nothing."""
+    """Run a coroutine that never waits."""
     try:
         step.send(None)
     except StopIteration as done:
@@ -71,7 +71,7 @@ def now(step: Coroutine[Any, Any, T]) -> T:
 
 class StoreMachine(RuleBasedStateMachine):
     template: Path
-    """An empty database, copied for each run: making one takes longer than most runs."""
+    """An empty database, copied for each run, because creating one takes longer than most runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.home)
 
     def both(self, change: Change, expected: Callable[[], T]) -> T | None:
-        """Commit, and let the model do the same: they agree on success, or on the kind of refusal."""
+        """Commit, and apply the same to the model. Both succeed, or both raise the same kind of error."""
         refusal: type[EverholdError] | None = None
         wanted: T | None = None
         try:
@@ -127,7 +127,7 @@ class StoreMachine(RuleBasedStateMachine):
         session=sessions,
         text=st.sampled_from(["a", "b"]),
         key=st.one_of(st.none(), st.sampled_from(["k1", "k2", "k3"])),
-        wake=st.one_of(st.none(), st.tuples(readers, waits, st.booleans())),
+        wake=st.one_of(st.none(), st.tuples(consumers, waits, st.booleans())),
     )
     def hear(self, session: str, text: str, key: str | None, wake: tuple[str, float, bool] | None) -> None:
         wakes = () if wake is None else (Wakeup(consumer=wake[0], wait=RetryDelay(seconds=wake[1], mandatory=wake[2])),)
@@ -145,7 +145,7 @@ class StoreMachine(RuleBasedStateMachine):
         session=st.sampled_from(["", *SESSIONS]),
     )
     def write_state(self, key: str, value: str | None, by: int | None, session: str) -> None:
-        """Write or delete under the version there is, or under another one; `by` None: it must not exist."""
+        """Write or delete with the present version or with another one. `by` None: the record must not exist."""
         version = 0 if by is None else max(0, self.model.get_state_version(key) + by)
         write = StateWrite(namespace=StateNamespace.SCHEDULE, key=key, value=value, version=version)
         draft = () if not session else (EntryDraft(body=Noted(text="with it"), author="person:ada"),)
@@ -175,14 +175,14 @@ class StoreMachine(RuleBasedStateMachine):
         takes = data.draw(st.lists(st.sampled_from(sorted(log.pending) or [1]), max_size=3, unique=True), "takes")
         blocking = what == "compression" and data.draw(st.booleans(), "blocking")
         claim = self.pick(data)
-        reader = "compression" if what == "compression" else "turn"
-        body = Began(type=what, takes=tuple(takes), consumer=reader, blocking=blocking)
+        consumer = "compression" if what == "compression" else "turn"
+        body = Began(type=what, takes=tuple(takes), consumer=consumer, blocking=blocking)
 
         def expected() -> int:
             if claim is not None:
                 self.model.holds(claim.session, claim.consumer, claim.cursor.owner, claim.fence)
             fence = 0 if claim is None else claim.fence
-            return self.model.begin(session, what, takes, consumer=reader, fence=fence, blocking=blocking)
+            return self.model.begin(session, what, takes, consumer=consumer, fence=fence, blocking=blocking)
 
         self.both(self.change(session, EntryDraft(body=body, author="agent:main"), claim=claim), expected)
 
@@ -296,7 +296,7 @@ class StoreMachine(RuleBasedStateMachine):
             lambda: self.model.bind(session, address, previous),
         )
 
-    # -- lanes
+    # -- cursors
 
     @rule(owner=st.sampled_from(["me", "you"]), limit=st.integers(1, 3))
     def claim(self, owner: str, limit: int) -> None:
@@ -313,49 +313,49 @@ class StoreMachine(RuleBasedStateMachine):
         idle_at = last - looked_short
 
         def expected() -> None:
-            lane = self.model.holds(claim.session, claim.consumer, claim.cursor.owner, claim.fence)
-            lane.wait, lane.mandatory = 0.0, False
-            lane.since = None if last <= idle_at else self.clock
-            lane.attempts = 0
-            lane.processed_seq = idle_at
+            cursor = self.model.holds(claim.session, claim.consumer, claim.cursor.owner, claim.fence)
+            cursor.wait, cursor.mandatory = 0.0, False
+            cursor.since = None if last <= idle_at else self.clock
+            cursor.attempts = 0
+            cursor.processed_seq = idle_at
             if release:
-                lane.owner = ""
+                cursor.owner = ""
 
         update = CursorUpdate(idle_at=idle_at, release=release, attempts=0, processed_seq=idle_at)
         self.both(self.change(claim.session, claim=claim, cursor=update), expected)
 
     @precondition(lambda self: self.claims)
-    @rule(data=st.data(), wait=waits, firm=st.booleans(), release=st.booleans())
-    def fail(self, data: st.DataObject, wait: float, firm: bool, release: bool) -> None:
+    @rule(data=st.data(), wait=waits, mandatory=st.booleans(), release=st.booleans())
+    def fail(self, data: st.DataObject, wait: float, mandatory: bool, release: bool) -> None:
         claim = data.draw(st.sampled_from(self.claims), "claim")
 
         def expected() -> None:
-            lane = self.model.holds(claim.session, claim.consumer, claim.cursor.owner, claim.fence)
-            lane.since, lane.wait, lane.mandatory = self.clock, wait, firm
-            lane.attempts = 1
+            cursor = self.model.holds(claim.session, claim.consumer, claim.cursor.owner, claim.fence)
+            cursor.since, cursor.wait, cursor.mandatory = self.clock, wait, mandatory
+            cursor.attempts = 1
             if release:
-                lane.owner = ""
+                cursor.owner = ""
 
-        update = CursorUpdate(wait=RetryDelay(seconds=wait, mandatory=firm), attempts=1, release=release)
+        update = CursorUpdate(wait=RetryDelay(seconds=wait, mandatory=mandatory), attempts=1, release=release)
         self.both(self.change(claim.session, claim=claim, cursor=update), expected)
 
     @rule(owner=st.sampled_from(["me", "you"]))
     def renew(self, owner: str) -> None:
-        held = [lane for log in self.model.logs.values() for lane in log.cursors.values() if lane.owner == owner]
-        for lane in held:
-            lane.lease_since, lane.lease = self.clock, 60.0
+        held = [cursor for log in self.model.logs.values() for cursor in log.cursors.values() if cursor.owner == owner]
+        for cursor in held:
+            cursor.lease_since, cursor.lease = self.clock, 60.0
         assert now(self.store.renew_leases(self.claims, owner=owner, at=self.clock, lease=60.0)) == len(held)
 
     @rule(owner=st.sampled_from(["me", "you"]))
     def revoke_leases(self, owner: str) -> None:
         held = [
-            lane
+            cursor
             for log in self.model.logs.values()
-            for lane in log.cursors.values()
-            if lane.owner and lane.owner != owner
+            for cursor in log.cursors.values()
+            if cursor.owner and cursor.owner != owner
         ]
-        for lane in held:
-            lane.lease = 0.0
+        for cursor in held:
+            cursor.lease = 0.0
         assert now(self.store.revoke_leases(owner=owner, at=self.clock)) == len(held)
 
     # -- what must always hold
@@ -372,7 +372,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert {entry.seq for entry in now(self.store.list_pending(session))} == log.pending
             ops = {one.op: _row(one) for one in now(self.store.list_operations(session))}
             assert ops == {number: _row(op) for number, op in log.ops.items()}
-            lanes = {
+            stored_cursors = {
                 one.consumer: (
                     one.processed_seq,
                     one.since,
@@ -384,9 +384,9 @@ class StoreMachine(RuleBasedStateMachine):
                 )
                 for one in now(self.store.list_cursors(session=session))
             }
-            assert lanes == {
-                reader: (one.processed_seq, one.since, one.wait, one.mandatory, one.attempts, one.owner, one.fence)
-                for reader, one in log.cursors.items()
+            assert stored_cursors == {
+                consumer: (one.processed_seq, one.since, one.wait, one.mandatory, one.attempts, one.owner, one.fence)
+                for consumer, one in log.cursors.items()
             }
         records = now(self.store.list_state_records(StateNamespace.SCHEDULE))
         assert {it.key: (it.value, it.version) for it in records} == self.model.state

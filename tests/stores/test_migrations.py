@@ -1,4 +1,4 @@
-"""From one schema to the next: with a checked copy of what was there, in one step or not at all."""
+"""Schema upgrades: with a checked copy of the old store, completely or not at all."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ MOODS = SchemaMigration(
     "update sessions set mood = 'busy' where id in (select session from pending);"
     "create index entries_by_author on entries(author);",
 )
-"""A step as a later version brings one: it adds to the schema, and fills it from what is there."""
+"""A migration as in a later version: it extends the schema and fills the new column from existing rows."""
 
 
 async def leave_home_in_use(path: Path) -> None:
-    """A home that was left in the middle of things: a running turn, a pending message, a batch in flight."""
-    store, scene = await open_scenario(path)
-    await scene.commit_heard("first")
-    await scene.commit_heard("second", wake="platform")
-    claim = await scene.claim_cursor(at=1.0)
-    await scene.begin_operation(1, claim=claim)
-    voice = await scene.claim_cursor("platform", at=1.0)
-    await scene.update_cursor(voice, in_flight=InFlightBatch(items=(DeliveryItem(seq=1, key="k"),), upto=1, digest="d"))
+    """Leave a store with a running turn, a pending message and a batch in flight."""
+    store, scenario = await open_scenario(path)
+    await scenario.commit_heard("first")
+    await scenario.commit_heard("second", wake="platform")
+    claim = await scenario.claim_cursor(at=1.0)
+    await scenario.begin_operation(1, claim=claim)
+    delivery = await scenario.claim_cursor("platform", at=1.0)
+    await scenario.update_cursor(
+        delivery, in_flight=InFlightBatch(items=(DeliveryItem(seq=1, key="k"),), upto=1, digest="d")
+    )
     await store.close()
 
 
@@ -57,9 +59,9 @@ def test_an_upgrade_goes_on_where_the_older_build_stopped(tmp_path: Path) -> Non
         path = tmp_path / "log.db"
         await leave_home_in_use(path)
         before = path.read_bytes()
-        store, scene = await open_scenario(path, migrations=[*NOW, MOODS], backups=tmp_path / "kept")
-        assert await scene.read_texts() == ["first", "second"]
-        assert await scene.list_pending_seqs() == [2]
+        store, scenario = await open_scenario(path, migrations=[*NOW, MOODS], backups=tmp_path / "kept")
+        assert await scenario.read_texts() == ["first", "second"]
+        assert await scenario.list_pending_seqs() == [2]
         claims = await store.claim_cursors(owner="new", at=1000.0, lease=60.0, limit=9)
         assert {claim.consumer: claim.taken_over for claim in claims} == {"turn": True, "platform": True}
         assert {claim.consumer: claim.cursor.in_flight is not None for claim in claims} == {
@@ -80,7 +82,7 @@ def test_an_upgrade_goes_on_where_the_older_build_stopped(tmp_path: Path) -> Non
         copy.close()
         assert len(before) > 0
 
-        # nobody goes back, and trying to leaves everything as it is
+        # a downgrade is refused, and changes nothing
         files = fingerprint_files(tmp_path)
         with pytest.raises(StoreNewer):
             open_store(path)
@@ -89,42 +91,44 @@ def test_an_upgrade_goes_on_where_the_older_build_stopped(tmp_path: Path) -> Non
     run_coroutine(play())
 
 
-def test_whoever_was_at_work_under_an_older_schema_goes_on_under_the_next(tmp_path: Path) -> None:
-    """A step on a home with a turn, a message and a batch in the middle, a note, a summary, a delay and a record."""
+def test_work_in_progress_continues_after_an_upgrade(tmp_path: Path) -> None:
+    """Upgrade a store with a running turn, a pending message, a batch, a note, a summary, a delay and a state
+    record.
+    """
 
     async def play() -> None:
         path = tmp_path / "log.db"
         await leave_home_in_use(path)
-        store, scene = await open_scenario(path)
+        store, scenario = await open_scenario(path)
         assert store.writer.db.pragma("user_version") == NOW[-1].number
-        await scene.commit(Noted(text="tea"))
-        fold = await scene.commit_compression(covers=0)
-        await scene.wake_consumer("memory:a", 500.0, at=1.0, mandatory=True)
+        await scenario.commit(Noted(text="tea"))
+        compression = await scenario.commit_compression(covers=0)
+        await scenario.wake_consumer("memory:a", 500.0, at=1.0, mandatory=True)
         write = StateWrite(namespace=StateNamespace.SCHEDULE, key="k", value="v", version=0)
-        await scene.commit(session="", step=Step.STATE, state_writes=(write,))
+        await scenario.commit(session="", step=Step.STATE, state_writes=(write,))
         (record,) = await store.list_state_records()
         await store.close()
 
-        store, scene = await open_scenario(path, migrations=[*NOW, MOODS])
+        store, scenario = await open_scenario(path, migrations=[*NOW, MOODS])
         db = store.writer.db
         assert db.pragma("user_version") == MOODS.number
         assert db.execute("select mood from sessions").get == "busy"
         assert store.upgrade_backup is not None
-        assert await scene.read_texts() == ["first", "second"]
+        assert await scenario.read_texts() == ["first", "second"]
         assert [entry.seq for entry in await store.list_notes()] == [4]
-        assert [entry.op for entry in await store.list_compressions(limit=9)] == [fold]
+        assert [entry.op for entry in await store.list_compressions(limit=9)] == [compression]
         assert await store.list_state_records() == [record]
         found = await store.claim_cursors(owner="new", at=400.0, lease=60.0, limit=9)
         claims = {claim.consumer: claim for claim in found}
         assert claims.keys() == {"turn", "platform"}, "a delay is as long as it was"
         assert claims["platform"].cursor.in_flight is not None
         (running,) = await store.list_operations("s", states=("running",))
-        await scene.end_operation(running.op, claim=claims["turn"])
-        await scene.begin_operation(2, claim=claims["turn"])
-        await scene.update_cursor(claims["platform"], clear_in_flight=True, processed_seq=1, release=True)
-        assert (await scene.read_cursor("platform")).in_flight is None
-        assert (await scene.claim_cursor("memory:a", at=600.0)).cursor.mandatory
-        await scene.commit(session="", step=Step.STATE, state_writes=(record.replace_with("w"),))
+        await scenario.end_operation(running.op, claim=claims["turn"])
+        await scenario.begin_operation(2, claim=claims["turn"])
+        await scenario.update_cursor(claims["platform"], clear_in_flight=True, processed_seq=1, release=True)
+        assert (await scenario.read_cursor("platform")).in_flight is None
+        assert (await scenario.claim_cursor("memory:a", at=600.0)).cursor.mandatory
+        await scenario.commit(session="", step=Step.STATE, state_writes=(record.replace_with("w"),))
         assert await store.verify() == []
         await store.close()
 
@@ -153,11 +157,11 @@ def test_a_home_of_a_development_version_is_refused_and_not_touched(tmp_path: Pa
 
 @pytest.mark.parametrize("page", [b"\x02\xd3\x02\xb1" * 1024, b"SQLite format 3\0" + b"\x7f" * 4080])
 def test_a_frame_that_was_begun_when_the_process_died_is_no_newer_schema(tmp_path: Path, page: bytes) -> None:
-    """SQLite writes a frame's header before its page: what a kill leaves between the two is from another time."""
+    """SQLite writes a frame's header before its page. If the process is killed in between, older data follows it."""
 
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db")
-        await scene.commit_heard("first")
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        await scenario.commit_heard("first")
         left = tmp_path / "left"
         left.mkdir()
         for name in ("log.db", "log.db-wal", "log.db.mark"):
@@ -167,8 +171,8 @@ def test_a_frame_that_was_begun_when_the_process_died_is_no_newer_schema(tmp_pat
             salts = wal.read(32)[16:24]
             wal.seek(0, 2)
             wal.write(struct.pack(">II", 1, 9) + salts + bytes(8) + page)
-        store, scene = await open_scenario(left / "log.db")
-        assert await scene.read_texts() == ["first"]
+        store, scenario = await open_scenario(left / "log.db")
+        assert await scenario.read_texts() == ["first"]
         assert await store.verify() == []
         await store.close()
 
@@ -180,8 +184,8 @@ def test_the_backup_is_itself_a_home_for_the_older_build(tmp_path: Path) -> None
         await leave_home_in_use(tmp_path / "log.db")
         await open_store(tmp_path / "log.db", migrations=[*NOW, MOODS]).close()
         (backup,) = (tmp_path / "backups").iterdir()
-        store, scene = await open_scenario(backup)
-        assert await scene.read_texts() == ["first", "second"]
+        store, scenario = await open_scenario(backup)
+        assert await scenario.read_texts() == ["first", "second"]
         assert await store.verify() == []
         await store.close()
 
@@ -194,8 +198,8 @@ def test_a_migration_that_fails_leaves_the_schema_as_it_was(tmp_path: Path) -> N
         await leave_home_in_use(path)
         with pytest.raises(StoreError, match="sessions"):
             open_store(path, migrations=[*NOW, BROKEN])
-        store, scene = await open_scenario(path)
-        assert await scene.read_texts() == ["first", "second"]
+        store, scenario = await open_scenario(path)
+        assert await scenario.read_texts() == ["first", "second"]
         assert store.writer.db.execute("select 1 from sqlite_schema where name = 'fine'").get is None
         await store.close()
 
@@ -214,11 +218,11 @@ def test_a_second_upgrade_keeps_the_first_backup(tmp_path: Path) -> None:
     run_coroutine(play())
 
 
-def test_a_half_made_database_is_made_anew(tmp_path: Path) -> None:
+def test_an_incomplete_database_is_created_again(tmp_path: Path) -> None:
     async def play() -> None:
         (tmp_path / "log.db.new").write_bytes(b"a process died while making this")
-        store, scene = await open_scenario(tmp_path / "log.db")
-        await scene.commit_heard()
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        await scenario.commit_heard()
         await store.close()
         assert not (tmp_path / "log.db.new").exists()
 

@@ -1,4 +1,4 @@
-"""Processes that share a home or are killed in it: one at a time gets in, and what it acknowledged outlives it."""
+"""Processes that share a home or are killed: one at a time holds the lock, and acknowledged commits are not lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def kill(process: subprocess.Popen[bytes]) -> bytes:
     return output
 
 
-def test_a_second_process_hears_at_once_who_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_process_learns_at_once_who_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
     really = home_lock._try
 
@@ -71,7 +71,7 @@ def test_a_lock_is_taken_once_and_free_after_release(tmp_path: Path) -> None:
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_lock_file_that_was_replaced_meanwhile_is_not_trusted(tmp_path: Path) -> None:
+def test_a_lock_file_that_was_replaced_is_not_trusted(tmp_path: Path) -> None:
     held = HomeLock(tmp_path / "lock").acquire()
     (tmp_path / "lock").unlink()
     second = HomeLock(tmp_path / "lock").acquire()
@@ -81,10 +81,10 @@ def test_a_lock_file_that_was_replaced_meanwhile_is_not_trusted(tmp_path: Path) 
     second.release()
 
 
-def test_a_lock_file_removed_between_opening_and_locking_is_made_anew(
+def test_a_lock_file_removed_between_opening_and_locking_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No other way leads into that moment."""
+    """The patched call is the only way to act at that moment."""
     really = home_lock._try
     calls = 0
 
@@ -110,19 +110,21 @@ def killed_again_and_again(home: Path, *, kills: int, seed: int) -> None:
         first = victim.stdout.readline().decode()
         assert first, "the victim did not come up"
         time.sleep(chance.random() * 0.15)
-        # A line may be cut by the kill; what was written of it stands for nothing.
+        # The kill may cut a line; an incomplete line does not count.
         lines = (first + kill(victim).decode()).splitlines(keepends=True)
         acked += [line.strip() for line in lines if line.endswith("\n")]
 
     async def look() -> None:
-        store, scene = await open_scenario(home / "log.db")
-        texts = await scene.read_texts("s") + await scene.read_texts("t")
+        store, scenario = await open_scenario(home / "log.db")
+        texts = await scenario.read_texts("s") + await scenario.read_texts("t")
         assert set(acked) <= set(texts)
         assert len(texts) == len(set(texts))
         for session in "st":
-            for voice in range(20):
+            for speaker in range(20):
                 for life in range(kills):
-                    mine = [text for text in await scene.read_texts(session) if text.startswith(f"{life}-{voice}-")]
+                    mine = [
+                        text for text in await scenario.read_texts(session) if text.startswith(f"{life}-{speaker}-")
+                    ]
                     assert [int(text.split("-")[2]) for text in mine] == list(range(1, len(mine) + 1))
         assert await store.verify() == []
         await store.close()

@@ -1,4 +1,4 @@
-"""Much of everything: many messages, many sessions, long texts. Nothing is dropped, nothing is found by scanning."""
+"""Many messages, many sessions, long texts: nothing is dropped, and no query scans a table."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.stores.home import open_scenario, open_store, run_coroutine
 
 def test_ten_thousand_messages_wait_in_one_session(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db", synchronous="OFF")
-        await asyncio.gather(*[scene.commit_heard(f"m{n}", dedup=f"k{n}") for n in range(10_000)])
-        assert await scene.read_texts() == [f"m{n}" for n in range(10_000)]
+        store, scenario = await open_scenario(tmp_path / "log.db", synchronous="OFF")
+        await asyncio.gather(*[scenario.commit_heard(f"m{n}", dedup=f"k{n}") for n in range(10_000)])
+        assert await scenario.read_texts() == [f"m{n}" for n in range(10_000)]
         assert (await store.get_session("s")).pending == 10_000
-        op = await scene.begin_operation(*range(1, 10_001))
-        assert await scene.list_pending_seqs() == []
-        await scene.end_operation(op, "released")
-        assert await scene.list_pending_seqs() == list(range(1, 10_001))
+        op = await scenario.begin_operation(*range(1, 10_001))
+        assert await scenario.list_pending_seqs() == []
+        await scenario.end_operation(op, "released")
+        assert await scenario.list_pending_seqs() == list(range(1, 10_001))
         assert await store.verify() == []
         await store.close()
 
@@ -56,7 +56,7 @@ def test_ten_thousand_sessions_have_one_message_each(tmp_path: Path) -> None:
 
 def test_due_work_is_found_among_a_hundred_thousand_sessions(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db", inline=True, synchronous="OFF")
+        store, scenario = await open_scenario(tmp_path / "log.db", inline=True, synchronous="OFF")
         fill = """
             with recursive n(i) as (select 1 union all select i + 1 from n where i < 100000)
             insert into cursors(consumer, session, since, wait, due, owner, lease_since, lease_wait)
@@ -71,12 +71,12 @@ def test_due_work_is_found_among_a_hundred_thousand_sessions(tmp_path: Path) -> 
         db.close()
         times = []
         for _ in range(10):
-            await scene.commit_heard(at=5.0)
+            await scenario.commit_heard(at=5.0)
             began = time.process_time()
             (claim,) = await store.claim_cursors(owner="me", at=5.0, lease=60.0, limit=8, skip=("memory:*",))
             times.append(time.process_time() - began)
             assert claim.session == "s"
-            await scene.update_cursor(claim, idle_at=99, release=True)
+            await scenario.update_cursor(claim, idle_at=99, release=True)
             began = time.process_time()
             await store.get_next_due(at=5.0, skip=("memory:*",))
             times.append(time.process_time() - began)
@@ -87,9 +87,9 @@ def test_due_work_is_found_among_a_hundred_thousand_sessions(tmp_path: Path) -> 
     run_coroutine(play())
 
 
-def test_no_step_of_a_turn_walks_a_table_or_a_whole_session(tmp_path: Path) -> None:
+def test_no_step_of_a_turn_scans_a_table_or_a_whole_session(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db", inline=True)
+        store, scenario = await open_scenario(tmp_path / "log.db", inline=True)
         db = store.writer.db
         ran: dict[str, Any] = {}
 
@@ -99,19 +99,19 @@ def test_no_step_of_a_turn_walks_a_table_or_a_whole_session(tmp_path: Path) -> N
 
         db.set_exec_trace(trace)
         write = StateWrite(namespace=StateNamespace.SCHEDULE, key="n", value="v", version=0)
-        await scene.commit_heard(dedup="k", state_writes=(write,))
-        claim = await scene.claim_cursor()
-        op = await scene.begin_operation(1, claim=claim)
-        await scene.commit_heard("more")
-        await scene.take_messages(op, 3, claim=claim)
-        await scene.end_operation(
+        await scenario.commit_heard(dedup="k", state_writes=(write,))
+        claim = await scenario.claim_cursor()
+        op = await scenario.begin_operation(1, claim=claim)
+        await scenario.commit_heard("more")
+        await scenario.take_messages(op, 3, claim=claim)
+        await scenario.end_operation(
             op, claim=claim, wakeups=(Wakeup(consumer="platform"),), cursor=CursorUpdate(idle_at=4, release=True)
         )
-        voice = await scene.claim_cursor("platform")
+        delivery = await scenario.claim_cursor("platform")
         receipt = Receipt(consumer="platform", session="s", seq=5)
         update = CursorUpdate(processed_seq=5, clear_in_flight=True, idle_at=5, release=True)
-        await scene.commit(claim=voice, cursor=update, receipts=(receipt,))
-        await store.renew_leases([claim, voice], owner="me", at=1.0, lease=1.0)
+        await scenario.commit(claim=delivery, cursor=update, receipts=(receipt,))
+        await store.renew_leases([claim, delivery], owner="me", at=1.0, lease=1.0)
         running, values = operations.build_operations_query(
             "s", types=(), after=0, before=None, states=("running",), newest_first=False, limit=None
         )
@@ -134,10 +134,10 @@ def test_no_step_of_a_turn_walks_a_table_or_a_whole_session(tmp_path: Path) -> N
 @pytest.mark.parametrize("text", ["z" * 1_000_000, "line\n" * 100_000, "\U0001f600" * 100_000])
 def test_a_long_message_is_kept_whole(tmp_path: Path, text: str) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db")
-        await scene.commit_heard(text)
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        await scenario.commit_heard(text)
         assert get_heard_text(await store.get_entry("s", 1)) == text
-        await scene.commit(blobs=(b"\x00\xff" * 10_000_000,))
+        await scenario.commit(blobs=(b"\x00\xff" * 10_000_000,))
         assert await store.verify() == []
         await store.close()
 
@@ -146,9 +146,9 @@ def test_a_long_message_is_kept_whole(tmp_path: Path, text: str) -> None:
 
 def test_the_write_ahead_log_stays_short(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db", synchronous="OFF")
+        store, scenario = await open_scenario(tmp_path / "log.db", synchronous="OFF")
         for n in range(300):
-            await asyncio.gather(*[scene.commit_heard("m" * 2000, wake="", dedup=f"{n}-{m}") for m in range(10)])
+            await asyncio.gather(*[scenario.commit_heard("m" * 2000, wake="", dedup=f"{n}-{m}") for m in range(10)])
             await store.list_entries("s", after=n * 10)
         assert (tmp_path / "log.db-wal").stat().st_size < 12 * 1024 * 1024
         await store.close()
@@ -158,9 +158,9 @@ def test_the_write_ahead_log_stays_short(tmp_path: Path) -> None:
 
 def test_a_turn_costs_few_statements(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await open_scenario(tmp_path / "log.db", inline=True)
-        await scene.commit_heard()
-        await scene.commit_heard()
+        store, scenario = await open_scenario(tmp_path / "log.db", inline=True)
+        await scenario.commit_heard()
+        await scenario.commit_heard()
         ran: list[str] = []
 
         def trace(_cursor: object, sql: str, _values: object) -> bool:
@@ -168,15 +168,15 @@ def test_a_turn_costs_few_statements(tmp_path: Path) -> None:
             return True
 
         store.writer.db.set_exec_trace(trace)
-        await scene.commit_heard(dedup="k")
+        await scenario.commit_heard(dedup="k")
         accept = len(ran)
-        claim = await scene.claim_cursor()
+        claim = await scenario.claim_cursor()
         ran.clear()
         began = EntryDraft(body=Began(type="turn", takes=(1, 2), consumer="turn"), author="agent:main")
-        await scene.commit(began, claim=claim)
+        await scenario.commit(began, claim=claim)
         begin = len(ran)
         ran.clear()
-        await scene.commit(EntryDraft(body=Ended(), author="agent:main", op=4), op=4, claim=claim)
+        await scenario.commit(EntryDraft(body=Ended(), author="agent:main", op=4), op=4, claim=claim)
         end = len(ran)
         store.writer.db.set_exec_trace(None)
         assert accept <= 8

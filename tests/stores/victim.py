@@ -1,4 +1,5 @@
-"""A process to be killed: commits as fast as it can and says what was acknowledged, or just holds a home's lock."""
+"""A process to be killed. It commits as fast as it can and prints what was acknowledged, or only holds a home's
+lock."""
 
 from __future__ import annotations
 
@@ -14,22 +15,22 @@ from everhold.testing.contracts.store_scenario import SeededRandom, StoreScenari
 async def commit_for_ever(home: Path, life: str) -> None:
     with HomeLock(home / "lock"):
         store = SqliteStore.open(home / "log.db", chance=SeededRandom())
-        scene = StoreScenario(store)
+        scenario = StoreScenario(store)
         for session in ("s", "t"):
             if await store.resolve_address(f"test:{session}") is None:
-                await scene.open_session(session)
+                await scenario.open_session(session)
 
-        async def speak(voice: int) -> None:
-            n, session = 0, "st"[voice % 2]
+        async def speak(speaker: int) -> None:
+            n, session = 0, "st"[speaker % 2]
             while True:
                 n += 1
-                text = f"{life}-{voice}-{n}"
-                await scene.commit_heard(
+                text = f"{life}-{speaker}-{n}"
+                await scenario.commit_heard(
                     text, session=session, dedup=text, bound=(f"test:{session}", "")
-                )  # as from the door
+                )  # as an accepted message
                 os.write(1, f"{text}\n".encode())
 
-        await asyncio.gather(*[speak(voice) for voice in range(20)])
+        await asyncio.gather(*[speak(speaker) for speaker in range(20)])
 
 
 def hold_lock(home: Path) -> None:

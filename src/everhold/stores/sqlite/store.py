@@ -79,15 +79,15 @@ class SqliteStore:
         path: Path,
         *,
         writer: ThreadWriter | InlineWriter,
-        reader: apsw.Connection,
+        read_connection: apsw.Connection,
         chance: RandomSource,
         vfs: str | None = None,
     ) -> None:
         self.path = path
         self.writer = writer
         writer.bulk_writer = self._append_messages
-        self._read_connection = reader
-        self._read_cursor = reader.cursor()
+        self._read_connection = read_connection
+        self._read_cursor = read_connection.cursor()
         self._chance = chance
         self._vfs = vfs
         self.on_commit: Callable[[Change], None] = _ignore_commit
@@ -139,7 +139,7 @@ class SqliteStore:
             newest: int = db.execute("select max(pos) from entries").get or 0
             if uses_watermark:
                 watermark.check_watermark(mark_path, newest)
-            reader = connect.open_for_reading(path, vfs=vfs)
+            read_connection = connect.open_for_reading(path, vfs=vfs)
         except (apsw.Error, StoreError) as error:
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             db.close()
@@ -148,7 +148,7 @@ class SqliteStore:
             raise
         mark = watermark.WatermarkFile(mark_path) if uses_watermark else None
         writer = InlineWriter(db, path) if inline else ThreadWriter(db, path, mark, patience=patience)
-        store = cls(path, writer=writer, reader=reader, chance=chance, vfs=vfs)
+        store = cls(path, writer=writer, read_connection=read_connection, chance=chance, vfs=vfs)
         store.upgrade_backup = saved[0] if saved else None
         if had_power_cut and not inline:
             store._safe_pos = newest + MAX_LOST_ENTRIES
