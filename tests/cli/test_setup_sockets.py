@@ -38,7 +38,7 @@ def test_an_app_on_slack_is_not_written_unless_both_its_tokens_work(house: Comma
         given = ("setup", "slack", "--set", f"base_url={running.server.url}/api/", "--no-input", "--stdin")
         wrong = house.run(*given, input=tokens)
         assert wrong.code == 1
-        assert "does not take this token" in wrong.err
+        assert "does not accept this token" in wrong.err
         assert ((house.path / "config.yaml").read_text(), (house.path / ".env").exists()) == (before, False)
         done = house.run(*given, input=f"{BOT_TOKEN}\n{APP_TOKEN}\n").ok()
     assert "@my-app" in done.out

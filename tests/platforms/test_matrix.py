@@ -148,7 +148,7 @@ async def test_after_a_restored_homeserver_the_last_day_is_read_again(
     await remote.write("hello", to=remote.chat)
     await harness.wait_until_heard("hello")
     assert await harness.read_texts() == [*(f"meanwhile {number}" for number in range(8)), "hello"], "by pages, too"
-    assert any("does not know the position" in trouble for trouble in harness.troubles)
+    assert any("does not know our sync token" in trouble for trouble in harness.troubles)
 
 
 @pytest.mark.parametrize(

@@ -534,7 +534,7 @@ async def test_a_wrong_token_is_reported_to_the_operator(
 ) -> None:
     settings = remote.settings().model_copy(update={wrong: SecretString("xox-wrong")})
     slack = SlackPlatform(settings, harness.make_context())
-    with pytest.raises(Refused, match="does not take this token") as caught:
+    with pytest.raises(Refused, match="does not accept this token") as caught:
         await slack.listen(harness._accept)
     assert "xox-wrong" not in str(caught.value)
     assert caught.value.remedy
@@ -551,7 +551,7 @@ async def test_the_introduction_works_with_all_scopes(harness: PlatformHarness, 
         slack = SlackPlatform(
             remote.settings().model_copy(update={wrong: SecretString("xox-wrong")}), harness.make_context()
         )
-        with pytest.raises(Refused, match="does not take this token"):
+        with pytest.raises(Refused, match="does not accept this token"):
             await slack.introduce()
         await slack.aclose()
     remote.server.apps[0].scopes = "chat:write,im:read"
