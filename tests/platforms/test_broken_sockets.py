@@ -67,7 +67,7 @@ async def fetches_from_anywhere(self: SlackPlatform, file: Any) -> bytes:
 # -- Discord -----------------------------------------------------------------------------------------------------------
 
 
-async def looks_for_nothing(self: DiscordPlatform, out: OutgoingMessage, *, look: bool = False) -> str:
+async def looks_for_nothing(self: DiscordPlatform, out: OutgoingMessage, *, always: bool = False) -> str:
     return ""
 
 

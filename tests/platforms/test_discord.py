@@ -557,6 +557,6 @@ async def test_the_unmodified_library_works_with_the_fake_server(
 def test_a_command_in_another_direct_chat_belongs_to_its_sender() -> None:
     """Discord lets people use a command in their direct chats with each other, and reports those like ours."""
     used = {"id": "7", "type": parsing.COMMAND_INTERACTION_TYPE, "data": {"name": "status"}, "user": {"id": "1001"}}
-    found = parsing.parse_command(used, where=parsing.parse_channel({"id": "9", "type": 3}), account="main")
+    found = parsing.parse_command(used, channel=parsing.parse_channel({"id": "9", "type": 3}), account="main")
     assert found is not None
     assert (found.kind, found.can_change_owner) == ("dm", True)

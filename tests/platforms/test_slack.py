@@ -110,7 +110,7 @@ async def test_a_burst_is_confirmed_in_time(harness: PlatformHarness, server: Sl
     await many(harness, server.apps[0].confirmed, 101)
     assert time.process_time() - before < ACK_SECONDS, "the last of them would have been late"
     assert len(await harness.read_texts()) == 101
-    outcomes = [verdict.outcome for verdict in harness.verdicts]
+    outcomes = [result.outcome for result in harness.results]
     # the first message is in the history too
     assert outcomes.count("duplicate") <= 1, "something was not confirmed, and came again"
 
@@ -129,7 +129,7 @@ async def test_an_event_that_is_not_confirmed_comes_again_and_is_heard_once(tmp_
         await server.write_message("hello", channel="D1")
 
         async def came_again() -> bool:
-            return len([it for it in harness.verdicts if it.outcome == "duplicate"]) >= 1
+            return len([it for it in harness.results if it.outcome == "duplicate"]) >= 1
 
         await harness.wait_until(came_again, what="its coming again")
         assert await harness.read_texts() == ["hello"]
@@ -269,8 +269,8 @@ async def test_a_mention_that_comes_as_two_events_is_heard_once(harness: Platfor
     body = await heard(harness, server, f"hi <@{server.apps[0].user}>, what now?")
     assert (body.text, body.asks) == ("hi @everhold, what now?", True)
     await many(harness, server.apps[0].confirmed, 3)
-    assert [verdict.outcome for verdict in harness.verdicts].count("duplicate") >= 1
-    assert "differs" not in [verdict.outcome for verdict in harness.verdicts]
+    assert [result.outcome for result in harness.results].count("duplicate") >= 1
+    assert "differs" not in [result.outcome for result in harness.results]
     assert len(await harness.read_texts()) == 2
     assert ":channel:C1" in body.stamp.address
 

@@ -110,14 +110,14 @@ async def test_an_update_that_was_not_committed_is_sent_again(harness: PlatformH
     async def full(body: bytes) -> None:
         raise StoreFull("no room")
 
-    assert await status(WebhookServer(path="/", proof=lambda *_: True, take=full), b"{}") == 503
+    assert await status(WebhookServer(path="/", proof=lambda *_: True, accept_body=full), b"{}") == 503
 
 
 async def test_a_missing_body_times_out() -> None:
     async def taken(body: bytes) -> None:
         raise AssertionError("nothing came")
 
-    hook = WebhookServer(path="/", proof=lambda *_: True, take=taken, seconds=0.05)
+    hook = WebhookServer(path="/", proof=lambda *_: True, accept_body=taken, seconds=0.05)
     assert await status(hook, None) == 408
 
 
@@ -125,7 +125,7 @@ async def test_a_body_without_a_length_ends_at_the_limit() -> None:
     async def taken(body: bytes) -> None:
         raise AssertionError("too much came")
 
-    hook = WebhookServer(path="/", proof=lambda *_: True, take=taken, most_bytes=1000)
+    hook = WebhookServer(path="/", proof=lambda *_: True, accept_body=taken, most_bytes=1000)
     assert await status(hook, b"x" * 400, endless=True) == 413
 
 
@@ -161,6 +161,6 @@ async def test_a_port_in_use_is_reported(harness: PlatformHarness) -> None:
     from everhold.errors import Refused
 
     assert isinstance(harness.platform, TelegramPlatform)
-    hook = WebhookServer(path="/", proof=lambda *_: True, take=lambda _: asyncio.sleep(0))
+    hook = WebhookServer(path="/", proof=lambda *_: True, accept_body=lambda _: asyncio.sleep(0))
     with pytest.raises(Refused):
         await hook.serve(host="127.0.0.1", port=harness.platform.port)
