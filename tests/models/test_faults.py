@@ -241,7 +241,7 @@ async def test_a_broken_stream_is_never_an_answer(server: ModelServer, connect: 
     with pytest.raises(Overloaded):
         await model.answer(HELLO, on_text=heard.append)
     assert LONG.text.startswith("".join(heard))
-    assert (await model.answer(HELLO)).text.startswith("You said"), "the next request finds the wire in order"
+    assert (await model.answer(HELLO)).text.startswith("You said"), "the connection works for the next request"
 
 
 @pytest.mark.parametrize("how", ["drop", "reset", "garbage"])

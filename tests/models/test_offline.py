@@ -180,7 +180,7 @@ async def test_several_calls_and_words_in_one_turn() -> None:
     assert len({call.id for call in chat.called}) == 2
     assert answer == "memory returned: ok\n\nsession_search returned: ok\n\nI heard: “The sky is grey.”"
     again = await chat.say("remember that I like tea", result="ok again")
-    assert len({call.id for call in chat.called}) == 3, "asked anew it is called anew"
+    assert len({call.id for call in chat.called}) == 3, "a repeated request makes a new call"
     assert again == "memory returned: ok again"
 
 

@@ -337,7 +337,7 @@ async def test_a_tool_choice_is_in_the_format_of_the_messages_api(
 ) -> None:
     body = await sent(server, anthropic(params=THINK), ask(user("a"), tool_choice=choice))
     assert body["tool_choice"] == told
-    assert ("thinking" in body) == (told["type"] in ("auto", "none")), "whoever is made to call a tool may not think"
+    assert ("thinking" in body) == (told["type"] in ("auto", "none")), "no thinking with a forced tool call"
     assert "tool_choice" not in await sent(server, anthropic(), ask(user("a"), tools=(), tool_choice=choice))
 
 

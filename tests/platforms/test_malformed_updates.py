@@ -191,10 +191,10 @@ async def test_known_malformed_updates_are_stored_or_skipped(side: BroughtPlatfo
         await side.bring(changed(side.bases[0], path, value))
     bodies = await side.harness.read_heard()
     kept = [body for body in bodies if body.origin.chat == "unreadable"]
-    assert kept, "what cannot be read is kept as it came"
+    assert kept, "an update that cannot be parsed is stored"
     assert not any(body.asks for body in kept)
     await side.bring(side.bases[0])
-    assert any(body.origin.chat != "unreadable" for body in await side.harness.read_heard()), "reading goes on"
+    assert any(body.origin.chat != "unreadable" for body in await side.harness.read_heard()), "the adapter continues"
 
 
 @pytest.mark.prove

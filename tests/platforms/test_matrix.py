@@ -180,7 +180,7 @@ async def test_a_refused_sync_keeps_the_offset(
     await harness.wait_until_heard("meanwhile 7")
     assert await harness.read_texts() == ["before", *(f"meanwhile {number}" for number in range(8))]
     looks = [call for name, call in remote.proxy.calls[calls:] if name == "sync"]
-    assert all("since" in look for look in looks), "nothing is looked at anew"
+    assert all("since" in look for look in looks), "every sync continues at the offset"
     assert len({look["since"] for look in looks[:2]}) == 1
 
 

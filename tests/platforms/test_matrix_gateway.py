@@ -97,7 +97,7 @@ async def test_a_group_is_joined_only_when_it_is_allowed(tmp_path: Path, scenari
         room = await scenario.ada.create_room(scenario.agent.id, name="the office")
         await gateway.wait_until(lambda: "message.denied" in gateway.log.getvalue())
         joined = (await scenario.ada.call("GET", f"{CLIENT_API_PATH}/rooms/{room}/joined_members"))["joined"]
-        assert scenario.agent.id not in joined, "in a group a direct friend is nobody"
+        assert scenario.agent.id not in joined, "access to direct chats gives no access to groups"
     async with RunningGateway(tmp_path, scenario.config(groups={room: ["ada"]}), env=scenario.env) as gateway:
         mention = {"m.mentions": {"user_ids": [scenario.agent.id]}}
 

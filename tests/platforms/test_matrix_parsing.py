@@ -78,7 +78,7 @@ def test_a_mention_before_a_command_is_left_out(before: str) -> None:
 def test_quotes_of_old_clients_are_left_out() -> None:
     replies: dict[str, Any] = {"m.relates_to": {"m.in_reply_to": {"event_id": "$0"}}}
     assert said("> <@ada:example.org> one\n> two\n\nfine", **replies).text == "fine"
-    assert said("> <@ada:example.org> one\n\nfine").text != "fine", "somebody quotes by hand"
+    assert said("> <@ada:example.org> one\n\nfine").text != "fine", "a quote written by the person stays"
 
 
 def test_reactions_and_redactions_are_not_heard() -> None:

@@ -57,7 +57,7 @@ async def halt(room: AgentRoom) -> None:
     await room.say("!halt")  # an agent that answers this has heard the call
     await room.wait_until_obeyed("Halted.", 2)
     after = await room.agent_texts()
-    assert after == before, f"somebody answered: {Counter(after) - Counter(before)}"
+    assert after == before, f"an agent answered: {Counter(after) - Counter(before)}"
     await room.say("!wake")
     await room.wait_until_obeyed("Listening again.", 1)
     await room.call_everybody("again")

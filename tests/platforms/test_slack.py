@@ -218,7 +218,7 @@ async def test_events_that_slack_gave_up_are_read_from_the_history(tmp_path: Pat
             "in the new one",
             *(f"much more {number}" for number in range(250)),
         ]
-        assert "an old thread" not in texts, "what was said before there was a gateway is nobody's business"
+        assert "an old thread" not in texts, "messages from before the first start are not heard"
         before = len(texts)
         await harness.restart()
         await server.write_message("and on", channel="C1")
@@ -278,7 +278,7 @@ async def test_a_mention_that_comes_as_two_events_is_heard_once(harness: Platfor
 async def test_a_thread_is_a_conversation_and_is_answered_there(harness: PlatformHarness, server: SlackServer) -> None:
     remote_id = await harness.platform.send(harness.make_outgoing("a thought", to=harness.make_location(chat="C1")))
     body = await heard(harness, server, "tell me more", thread=remote_id)
-    assert body.asks, "it hangs on what we said"
+    assert body.asks, "it is in the thread of our message"
     assert (body.origin.chat, body.origin.thread) == ("C1", remote_id)
     assert body.stamp.address.endswith(f":thread:{remote_id}")
     await harness.platform.send(harness.make_outgoing("there is no more", to=body.origin, key="s:2:0"))

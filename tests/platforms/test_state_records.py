@@ -48,7 +48,7 @@ def interrupt(ingress: IngressHarness, meanwhile: Meanwhile, *, times: int = 1) 
         if change.state_writes and times > 0:
             tried.append(change)
             times -= 1
-            ingress.store.commit = commit  # type: ignore[method-assign]  # what happens meanwhile is not interrupted
+            ingress.store.commit = commit  # type: ignore[method-assign]  # the inner write is not interrupted
             try:
                 await meanwhile()
             finally:
@@ -106,7 +106,7 @@ async def test_concurrent_messages_move_one_offset_and_all_are_accepted(ingress:
 
     ingress.store.commit = counted  # type: ignore[method-assign]
     assert await asyncio.gather(*map(say, range(30))) == ["accepted"] * 30
-    assert len(tried) < 120, "those who came late do not collide again and again"
+    assert len(tried) < 120, "late writers do not conflict repeatedly"
     scope = "fake:main"
     before = await ingress.store.get_state_record(StateNamespace.PLATFORM_OFFSET, "history/1", scope=scope)
     assert before is not None

@@ -199,7 +199,7 @@ async def test_both_reports_of_a_migrated_group_add_one_alias(harness: PlatformH
     await server.write_message("here we are", chat=-10055)
     await harness.wait_until_heard("here we are")
     assert harness.chat_moves == [("-55", "-10055")] * 2
-    assert await harness.read_texts() == ["here we are"], "it is nothing that anybody said"
+    assert await harness.read_texts() == ["here we are"], "a migration is not a message"
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ async def test_new_update_numbers_after_a_long_silence_lose_nothing(
     async def asked_for_anything() -> bool:
         return "offset" not in server.calls[-1][1]
 
-    await harness.wait_until(confirmed, what="a poll behind what was heard")
+    await harness.wait_until(confirmed, what="a poll after the heard message")
     calendar.ahead = 6 * 86_400.0
     await harness.wait_until(asked_for_anything, what="a poll without an offset")
     server.renumber_updates(5)

@@ -75,7 +75,7 @@ async def call(
 async def test_an_update_is_committed_and_then_acknowledged(harness: PlatformHarness) -> None:
     assert await call(harness) == 200
     assert await harness.read_texts() == ["hello"]
-    assert await call(harness) == 200, "brought again, and recognised"
+    assert await call(harness) == 200, "sent again, and recognised as a duplicate"
     assert await harness.read_texts() == ["hello"]
 
 

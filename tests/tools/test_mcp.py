@@ -296,7 +296,7 @@ async def test_a_server_that_dies_is_started_again_and_the_call_is_in_doubt(croo
     assert "may have been done" in fell.text
     await wait_until(lambda: crooked.falls)
     assert "it ended with status 3" in crooked.falls[0]
-    assert "odd_echo" in crooked.servers.get_tools(crooked.agent), "a prompt must not change because a server fell"
+    assert "odd_echo" in crooked.servers.get_tools(crooked.agent), "a prompt must not change because a server failed"
     await wait_until(lambda: not crooked.complaints())
     assert (await crooked.run("odd_echo", size=1)).text == '{"size": 1}'
 
@@ -415,7 +415,7 @@ async def main():
     async with run_servers(Path({str(tmp_path)!r}), odd={{"command": CROOKED}}) as made:
         made.open()
         while not made.servers.get_tools(made.agent):
-            began = time.process_time()  # what other processes do meanwhile does not count
+            began = time.process_time()  # the time of other processes does not count
             await asyncio.sleep(0.005)
             worst = max(worst, time.process_time() - began)
     print(worst)
