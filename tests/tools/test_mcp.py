@@ -310,7 +310,7 @@ async def test_a_server_that_hangs_is_started_again(tmp_path: Path, monkeypatch:
         assert hung.error
         assert "gave no answer within" in hung.text
         await wait_until(lambda: made.falls)
-        assert "does not answer any more" in made.falls[0]
+        assert "no longer answers" in made.falls[0]
         assert is_gone(pid)
         await wait_until(lambda: not made.complaints())
         assert int((await made.run("odd_pid")).text) != pid
@@ -368,7 +368,7 @@ async def test_a_changed_server_is_replaced_and_a_removed_one_ends(crooked: Serv
     crooked.settings.clear()
     crooked.open()
     await wait_until(lambda: is_gone(before) and is_gone(int(after.text)))
-    assert "not configured any more" in (await _failure(tools["odd_pid"].run({}, CONTEXT)))
+    assert "no longer configured" in (await _failure(tools["odd_pid"].run({}, CONTEXT)))
 
 
 async def _failure(work: Awaitable[object]) -> str:
