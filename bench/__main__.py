@@ -1,4 +1,4 @@
-"""Measure everything, print one table, and with --write keep it in docs/benchmarks.md."""
+"""Measure everything and print one table. With --write, write it to docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Callable
 
 from bench.accept import accept_rows
 from bench.bursts import burst_rows
+from bench.compression import compression_rows
 from bench.conditions import ROOT, conditions
-from bench.due import due_rows
-from bench.fold import fold_rows
-from bench.gateway import crowd_rows, gateway_rows, start_rows
-from bench.hosts import host_rows
-from bench.many import many_rows
+from bench.context import context_rows
+from bench.due_cursors import due_cursor_rows
+from bench.gateway import concurrent_accept_rows, gateway_rows, start_rows
+from bench.hermes_import import hermes_import_rows
+from bench.many_sessions import many_sessions_rows
 from bench.matrix import matrix_rows
 from bench.memories import memory_rows
-from bench.moving import moving_rows
 from bench.peers import peer_rows
+from bench.plugin_processes import plugin_process_rows
 from bench.recalling import recalling_rows
 from bench.summaries import summary_rows
 from bench.table import Row, render
 from bench.telegram import telegram_rows
 from bench.turn import flat_rows, turn_rows
-from bench.view import view_rows
 from everhold.cli.commands.up import freeze_garbage_collector
 
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -33,19 +33,19 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "accept": accept_rows,
     "turn": turn_rows,
     "flat": flat_rows,
-    "recalling": recalling_rows,
-    "view": view_rows,
-    "due": due_rows,
+    "recall": recalling_rows,
+    "context": context_rows,
+    "due-cursors": due_cursor_rows,
     "peers": peer_rows,
     "gateway": gateway_rows,
     "start": start_rows,
-    "many": many_rows,
-    "crowd": crowd_rows,
-    "fold": fold_rows,
+    "many-sessions": many_sessions_rows,
+    "concurrent-accept": concurrent_accept_rows,
+    "compression": compression_rows,
     "summaries": summary_rows,
     "memories": memory_rows,
-    "hosts": host_rows,
-    "moving": moving_rows,
+    "plugin-processes": plugin_process_rows,
+    "hermes-import": hermes_import_rows,
     "matrix": matrix_rows,
     "telegram": telegram_rows,
     "bursts": burst_rows,
@@ -55,37 +55,38 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
 def page(rows: list[Row], before: str, after: str) -> str:
     return f"""# Benchmarks
 
-Written by `make bench ARGS=--write`: the numbers of the last run, whatever they were. Every comparison is made in one
-run, in interleaved rounds, and the ratio is the median of the rounds' own ratios, so a shared machine disturbs both
-sides alike. Absolute numbers are this machine's alone.
+`make bench ARGS=--write` writes this page with the numbers of the last run. Every comparison is made in one run, in
+interleaved rounds, and the ratio is the median of the rounds' ratios, so a shared machine disturbs both sides equally.
+Absolute numbers apply to this machine only.
 
 - before: {before}
 - after: {after}
 
 {render(rows)}
 
-**Durable accept**: from the door to its answer, `synchronous=FULL`, beside a loop that has its rows ready and does
-nothing but write them, under the same group commit. **Turn**: an instant model and a keyed platform in the same
-process, so what is left is everhold (accept, begin, end, delivery with its receipt), CPU of all threads, Python's
-collector set as `everhold up` sets it. **Cold**:
-the store was just opened and nothing is cached. **Append a turn**: two durable commits, what was heard and what was
-answered; LangGraph runs a graph of one node. **Load**: everhold reads its window (a fold every 200 turns); the peers
-read all they have, which is what they do unless told otherwise. **Turn over HTTP**: `everhold up` in a process of its
-own, the model server in another. A question and its answer: `POST /v1/chat/completions`; posted and watched: `POST
-/api/messages`, then the reply on `/api/events`. CPU of the whole gateway from
-/proc, with folds, reviews, index and log, but without recall, for which hermes-agent has nothing; what recall adds is
-in rows of its own. How fast this machine was just then is a row, too: it varies by half within an hour.
-hermes-agent runs its real gateway class with an adapter in memory, so its
-turn has no HTTP on the way in, and as many messages behind it as the everhold session has entries. **Accept, a crowd**:
-everybody has a connection and a session, and sends the next message when the last one was accepted. **Telegram**: a
-stateful fake of the Bot API in the measuring process, `everhold up` in its own; a reply is typed, drafted and edited
-as people see it. The bare bot is the vendor's client with a loop around it. **Lost of**: messages that pile up behind
-a held model; of hermes-agent what its database has of them in the end, of everhold what a turn took up, after a
-restart where there was a stop or a kill.
+- **Durable accept**: from the arrival of a message to the end of its commit, with `synchronous=FULL`. The comparison is
+  a loop that only writes prepared rows, with the same group commit.
+- **Turn**: an instant model and a keyed platform run in the same process, so only everhold is measured: accept, begin,
+  end, and delivery with its receipt. CPU of all threads; Python's garbage collector is set as `everhold up` sets it.
+- **Cold**: the store was just opened and nothing is cached.
+- **Append a turn**: two durable commits, the message and the reply. LangGraph runs a graph of one node.
+- **Load**: everhold reads its context window, with a compression every 200 turns. The peers read their whole history,
+  which is their default.
+- **Turn over HTTP**: `everhold up` runs in its own process, the model server in another. "A question and its answer" is
+  `POST /v1/chat/completions`; "posted and watched" is `POST /api/messages`, then the reply on `/api/events`. CPU of the
+  whole gateway from /proc, with compressions, reviews, index and log lines, but without recall, which hermes-agent does
+  not have. The cost of recall has its own rows. The speed of the machine has a row too, because it varies by half
+  within an hour. hermes-agent's gateway class runs with an adapter in memory, so its turns include no HTTP request. Its
+  session has as many messages as the everhold session has entries.
+- **Accept in process**: each of many callers has a session, and sends the next message when the last one was accepted.
+- **Telegram**: a stateful fake of the Bot API in the measuring process, and `everhold up` in its own. A reply includes
+  typing, a draft and edits. The bare bot is the vendor's client in a loop.
+- **Lost of**: messages that arrive while the model holds its answer. For hermes-agent, the messages in its database
+  count; for everhold, the messages that a turn consumed, after a restart where there was a stop or a kill.
 
-What memory plug-ins of hermes-agent lose under faults, alone, under everhold, and beside everhold's own adapters, is a
-table of its own: [what plug-ins lose](how-to/bring-your-hermes-plugin.md#what-plug-ins-lose-alone-and-here), by
-`python -m bench.losses`.
+[What plug-ins lose](how-to/bring-your-hermes-plugin.md#what-plug-ins-lose-alone-and-here) shows what memory plug-ins of
+hermes-agent lose under faults: alone, under everhold, and compared with everhold's own adapters. `python -m
+bench.losses` writes that table.
 """
 
 

@@ -1,4 +1,4 @@
-"""A message kept for good, beside a bare loop that writes the same rows under the same group commit."""
+"""The durable accept of a message, compared with a bare loop that writes the same rows with the same group commit."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from queue import SimpleQueue
 
 import apsw
 
-from bench.house import MESSAGE, House, open_store, room, run_here
+from bench.in_process import MESSAGE, InProcessGateway, open_store, run_on_gateway_loop, temporary_directory
 from bench.table import Row, at_least, interleave, median, ratio
 from everhold.core.entries import ChatLocation, Heard, Stamp, encode_body
 from everhold.core.ids import make_session_id
 
 CALLERS = {1: 200, 16: 1_600, 64: 4_800}
-"""How many wait for an answer at once -> how many messages a round has."""
+"""Concurrent callers -> messages of a round."""
 
 ENTRY = (
     "insert into entries(session, seq, kind, op, author, at, version, body, salt, digest, dedup) "
     "values (?, ?, 'heard', null, 'person:ada', ?, 1, ?, ?, ?, ?)"
 )
-LANE = (
+CURSOR = (
     "insert into cursors(session, consumer, processed_seq, since, wait, due, mandatory) "
     "values (?, 'turn', 0, ?, 0, ?, 0) "
     "on conflict(session, consumer) do update set since = excluded.since, wait = 0, due = excluded.due, mandatory = 0 "
@@ -52,51 +52,51 @@ def accept_rows(rounds: int) -> list[Row]:
 
 
 def ours(callers: int, messages: int) -> float:
-    """Messages per second through the door."""
+    """Accepted messages per second."""
 
     async def run(directory: Path) -> float:
-        house = House(open_store(directory))
+        gateway = InProcessGateway(open_store(directory))
 
         async def caller(number: int) -> None:
             for _ in range(messages // callers):
-                await house.hear(f"c{number}")
+                await gateway.accept_message(f"c{number}")
 
-        await asyncio.gather(*(house.hear(f"c{number}") for number in range(callers)))
+        await asyncio.gather(*(gateway.accept_message(f"c{number}") for number in range(callers)))
         started = time.perf_counter()
         await asyncio.gather(*(caller(number) for number in range(callers)))
         took = time.perf_counter() - started
-        await house.store.close()
+        await gateway.store.close()
         return messages // callers * callers / took
 
-    with room() as directory:
-        return run_here(run(directory))
+    with temporary_directory() as directory:
+        return run_on_gateway_loop(run(directory))
 
 
 def bare(callers: int, messages: int) -> float:
-    """Messages per second through a thread that does nothing but write."""
+    """Messages per second of a thread that only writes."""
 
     async def run(directory: Path) -> float:
         await open_store(directory).close()
         loop = asyncio.get_running_loop()
-        hand = Hand(directory / "log.db", loop)
+        writer = BareWriter(directory / "log.db", loop)
 
         async def caller(number: int, count: int) -> None:
             for _ in range(count):
-                await hand.write(f"c{number}")
+                await writer.write(f"c{number}")
 
         await asyncio.gather(*(caller(number, 1) for number in range(callers)))
         started = time.perf_counter()
         await asyncio.gather(*(caller(number, messages // callers) for number in range(callers)))
         took = time.perf_counter() - started
-        hand.close()
+        writer.close()
         return messages // callers * callers / took
 
-    with room() as directory:
-        return run_here(run(directory))
+    with temporary_directory() as directory:
+        return run_on_gateway_loop(run(directory))
 
 
-class Hand:
-    """The floor: the very rows, ready to be written, one commit for whatever has queued up, no questions asked."""
+class BareWriter:
+    """Writes prepared rows without any checks, one commit for all that are queued: the lower bound of the cost."""
 
     def __init__(self, path: Path, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -154,7 +154,7 @@ class Hand:
         dedup = f'["table","main","{chat}","{self.name}-{self.count}","message",""]'
         cursor.execute(ENTRY, (session, seq, now, self.body, b"0" * 16, b"0" * 32, dedup))
         cursor.execute("insert into pending(session, seq, asks) values (?, ?, 1)", (session, seq))
-        cursor.execute(LANE, (session, now, now))
+        cursor.execute(CURSOR, (session, now, now))
 
 
 def _resolve(futures: list[asyncio.Future[None]]) -> None:

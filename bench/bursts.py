@@ -1,8 +1,8 @@
-"""Messages that pile up behind a turn: what hermes-agent 0.19.0 has of them in the end, and what everhold has.
+"""Messages that arrive while a turn runs: how many hermes-agent 0.19.0 and everhold keep.
 
-Both sides get the same messages at the same pace behind the same held model. hermes-agent's real gateway class is
-handed them in memory; everhold hears them from Telegram on loopback, in a process of its own. Counted is what is there
-afterwards: of hermes-agent what its database has as somebody's words, of everhold what a turn took up.
+Both get the same messages at the same pace while the same model holds its answer. hermes-agent's gateway class receives
+them in memory. everhold runs in its own process and receives them from Telegram on loopback. For hermes-agent the
+bench counts the user messages in its database, for everhold the messages that a turn consumed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from bench.gateway import HERE, Gateway, hermes_python
-from bench.house import Chance, room
-from bench.modelstub import answer, whole
-from bench.past import Past
+from bench.history import SessionHistory
+from bench.in_process import SystemRandom, temporary_directory
+from bench.model_stub import answer, whole
 from bench.table import Row
 from everhold.infra.home import Home
 from everhold.stores.sqlite import SqliteStore
@@ -32,7 +32,7 @@ from everhold.testing.platforms.threaded import ThreadedServer, serve_in_thread
 TOKEN = "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw"
 ADA = 1001
 BURSTS = {
-    "follow-ups": (5, "5 quick follow-ups behind a turn"),
+    "follow-ups": (5, "5 quick follow-ups during a turn"),
     "compression": (40, "40 messages during a compression"),
     "stop": (3, "a clean stop with 3 queued"),
     "kill": (10, "kill -9 with 10 queued"),
@@ -41,16 +41,16 @@ PAUSE_SECONDS = 0.05
 SETTLE_SECONDS = 1.5
 PATIENCE_SECONDS = 120.0
 LONG_TURNS = 70
-"""Turns behind the next message, so that it has to compress first."""
+"""Turns in the session, so that the next message needs a compression first."""
 
 
 def burst_rows(rounds: int) -> list[Row]:
     rows = []
     for burst, (count, words) in BURSTS.items():
         lost: dict[str, list[int]] = {"ours": [], "theirs": []}
-        for _ in range(max(1, rounds // 3)):  # hermes-agent's take a minute each, and come out alike
+        for _ in range(max(1, rounds // 3)):  # hermes-agent's rounds take a minute each, and have equal results
             for side, play in (("ours", _ours), ("theirs", _theirs)):
-                with room() as directory, held() as model:
+                with temporary_directory() as directory, held() as model:
                     lost[side].append(count - len(play(burst, directory, model)))
         theirs = ", ".join(map(str, lost["theirs"]))
         rows.append(
@@ -74,7 +74,7 @@ def names(burst: str) -> list[str]:
 
 
 class Held:
-    """Answers at once, unless it is told to hold turns or summaries."""
+    """A model that answers immediately, except while it holds turns or summaries."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -88,8 +88,8 @@ class Held:
         self._holds = what
 
     def wait(self) -> None:
-        """Until somebody is held."""
-        assert self._held.wait(PATIENCE_SECONDS), f"nobody asked for a {self._holds}"
+        """Wait until a request is held."""
+        assert self._held.wait(PATIENCE_SECONDS), f"no request for a {self._holds} arrived"
 
     def release(self) -> None:
         self._holds = ""
@@ -123,7 +123,7 @@ def held() -> Iterator[Held]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            with contextlib.suppress(OSError):  # whoever asked may have been killed meanwhile
+            with contextlib.suppress(OSError):  # the caller may have been killed
                 self.wfile.write(model.answer(body))
 
         def log_message(self, *_: object) -> None: ...
@@ -145,7 +145,7 @@ def held() -> Iterator[Held]:
 
 
 def _ours(burst: str, directory: Path, model: Held) -> list[str]:
-    """Which of the messages a turn took up."""
+    """Return the messages that a turn consumed."""
     home = Home(directory).create()
     home.env.touch(mode=0o600)
     home.env.write_text(f"BOT={TOKEN}\n")
@@ -206,17 +206,17 @@ def _hear(telegram: ThreadedServer[TelegramServer], text: str) -> None:
 
 
 async def _age(home: Home) -> None:
-    """A long past behind the conversation."""
-    store = SqliteStore.open(home.store, chance=Chance())
+    """Add a long history to the session."""
+    store = SqliteStore.open(home.store, chance=SystemRandom())
     (session,) = await store.list_sessions()
-    past = Past(store, session.id, chat=str(ADA), platform="telegram")
-    past.seq = session.last_seq
-    await past.live(LONG_TURNS)
+    history = SessionHistory(store, session.id, chat=str(ADA), platform="telegram")
+    history.seq = session.last_seq
+    await history.live(LONG_TURNS)
     await store.close()
 
 
 def taken(path: Path, wanted: list[str]) -> list[str]:
-    """Those of the messages that a turn has taken up and ended."""
+    """Return the messages that a finished turn consumed."""
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
         rows = db.execute("select session, seq, op, kind, body from entries where body is not null").fetchall()
     ended = {(session, op) for session, _, op, kind, body in rows if kind == "ended"}
@@ -242,7 +242,7 @@ def _until(done: Callable[[], bool]) -> None:
 
 
 def _theirs(burst: str, directory: Path, model: Held) -> list[str]:
-    """Which of the messages its database has."""
+    """Return the messages that hermes-agent's database has."""
 
     def run(*given: str) -> subprocess.Popen[str]:
         command = [str(hermes_python()), "-P", str(HERE / "peer_bursts.py"), str(directory), model.url, *given]
@@ -262,5 +262,5 @@ def _theirs(burst: str, directory: Path, model: Held) -> list[str]:
 
 
 def _line(told: Iterator[str]) -> str:
-    """The next line that is meant for us: it prints to its stdout, too."""
+    """Return the next line for us. hermes-agent prints to the same stdout."""
     return next(line for line in told if line.startswith(("{", "ready")))

@@ -1,4 +1,4 @@
-"""Under which something was measured."""
+"""The conditions of a measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def conditions() -> str:
-    """Under which the numbers were measured: they mean little without."""
+    """Describe the machine, the versions and the load, without which the numbers mean little."""
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""The gateway as people run it, `everhold up` in a process of its own: a turn over HTTP, and what being there costs."""
+"""`everhold up` in its own process: the cost of a turn over HTTP, of starting, and of idling."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from bench.accept import Hand
-from bench.house import MESSAGE, Chance, House, open_store, room
-from bench.past import ENTRIES_A_TURN, Past
+from bench.accept import BareWriter
+from bench.history import ENTRIES_PER_TURN, SessionHistory
+from bench.in_process import MESSAGE, InProcessGateway, SystemRandom, open_store, temporary_directory
 from bench.peers import install
 from bench.table import Row, at_least, at_most, interleave, median, ratio
 from everhold.infra.home import Home
@@ -29,22 +29,22 @@ from everhold.stores.sqlite import SqliteStore
 
 HERE = Path(__file__).parent
 SIZES = (10, 4_500, 100_000)
-"""Entries of the session that is talked in."""
+"""Entries of the measured session."""
 LIMIT_MS = 3.0
 FLAT = 1.2
 FEWER = 30
 TURNS = 60
-FOLD_TURNS = 40
+COMPRESSION_TURNS = 40
 WINDOW_TOKENS = 12_000
-"""A window that fills up within a round, so that folds are part of what is measured."""
+"""A window that fills up within a round, so that compressions are part of what is measured."""
 BUSY = 32
 BUSY_TURNS = 6
 RECALLED = (10, 4_500)
 HERMES = {10: 6, 4_500: 2}
-"""Messages behind hermes-agent's session -> turns of a round."""
-CROWD = 100
+"""Messages already in hermes-agent's session -> turns of a round."""
+CONCURRENT_SESSIONS = 100
 EACH = 3
-"""Messages that everybody in a crowd sends in a round, one after another."""
+"""Messages that each concurrent caller sends in a round, one after another."""
 TICKS = os.sysconf("SC_CLK_TCK")
 CONFIG = """\
 models:
@@ -52,19 +52,19 @@ models:
 defaults: {{recall: {{deadline_seconds: {recall}}}}}
 """
 RECALL_SECONDS = 0.8
-"""As it is unless somebody says otherwise."""
+"""The default."""
 
 
 TEAM = "agents:\n" + "".join(f"  agent{number}: {{persona: You are number {number}.}}\n" for number in range(13))
 
-# -- what is run -------------------------------------------------------------------------------------------------------
+# -- processes ---------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def model() -> Iterator[str]:
-    """Where an instant model answers, in a process that belongs to neither side."""
+    """Start a model server that answers immediately, in its own process; yield its URL."""
     with subprocess.Popen(
-        [sys.executable, HERE / "modelstub.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, HERE / "model_stub.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -73,7 +73,7 @@ def model() -> Iterator[str]:
 
 
 class Gateway:
-    """`everhold up` on a home, until it is closed."""
+    """`everhold up` on a home, running until `close`."""
 
     def __init__(self, directory: Path, *, config: str) -> None:
         home = Home(directory).create()
@@ -106,13 +106,13 @@ class Gateway:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far, all of its threads, in steps of a tick (10 ms)."""
+    """Return the user and system time of a process with all its threads, in steps of a tick (10 ms)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 class Chat:
-    """One person with one conversation: posts, and watches the events for the reply."""
+    """One person with one conversation, who posts messages and reads the event stream for the reply."""
 
     def __init__(self, port: int, chat: str) -> None:
         self.chat = chat
@@ -133,7 +133,7 @@ class Chat:
 
     def _until(self, mark: bytes) -> None:
         while mark not in (line := self.stream.readline()):
-            assert line, "the gateway hung up"
+            assert line, "the gateway closed the connection"
 
 
 def send(connection: http.client.HTTPConnection, chat: str) -> None:
@@ -148,18 +148,18 @@ def send(connection: http.client.HTTPConnection, chat: str) -> None:
 
 
 class Ours:
-    """A gateway whose session `old` has so many entries behind it."""
+    """A gateway whose session `old` has a number of entries."""
 
     def __init__(self, directory: Path, entries: int, url: str, *, recall: float = 0) -> None:
         asyncio.run(_age(Home(directory).create(), entries))
         self.gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS, recall=recall))
         self.chat = Chat(self.gateway.port, "old")
-        for _ in range(FOLD_TURNS):  # until everything it needs has been needed once
+        for _ in range(COMPRESSION_TURNS):  # fill all caches
             self.chat.turn()
 
     def round(self) -> float:
-        """CPU milliseconds of one turn, with everything that goes on beside it."""
-        self.hang_up()  # it does on whoever says nothing while others have their round
+        """CPU milliseconds of one turn, with all background work."""
+        self.hang_up()  # the gateway closes a connection that is idle during the other rounds
         started = self.gateway.cpu()
         for _ in range(TURNS):
             self.turn()
@@ -178,13 +178,13 @@ class Ours:
 
 
 class Asked(Ours):
-    """The same, asked as most programs ask: the reply is the answer to the request, and nobody watches the log."""
+    """The same through `/v1/chat/completions`, where the response is the reply and no client reads the event stream."""
 
     def __init__(self, directory: Path, entries: int, url: str) -> None:
         asyncio.run(_age(Home(directory).create(), entries))
         self.gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS, recall=0))
         self.line = http.client.HTTPConnection("127.0.0.1", self.gateway.port)
-        for _ in range(FOLD_TURNS):
+        for _ in range(COMPRESSION_TURNS):
             self.turn()
 
     def turn(self) -> None:
@@ -204,11 +204,13 @@ class Asked(Ours):
 
 
 async def _age(home: Home, entries: int) -> None:
-    """A session's past, folded and in the index."""
-    store = SqliteStore.open(home.store, chance=Chance(), synchronous="OFF")
+    """Write a session's history, compressed and indexed."""
+    store = SqliteStore.open(home.store, chance=SystemRandom(), synchronous="OFF")
     me = getpass.getuser()
-    past = Past(store, "s-old", fold_every=FOLD_TURNS, platform="http", account="", person=me)
-    await past.live(entries // ENTRIES_A_TURN)
+    history = SessionHistory(
+        store, "s-old", compress_every_turns=COMPRESSION_TURNS, platform="http", account="", person=me
+    )
+    await history.live(entries // ENTRIES_PER_TURN)
     index = MemoryIndex(home.index)
     while await index.catch_up(store):
         pass
@@ -221,19 +223,19 @@ def _plain_environment() -> dict[str, str]:
 
 
 class Busy:
-    """A gateway that many talk with at once, so that it never sleeps."""
+    """A gateway with many concurrent sessions, so that it is never idle."""
 
     def __init__(self, directory: Path, url: str) -> None:
         self.gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS, recall=0))
 
     def round(self) -> float:
         """CPU milliseconds of one turn."""
-        crowd = Crowd(self.gateway.port, BUSY)
-        crowd.talk(2)
+        callers = ConcurrentCallers(self.gateway.port, BUSY)
+        callers.talk(2)
         started = self.gateway.cpu()
-        crowd.talk(BUSY_TURNS)
+        callers.talk(BUSY_TURNS)
         spent = self.gateway.cpu() - started
-        crowd.close()
+        callers.close()
         return spent / (BUSY * BUSY_TURNS) * 1e3
 
     def close(self) -> None:
@@ -241,10 +243,10 @@ class Busy:
 
 
 def cold() -> tuple[float, float]:
-    """CPU microseconds of the same small work done again and again, and done after a sleep of 2 ms each time.
+    """CPU microseconds of a small piece of work, repeated without pause and repeated after a sleep of 2 ms.
 
-    What else runs on a machine is paid for here: whoever slept finds its caches full of others' things. A turn sleeps
-    a dozen times, so this belongs to its numbers.
+    Other processes on the machine make the second number larger, because they fill the CPU caches during a sleep. A
+    turn sleeps a dozen times, so this number is needed to interpret the turn's cost.
     """
 
     def work() -> None:
@@ -263,7 +265,7 @@ def cold() -> tuple[float, float]:
 
 
 class Hermes:
-    """hermes-agent's gateway with so many messages behind it, in a process of its own."""
+    """hermes-agent's gateway with a session of `size` messages, in its own process."""
 
     def __init__(self, directory: Path, size: int, url: str, *, turns: int) -> None:
         self.process = subprocess.Popen(
@@ -286,10 +288,10 @@ class Hermes:
     def _read(self) -> list[float]:
         assert self.process.stdout is not None
         while line := self.process.stdout.readline():
-            if line.startswith("["):  # it may have other things to say
+            if line.startswith("["):  # it prints other lines too
                 told: list[float] = json.loads(line)
                 return told
-        raise RuntimeError(f"hermes-agent fell: {self.process.args!r}")
+        raise RuntimeError(f"hermes-agent ended unexpectedly: {self.process.args!r}")
 
 
 def hermes_python() -> Path:
@@ -300,19 +302,19 @@ def gateway_rows(rounds: int) -> list[Row]:
     with model() as url, contextlib.ExitStack() as open_:
 
         def ours(size: int, *, recall: float = 0) -> Callable[[], float]:
-            side = Ours(open_.enter_context(room()), size, url, recall=recall)
+            side = Ours(open_.enter_context(temporary_directory()), size, url, recall=recall)
             open_.callback(side.close)
             return side.round
 
         def hermes(size: int, turns: int) -> Callable[[], float]:
-            peer = Hermes(open_.enter_context(room()), size, url, turns=turns)
+            peer = Hermes(open_.enter_context(temporary_directory()), size, url, turns=turns)
             open_.callback(peer.close)
             return peer.round
 
-        asked = Asked(open_.enter_context(room()), SIZES[0], url)
+        asked = Asked(open_.enter_context(temporary_directory()), SIZES[0], url)
         open_.callback(asked.close)
         works = {"asked": asked.round} | {f"ours {size}": ours(size) for size in SIZES}
-        busy = Busy(open_.enter_context(room()), url)
+        busy = Busy(open_.enter_context(temporary_directory()), url)
         open_.callback(busy.close)
         works |= {"busy": busy.round}
         works |= {f"recalling {size}": ours(size, recall=RECALL_SECONDS) for size in RECALLED}
@@ -327,10 +329,10 @@ def gateway_rows(rounds: int) -> list[Row]:
     ]
     for size in SIZES:
         mine = found[f"ours {size}"]
-        what = f"turn over HTTP, posted and watched, {size:,} entries behind it, CPU"
+        what = f"turn over HTTP, posted and watched, {size:,} entries in the session, CPU"
         rows.append(at_most(what, median(mine), "ms", LIMIT_MS))
         if size != SIZES[0]:
-            beside = f"{SIZES[0]} entries behind it {median(young):.2f} ms"
+            beside = f"{SIZES[0]} entries in the session {median(young):.2f} ms"
             rows.append(at_most("the same", median(mine), "ms", FLAT, beside=beside, ratio=ratio(mine, young)))
         if size in HERMES:
             his = found[f"hermes {size}"]
@@ -347,7 +349,7 @@ def gateway_rows(rounds: int) -> list[Row]:
         mine = found[f"recalling {size}"]
         beside = f"without recall {median(found[f'ours {size}']):.2f} ms"
         share = ratio(mine, found[f"ours {size}"])
-        what = f"turn over HTTP that recalls, {size:,} entries behind it, CPU"
+        what = f"turn over HTTP that recalls, {size:,} entries in the session, CPU"
         rows.append(Row(what=what, value=median(mine), unit="ms", beside=beside, ratio=share))
     hot, after = map(median, zip(*(cold() for _ in range(rounds)), strict=True))
     what = "this machine now: some work after a sleep of 2 ms, CPU"
@@ -357,12 +359,12 @@ def gateway_rows(rounds: int) -> list[Row]:
     return rows
 
 
-# -- being there -------------------------------------------------------------------------------------------------------
+# -- starting and idling -----------------------------------------------------------------------------------------------
 
 
 def start_rows(rounds: int) -> list[Row]:
-    """What it costs to begin, and to have thirteen agents who say nothing."""
-    with room() as directory:
+    """The cost of starting, and of thirteen idle agents."""
+    with temporary_directory() as directory:
         cpu: list[float] = []
 
         def up() -> float:
@@ -377,7 +379,7 @@ def start_rows(rounds: int) -> list[Row]:
             "bare": lambda: command_cpu("-c", "pass"),
             "up": up,
         }
-        for work in works.values():  # the first time there is bytecode to write
+        for work in works.values():  # the first run writes bytecode
             work()
         found = interleave(rounds, works)
         gateway = Gateway(directory, config=TEAM)
@@ -401,33 +403,33 @@ def command_cpu(*arguments: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-# -- a crowd -----------------------------------------------------------------------------------------------------------
+# -- many sessions at once ---------------------------------------------------------------------------------------------
 
 
-def crowd_rows(rounds: int) -> list[Row]:
-    """So many sessions that all write at once and are answered, beside as many bare commits at once.
+def concurrent_accept_rows(rounds: int) -> list[Row]:
+    """Many sessions that write at once and are answered, compared with as many bare commits at once.
 
-    At the door, where accepting is nothing but accepting, and over HTTP, where as many requests are read first.
+    Measured in process, where only the accept counts, and over HTTP, where the requests are parsed first.
     """
-    with model() as url, room() as directory:
+    with model() as url, temporary_directory() as directory:
         gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS, recall=RECALL_SECONDS))
         with contextlib.closing(gateway):
-            crowd = Crowd(gateway.port)
-            crowd.accept()
-            found = interleave(rounds, {"bare": bare_commits, "door": door, "http": crowd.accept})
-            crowd.close()
+            callers = ConcurrentCallers(gateway.port)
+            callers.accept()
+            found = interleave(rounds, {"bare": bare_commits, "in process": accept_in_process, "http": callers.accept})
+            callers.close()
     beside = f"bare commits, as many at once, p95 {median(found['bare']):.1f} ms"
     return [
         at_most(
-            f"accept at the door, {CROWD} sessions at once, all being answered, p95",
-            median(found["door"]),
+            f"accept in process, {CONCURRENT_SESSIONS} sessions at once, all being answered, p95",
+            median(found["in process"]),
             "ms",
             5,
             beside=beside,
-            ratio=ratio(found["door"], found["bare"]),
+            ratio=ratio(found["in process"], found["bare"]),
         ),
         Row(
-            what=f"the same over HTTP, recall on, {CROWD} requests at once",
+            what=f"the same over HTTP, recall on, {CONCURRENT_SESSIONS} requests at once",
             value=median(found["http"]),
             unit="ms",
             beside=beside,
@@ -436,34 +438,34 @@ def crowd_rows(rounds: int) -> list[Row]:
     ]
 
 
-def door() -> float:
-    """The same number of callers at the door of a house that answers them, and does nothing else."""
+def accept_in_process() -> float:
+    """p95 milliseconds of an accept by a gateway in this process that also answers the messages."""
 
     async def run(directory: Path) -> float:
-        async with House(open_store(directory)).open() as house:
+        async with InProcessGateway(open_store(directory)).open() as gateway:
 
             async def caller(number: int) -> list[float]:
                 waits = []
                 for _ in range(EACH):
                     started = time.perf_counter()
-                    await house.hear(f"c{number}")
+                    await gateway.accept_message(f"c{number}")
                     waits.append((time.perf_counter() - started) * 1e3)
                 return waits
 
-            await asyncio.gather(*map(caller, range(CROWD)))
-            await house.rest()
-            waits = await asyncio.gather(*map(caller, range(CROWD)))
-            await house.rest()
+            await asyncio.gather(*map(caller, range(CONCURRENT_SESSIONS)))
+            await gateway.wait_until_idle()
+            waits = await asyncio.gather(*map(caller, range(CONCURRENT_SESSIONS)))
+            await gateway.wait_until_idle()
             return p95(wait for its in waits for wait in its)
 
-    with room() as directory:
+    with temporary_directory() as directory:
         return asyncio.run(run(directory))
 
 
-class Crowd:
-    """Callers with a connection and a session each, and one who watches all replies."""
+class ConcurrentCallers:
+    """Callers with a connection and a session each, and one event stream that reads all replies."""
 
-    def __init__(self, port: int, size: int = CROWD) -> None:
+    def __init__(self, port: int, size: int = CONCURRENT_SESSIONS) -> None:
         self.runner = asyncio.Runner()
         self.port = port
         self.size = size
@@ -493,11 +495,11 @@ class Crowd:
             return [await self._post(number) for _ in range(EACH)]
 
         waits = await asyncio.gather(*map(caller, range(self.size)))
-        await asyncio.sleep(3.0)  # until everybody has had their answer
+        await asyncio.sleep(3.0)  # until all messages are answered
         return p95(wait for its in waits for wait in its)
 
     def talk(self, turns: int) -> None:
-        """Everybody says something, and the next thing when they were answered."""
+        """Send a message for each caller, and the next one after the reply."""
         self.runner.run(self._talk(turns))
 
     async def _talk(self, turns: int) -> None:
@@ -533,25 +535,25 @@ class Crowd:
 
 
 def bare_commits() -> float:
-    """The same number of callers who wait for a bare commit each, under group commit."""
+    """p95 milliseconds of a bare commit, with the same number of callers and group commit."""
 
     async def run(directory: Path) -> float:
         await open_store(directory).close()
-        hand = Hand(directory / "log.db", asyncio.get_running_loop())
+        writer = BareWriter(directory / "log.db", asyncio.get_running_loop())
 
         async def caller(number: int) -> list[float]:
             waits = []
             for _ in range(EACH):
                 started = time.perf_counter()
-                await hand.write(f"c{number}")
+                await writer.write(f"c{number}")
                 waits.append((time.perf_counter() - started) * 1e3)
             return waits
 
-        waits = await asyncio.gather(*(caller(number) for number in range(CROWD)))
-        hand.close()
+        waits = await asyncio.gather(*(caller(number) for number in range(CONCURRENT_SESSIONS)))
+        writer.close()
         return p95(wait for its in waits for wait in its)
 
-    with room() as directory:
+    with temporary_directory() as directory:
         return asyncio.run(run(directory))
 
 

@@ -1,9 +1,9 @@
-"""What becomes of turns when a memory service is slow, away, or whoever speaks to it is killed.
+"""How many turns are lost when a memory service is slow or down, or when its client is killed.
 
-The same faults, against the same services on loopback (`everhold.testing.services`), for three subjects: a plug-in of
-hermes-agent 0.19.0 in hermes-agent's own hands, the same plug-in unmodified under `everhold up`, and everhold's own
-adapter. Counted is what the service has in the end, not what anybody says. `python -m bench.losses --write` puts the
-table of one run, with its date and conditions, into the page about plug-ins.
+The bench runs the same faults with the same services on loopback (`everhold.testing.services`) for three subjects: a
+plug-in of hermes-agent 0.19.0 under hermes-agent, the same unmodified plug-in under `everhold up`, and everhold's own
+adapter. It counts what the service has in the end. `python -m bench.losses --write` puts the table of one run, with its
+date and conditions, into the page about plug-ins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Protocol
 
 from bench.conditions import ROOT, conditions
 from bench.gateway import HERE, Gateway, hermes_python, model
-from bench.house import room
+from bench.in_process import temporary_directory
 from everhold.cli.client import ApiClient
 from everhold.cli.transport import SocketTransport
 from everhold.testing.services.base import LoopbackService
@@ -36,15 +36,15 @@ from everhold.testing.services.mem0 import Mem0Service
 KEY = "a-key"
 SLOW_SECONDS = 2.0
 REPLAYS = 2
-"""A plug-in that collects turns itself has what it was given again only once that fills a batch."""
+"""A plug-in that collects turns itself stores resent turns only when they fill a batch."""
 PATIENCE_SECONDS = 400.0
-"""For something to arrive that can be waited for."""
+"""How long to wait for a state that can be queried."""
 DEADLINE = "deadline_seconds: 10"
-"""Whoever takes over from somebody who was killed waits so long for what may still be on its way."""
+"""A process that takes over from a killed one waits this long for requests that may still arrive."""
 SETTLE_SECONDS = 12.0
-"""Of silence, before something is called lost: longer than any of the plug-ins' own retries takes here."""
+"""Seconds without a write before a turn counts as lost: longer than any plug-in's own retries."""
 SLUGGISH_SECONDS = 6.0
-"""For one write: longer than a plug-in was seen waiting for the one before."""
+"""Seconds for one write: longer than the plug-ins wait for the previous one."""
 SDKS = ("honcho-ai==2.7.0", "hindsight-client==1.1.0", "mem0ai==2.2.1")
 WHO = ("alone", "hosted", "native")
 SERVICES: dict[str, type[LoopbackService]] = {
@@ -53,19 +53,19 @@ SERVICES: dict[str, type[LoopbackService]] = {
     "mem0": Mem0Service,
 }
 BEGINS = {"honcho": r"/sessions$", "hindsight": r"/version$|/banks/[^/]+$"}
-"""What a conversation needs before its first turn; mem0 needs nothing."""
+"""Requests that a conversation needs before its first turn; mem0 needs none."""
 WRITES = {"honcho": r"/messages$", "hindsight": r"/memories$", "mem0": r"^/memories$|/v3/memories/add"}
 PAGE = ROOT / "docs" / "how-to" / "bring-your-hermes-plugin.md"
 BEGIN, END = "<!-- bench.losses: written by `python -m bench.losses --write` -->", "<!-- /bench.losses -->"
 
 
 class Subject(Protocol):
-    """Somebody who hands turns to a memory service."""
+    """A program that stores turns in a memory service."""
 
     def start(self) -> None: ...
 
     def turn(self, text: str) -> None:
-        """Until whoever said it has an answer."""
+        """Run a turn until its answer."""
 
     def leave(self) -> None:
         """Stop, in the subject's own way."""
@@ -73,17 +73,17 @@ class Subject(Protocol):
     def kill(self) -> None: ...
 
     def settle(self) -> None:
-        """Until nothing more is to be expected."""
+        """Wait until the subject has nothing more to store."""
 
     def replay(self) -> bool:
-        """Have everything handed over once more; whether there is such a thing."""
+        """Resend everything; return False if the subject has no such operation."""
 
 
 # -- the services ------------------------------------------------------------------------------------------------------
 
 
 class World:
-    """One service, and what it was told so far."""
+    """One service, and the texts of the turns so far."""
 
     def __init__(self, name: str, service: LoopbackService) -> None:
         self.name = name
@@ -98,18 +98,18 @@ class World:
         self._run(self.service.start())
 
     def slow_to_begin(self) -> None:
-        """What a conversation needs before its first turn takes a while."""
+        """Delay the requests that a conversation needs before its first turn."""
         self.service.plan_fault("slow", BEGINS[self.name], times=None, seconds=SLOW_SECONDS)
 
     def sluggish(self) -> None:
-        """Every write takes long, and is done."""
+        """Delay every write, which then succeeds."""
         self.service.plan_fault("slow", WRITES[self.name], method="POST", times=None, seconds=SLUGGISH_SECONDS)
 
     def has(self, text: str) -> bool:
         return text in self._whole()
 
     def copies(self) -> dict[str, int]:
-        """How often each turn is there, once nothing has come for a while."""
+        """Return how often the service has each turn, after a time without writes."""
         since, before = time.monotonic(), self._whole()
         while time.monotonic() - since < SETTLE_SECONDS and not all(text in before for text in self.said):
             time.sleep(0.2)
@@ -132,11 +132,11 @@ class World:
         asyncio.run_coroutine_threadsafe(work, self.service._loop).result()  # type: ignore[arg-type]
 
 
-# -- hermes-agent's own hands ------------------------------------------------------------------------------------------
+# -- hermes-agent ------------------------------------------------------------------------------------------------------
 
 
 class Alone:
-    """The plug-in where it is at home."""
+    """The plug-in under hermes-agent."""
 
     def __init__(self, directory: Path, name: str, world: World, *, batch: int) -> None:
         self.home = plugin_home(directory / "hermes", name, world, batch=batch)
@@ -169,7 +169,7 @@ class Alone:
         self.process.wait()
 
     def settle(self) -> None:
-        """Nobody here can be asked: it is waited for at the service."""
+        """Sleep, because the plug-in cannot be asked; `copies` waits at the service."""
         time.sleep(SLOW_SECONDS)
 
     def replay(self) -> bool:
@@ -189,13 +189,13 @@ class Alone:
 
 
 def plugin_home(home: Path, name: str, world: World, *, batch: int) -> Path:
-    """A home of hermes-agent with one plug-in's own configuration."""
+    """Make a hermes-agent home with the plug-in's configuration."""
     home.mkdir(parents=True, exist_ok=True)
     url = world.service.url
     if name == "honcho":
         known = {"apiKey": KEY, "baseUrl": url, "enabled": True, "workspace": "w", "peerName": "ada"}
         (home / "honcho.json").write_text(json.dumps({**known, "writeFrequency": batch if batch > 1 else "async"}))
-    elif name == "mem0":  # which knows no batches
+    elif name == "mem0":  # has no batches
         known = {"mode": "platform", "host": url, "api_key": KEY, "agent_id": "main"}
         (home / "mem0.json").write_text(json.dumps(known))
     else:
@@ -207,7 +207,7 @@ def plugin_home(home: Path, name: str, world: World, *, batch: int) -> Path:
 
 @functools.cache
 def plugin_python() -> Path:
-    """hermes-agent's interpreter, with what its plug-ins for these services would install by themselves."""
+    """Return hermes-agent's interpreter, with the packages that its plug-ins for these services install."""
     python = hermes_python()
     known = subprocess.run([python, "-c", "import honcho, hindsight_client, mem0"], capture_output=True, check=False)
     if known.returncode:
@@ -226,11 +226,11 @@ def plugin_path(name: str) -> str:
 
 
 class Under:
-    """`everhold up`, with a memory of one name."""
+    """`everhold up` with one memory."""
 
     def __init__(self, directory: Path, section: str, url: str) -> None:
         self.home = directory / "home"
-        # a model that repeats nothing of what it is asked: every copy that is counted is a copy of a turn
+        # a model that does not repeat its input, so that every counted copy is a copy of a turn
         models = f"models: {{m: {{provider: openai, base_url: '{url}', name: instant, context_tokens: 100000}}}}\n"
         self.config = f"{models}memories: {{it: {section}}}\ndefaults: {{model: m, memories: [it], tools: []}}\n"
         self.gateway: Gateway | None = None
@@ -260,7 +260,7 @@ class Under:
         self.gateway.process.wait()
 
     def settle(self) -> None:
-        """Until everything was handed over, by its own account."""
+        """Wait until everhold reports an empty backlog."""
         until = time.monotonic() + PATIENCE_SECONDS
         client = ApiClient(SocketTransport(self.home / "api.sock"))
         row: dict[str, object] = {}
@@ -270,7 +270,7 @@ class Under:
             if not row["waiting"] and not row["replaying"]:
                 return
             time.sleep(0.1)
-        raise AssertionError(f"it never came to rest: {row}")
+        raise AssertionError(f"the memory's backlog did not become empty: {row}")
 
     def replay(self) -> bool:
         client = ApiClient(SocketTransport(self.home / "api.sock"))
@@ -279,11 +279,11 @@ class Under:
         return True
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- faults ------------------------------------------------------------------------------------------------------------
 
 
 def _ready(subject: Subject, world: World) -> None:
-    """Started, and past its beginning, however long this machine takes for that: what is said here is not counted."""
+    """Start the subject and wait until a turn is stored. The turns of this phase are not counted."""
     subject.start()
     for number in range(30):
         warming = f"Hello for the {number}th time after start {world.starts}, anybody there yet?"
@@ -294,7 +294,7 @@ def _ready(subject: Subject, world: World) -> None:
                 world.starts += 1
                 return
             time.sleep(0.1)
-    raise AssertionError("it never got ready")
+    raise AssertionError("the subject stored no turn after its start")
 
 
 def calm(subject: Subject, world: World, say: Callable[[int], None]) -> None:
@@ -337,7 +337,7 @@ def sluggish(subject: Subject, world: World, say: Callable[[int], None]) -> None
 def shutdown(subject: Subject, world: World, say: Callable[[int], None]) -> None:
     subject.start()
     say(1)
-    world.copies()  # it has had time to get ready; whether the first turn is there says something, too
+    world.copies()  # gives the subject time to get ready
     say(4)
     subject.leave()
     subject.start()
@@ -365,24 +365,24 @@ def killed_in_an_outage(subject: Subject, world: World, say: Callable[[int], Non
 
 
 @dataclasses.dataclass(frozen=True)
-class Scene:
+class LossScenario:
     what: str
     play: Callable[[Subject, World, Callable[[int], None]], None]
     batch: int = 1
     """Turns that are collected before they are sent."""
     paced: bool = False
-    """Under everhold, everhold collects them, and the plug-in sends at once."""
+    """Under everhold, everhold collects the turns, and the plug-in sends them immediately."""
 
 
-SCENES = {
-    "calm": Scene("nothing, 6 turns", calm),
-    "beginning": Scene(f"3 of 6 turns while it gets ready ({SLOW_SECONDS:g} s)", beginning),
-    "sluggish": Scene(f"5 turns while every write takes {SLUGGISH_SECONDS:g} s", sluggish),
-    "outage": Scene("the service is away for 4 of 8 turns", outage),
-    "shutdown": Scene("an orderly stop, 5 turns, batches of 3", shutdown, batch=3),
-    "shutdown, paced": Scene("the same, where everhold collects (`write: 3`)", shutdown, batch=3, paced=True),
-    "killed": Scene("kill -9 right after the 8th answer", killed),
-    "killed in an outage": Scene("kill -9 during an outage of 4 of 8 turns", killed_in_an_outage),
+SCENARIOS = {
+    "calm": LossScenario("nothing, 6 turns", calm),
+    "beginning": LossScenario(f"3 of 6 turns while it gets ready ({SLOW_SECONDS:g} s)", beginning),
+    "sluggish": LossScenario(f"5 turns while every write takes {SLUGGISH_SECONDS:g} s", sluggish),
+    "outage": LossScenario("the service is away for 4 of 8 turns", outage),
+    "shutdown": LossScenario("an orderly stop, 5 turns, batches of 3", shutdown, batch=3),
+    "shutdown, paced": LossScenario("the same, where everhold collects (`write: 3`)", shutdown, batch=3, paced=True),
+    "killed": LossScenario("kill -9 right after the 8th answer", killed),
+    "killed in an outage": LossScenario("kill -9 during an outage of 4 of 8 turns", killed_in_an_outage),
 }
 
 
@@ -392,12 +392,12 @@ class Outcome:
     kept: int
     doubled: int
     after: int | None = None
-    """Kept after a replay, where there is one and it was needed."""
+    """Kept after a resend, where the subject supports it and it was needed."""
     doubled_after: int = 0
 
 
 def told(outcomes: Sequence[Outcome]) -> str:
-    """What was lost, from the best round to the worst; in brackets, after a replay."""
+    """Format the lost turns from the best round to the worst; in brackets, after a resend."""
     text = _range([it.said - it.kept for it in outcomes])
     if any(it.after is not None for it in outcomes):
         text += f" ({_range([it.said - (it.kept if it.after is None else it.after) for it in outcomes])})"
@@ -411,8 +411,8 @@ def _range(numbers: Sequence[int]) -> str:
     return str(least) if least == most else f"{least} to {most}"
 
 
-def run(name: str, scene: Scene, make: Callable[[Path, World], Subject]) -> Outcome:
-    with room() as directory, SERVICES[name]().threaded() as service:
+def run(name: str, scenario: LossScenario, make: Callable[[Path, World], Subject]) -> Outcome:
+    with temporary_directory() as directory, SERVICES[name]().threaded() as service:
         world = World(name, service)
         subject = make(directory, world)
 
@@ -422,7 +422,7 @@ def run(name: str, scene: Scene, make: Callable[[Path, World], Subject]) -> Outc
                 subject.turn(world.said[-1])
 
         try:
-            scene.play(subject, world, say)
+            scenario.play(subject, world, say)
             subject.settle()
             kept, doubled = _count(world)
             after: int | None = None
@@ -432,7 +432,7 @@ def run(name: str, scene: Scene, make: Callable[[Path, World], Subject]) -> Outc
                     after, again = _count(world)
             subject.leave()
             if after is None:
-                kept, doubled = _count(world)  # what it held back until it left counts as kept
+                kept, doubled = _count(world)  # turns that it stored only at its stop count as kept
             return Outcome(said=len(world.said), kept=kept, doubled=doubled, after=after, doubled_after=again)
         finally:
             with contextlib.suppress(AssertionError, OSError):
@@ -444,13 +444,13 @@ def _count(world: World) -> tuple[int, int]:
     return sum(it > 0 for it in copies.values()), sum(it > 1 for it in copies.values())
 
 
-def subjects(name: str, scene: Scene, url: str) -> Iterator[tuple[str, Callable[[Path, World], Subject]]]:
-    batch = scene.batch
+def subjects(name: str, scenario: LossScenario, url: str) -> Iterator[tuple[str, Callable[[Path, World], Subject]]]:
+    batch = scenario.batch
     yield "hermes-agent 0.19.0", lambda directory, world: Alone(directory, name, world, batch=batch)
 
     def hosted(directory: Path, world: World) -> Subject:
-        home = plugin_home(directory / "hermes", name, world, batch=1 if scene.paced else batch)
-        python, write = plugin_python(), f", write: {batch}" if scene.paced else ""
+        home = plugin_home(directory / "hermes", name, world, batch=1 if scenario.paced else batch)
+        python, write = plugin_python(), f", write: {batch}" if scenario.paced else ""
         what = f"provider: hermes-plugin, path: {plugin_path(name)}, python: {python}, hermes_home: {home}"
         section = f"{{{what}, {DEADLINE}{write}}}"
         return Under(directory, section, url)
@@ -463,7 +463,7 @@ def subjects(name: str, scene: Scene, url: str) -> Iterator[tuple[str, Callable[
         env.write_text(f"IT_API_KEY={KEY}\n")
         env.chmod(0o600)
         write = f", write: {batch}" if batch > 1 else ""
-        if name == "mem0":  # it is seen at once here, and half a minute is what mem0's own service may take
+        if name == "mem0":  # the default of half a minute fits mem0's own service; here items are visible immediately
             write += ", visible_seconds: 2, confirm_seconds: 5"
         section = f"{{provider: {name}, base_url: '{world.service.url}', api_key_env: IT_API_KEY, {DEADLINE}{write}}}"
         return Under(directory, section, url)
@@ -472,22 +472,22 @@ def subjects(name: str, scene: Scene, url: str) -> Iterator[tuple[str, Callable[
 
 
 def fits(name: str, key: str) -> bool:
-    """Whether a scene means anything for a service."""
+    """Return whether a scenario applies to a service."""
     if name == "mem0":
         return key not in ("beginning", "shutdown, paced")
     return name != "honcho" or key != "shutdown, paced"
 
 
 def measured(name: str, key: str, url: str, *, chosen: Sequence[str], rounds: int) -> list[str]:
-    row = [name, SCENES[key].what]
-    for who, (label, make) in zip(WHO, subjects(name, SCENES[key], url), strict=True):
-        if who not in chosen or (who == "alone" and SCENES[key].paced):
+    row = [name, SCENARIOS[key].what]
+    for who, (label, make) in zip(WHO, subjects(name, SCENARIOS[key], url), strict=True):
+        if who not in chosen or (who == "alone" and SCENARIOS[key].paced):
             row.append("")
             continue
         outcomes = []
         for number in range(rounds):
             started = time.monotonic()
-            outcomes.append(run(name, SCENES[key], make))
+            outcomes.append(run(name, SCENARIOS[key], make))
             took = f"{time.monotonic() - started:.0f} s"
             print(f"{name}, {key}, {label}, round {number + 1}: {outcomes[-1]} ({took})", file=sys.stderr, flush=True)
         row.append(told(outcomes))
@@ -502,18 +502,20 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.losses", description=__doc__)
     parser.add_argument("names", nargs="*", default=sorted(SERVICES), help=f"some of {', '.join(SERVICES)}")
-    parser.add_argument("--who", choices=WHO, action="append", help="some of those who hand over")
-    parser.add_argument("--only", choices=sorted(SCENES), action="append", help="some of the scenes")
+    parser.add_argument("--who", choices=WHO, action="append", help="some of the subjects")
+    parser.add_argument("--only", choices=sorted(SCENARIOS), action="append", help="some of the scenarios")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1, help="scenes at a time; most of their time is waiting")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="concurrent scenarios; they spend most of their time waiting"
+    )
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     given = parser.parse_args()
     before = conditions()
     plugin_python()
-    scenes = [(name, key) for name in given.names for key in given.only or SCENES if fits(name, key)]
+    scenarios = [(name, key) for name in given.names for key in given.only or SCENARIOS if fits(name, key)]
     with model() as url, ThreadPoolExecutor(given.jobs) as several:
         measure = functools.partial(measured, url=url, chosen=given.who or WHO, rounds=given.rounds)
-        rows = list(several.map(lambda scene: measure(*scene), scenes))
+        rows = list(several.map(lambda scenario: measure(*scenario), scenarios))
     rounds = f"{given.rounds} rounds, {given.jobs} at a time" if given.rounds > 1 else "one round"
     text = f"{BEGIN}\n\n{table(rows)}\n\n{rounds}; {before}\n\n{END}"
     print(text)

@@ -1,4 +1,4 @@
-"""A message and its reply through a real homeserver, beside a bare client that answers at once and keeps nothing."""
+"""A message and its reply through a real homeserver, compared with a bare client that stores nothing."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from bench.gateway import Gateway, model
-from bench.house import MESSAGE, room
-from bench.modelstub import REPLY
+from bench.in_process import MESSAGE, temporary_directory
+from bench.model_stub import REPLY
 from bench.table import Row, at_most, median, ratio
 from everhold.infra.home import Home
 from everhold.testing.platforms.synapse import CLIENT_API_PATH, MatrixTestMember, SynapseServer
 
 TURNS = 20
 TALKERS = 4
-"""Rooms that are talked in at once, for the rate."""
+"""Concurrent rooms, for the rate."""
 MOST = 2.0
-"""How much longer a turn may take than the bare client's: it also types, and puts a draft there before the whole."""
+"""How much longer a turn may take than the bare client's. The gateway also shows typing and a draft."""
 FILTER = json.dumps({"room": {"state": {"types": []}, "ephemeral": {"types": []}, "account_data": {"types": []}}})
 
 
@@ -30,7 +30,7 @@ def matrix_rows(rounds: int) -> list[Row]:
         import synapse  # noqa: F401
     except ImportError:
         return []
-    with room() as directory, model() as url:
+    with temporary_directory() as directory, model() as url:
         server = SynapseServer(directory / "synapse")
         server.start()
         try:
@@ -89,7 +89,7 @@ def _config(server: SynapseServer, url: str) -> str:
 
 
 class Talker:
-    """Somebody alone with an agent: says something, and watches for the answer as a chat program does."""
+    """A member alone with an agent in a room, who writes and then syncs until the reply arrives."""
 
     def __init__(self, who: MatrixTestMember, room: str, since: str) -> None:
         self.who = who
@@ -101,11 +101,11 @@ class Talker:
         while True:
             self.since, events = await _news(self.who, self.since)
             if any(chat == self.room and sender != self.who.id and text == REPLY for chat, sender, text in events):
-                return  # a reply that grows is there when it is whole
+                return  # a draft counts when it is complete
 
 
 async def _turns(talkers: list[Talker], turns: int) -> float:
-    """Seconds per turn, everybody talking at once."""
+    """Seconds per turn, with all rooms at once."""
 
     async def talk(talker: Talker) -> None:
         for _ in range(turns):
@@ -131,7 +131,7 @@ async def _talkers(server: SynapseServer, partner: MatrixTestMember) -> AsyncIte
 
 @contextlib.asynccontextmanager
 async def _echoing(who: MatrixTestMember) -> AsyncIterator[None]:
-    """The least that can answer: follows every invitation, and answers every message."""
+    """Run the simplest client: it accepts every invitation and answers every message."""
 
     async def echo() -> None:
         since = ""
@@ -149,7 +149,7 @@ async def _echoing(who: MatrixTestMember) -> AsyncIterator[None]:
 
 
 async def _news(who: MatrixTestMember, since: str, *, joining: bool = False) -> tuple[str, list[tuple[str, str, str]]]:
-    """(room, sender, text) of what was said or edited since, and the position behind it."""
+    """Return the next sync token, and (room, sender, text) of each message sent or edited since."""
     wait: dict[str, Any] = {"since": since, "timeout": 30_000} if since else {}
     answer = await who.http.get(f"{CLIENT_API_PATH}/sync", params={"filter": FILTER, **wait})
     news = answer.json()

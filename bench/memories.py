@@ -1,6 +1,6 @@
-"""What attached memories cost a turn, and how long it takes to hand over what an outage left behind.
+"""What memories cost a turn, and how long it takes to deliver the backlog of an outage.
 
-The services are those of `everhold.testing.services`, in a process of their own, asked through the vendors' clients.
+The services are those of `everhold.testing.services`, in their own process, called through the vendors' clients.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bench.house import Clock, House, Silence, open_store, room
-from bench.past import Past
+from bench.history import SessionHistory
+from bench.in_process import InProcessGateway, SilentLogger, SystemClock, open_store, temporary_directory
 from bench.table import Row, at_most, interleave, median
 from everhold.core.consumers import memory_consumer
 from everhold.engine.memory_client import MemoryClient
@@ -41,8 +41,8 @@ SERVICES: dict[str, type[LoopbackService]] = {
 SESSIONS = 50
 
 
-class Nowhere:
-    """A memory that has everything as soon as it is told."""
+class InstantMemory:
+    """A memory that confirms every batch immediately and stores nothing."""
 
     delivery = DeliveryGuarantee.KEYED
     capabilities = frozenset({MemoryCapability.PROBE})
@@ -59,8 +59,11 @@ class Nowhere:
         return [item.key for item in batch.items]
 
 
-class Remembering(House):
-    """A house with memories. `held`: they are told nothing yet, so that a turn is measured without its delivery."""
+class MemoryGateway(InProcessGateway):
+    """A gateway with memories.
+
+    `held`: nothing is delivered to them, so that a turn is measured without its delivery.
+    """
 
     def __init__(self, directory: Path, memories: Mapping[str, Any], *, held: bool = False) -> None:
         super().__init__(open_store(directory))
@@ -82,7 +85,7 @@ class Remembering(House):
 
 
 TURNS = {"honcho": 10_000, "hindsight": 10_000, "supermemory": 10_000, "mem0": 1_000}
-"""Of mem0 fewer: looking for one memory among many is what takes its fake so long, not us."""
+"""Fewer for mem0, because its fake is slow at finding one memory among many."""
 
 
 def memory_rows(rounds: int, *, most: int = 10_000) -> list[Row]:
@@ -103,7 +106,7 @@ def memory_rows(rounds: int, *, most: int = 10_000) -> list[Row]:
         seconds = drain(name, turns)
         rows.append(
             Row(
-                what=f"{turns:,} turns of {SESSIONS} sessions handed to {name} after an outage",
+                what=f"{turns:,} turns of {SESSIONS} sessions delivered to {name} after an outage",
                 value=seconds,
                 unit="s",
                 beside=f"{turns / seconds:.0f} a second, each read back",
@@ -113,48 +116,52 @@ def memory_rows(rounds: int, *, most: int = 10_000) -> list[Row]:
 
 
 def turn_cost(memories: int, *, turns: int = 150) -> float:
-    """CPU milliseconds of one turn with so many memories attached."""
+    """CPU milliseconds of one turn with a number of memories."""
 
     async def run(directory: Path) -> float:
-        attached = {f"m{number}": Nowhere() for number in range(memories)}
-        async with Remembering(directory, attached, held=True).open() as house:
+        attached = {f"m{number}": InstantMemory() for number in range(memories)}
+        async with MemoryGateway(directory, attached, held=True).open() as gateway:
             for _ in range(5):
-                await house.turn("c")
+                await gateway.turn("c")
             started = time.process_time()
             for _ in range(turns):
-                await house.turn("c")
+                await gateway.turn("c")
             return (time.process_time() - started) / turns * 1e3
 
-    with room() as directory:
+    with temporary_directory() as directory:
         return asyncio.run(run(directory))
 
 
 def drain(name: str, turns: int) -> float:
-    """Seconds from a service coming back to its having everything."""
+    """Seconds from the end of an outage until the service has everything."""
 
     async def run(directory: Path, url: str) -> float:
         store = open_store(directory, synchronous="OFF")
         for number in range(SESSIONS):
-            await Past(store, f"s-{number}", chat=f"c{number}").live(turns // SESSIONS)
+            await SessionHistory(store, f"s-{number}", chat=f"c{number}").live(turns // SESSIONS)
         await store.close()
         factory = MEMORY_PLUGINS.load(name)
         settings = factory.Settings.model_validate({"base_url": url, "api_key": "a-key"})
-        context = PluginContext(agent="main", instance=name, directory=directory, log=Silence(), clock=Clock())
-        house = Remembering(directory, {name: factory(settings, context)})
-        async with house.open():
+        context = PluginContext(
+            agent="main", instance=name, directory=directory, log=SilentLogger(), clock=SystemClock()
+        )
+        gateway = MemoryGateway(directory, {name: factory(settings, context)})
+        async with gateway.open():
             started = time.monotonic()
             for number in range(SESSIONS):
                 wake = Wakeup(consumer=memory_consumer(name), start=0)
-                await house.store.commit(Change(step=Step.NOTE, session=f"s-{number}", at=time.time(), wakeups=(wake,)))
-            house.bells.work_available.set()
-            await house.rest()
+                await gateway.store.commit(
+                    Change(step=Step.NOTE, session=f"s-{number}", at=time.time(), wakeups=(wake,))
+                )
+            gateway.wakeups.work_available.set()
+            await gateway.wait_until_idle()
             seconds = time.monotonic() - started
-            parked = await house.store.list_dead_letters()
-            assert not parked, parked[0]
-            await house.memories[name].close()
+            dead_letters = await gateway.store.list_dead_letters()
+            assert not dead_letters, dead_letters[0]
+            await gateway.memories[name].close()
             return seconds
 
-    with room() as directory, served(SERVICES[name]) as (url, kept):
+    with temporary_directory() as directory, served(SERVICES[name]) as (url, kept):
         seconds = asyncio.run(run(directory, url))
         there = kept()
         assert there >= turns, f"{name} has {there} of {turns}"
@@ -163,7 +170,7 @@ def drain(name: str, turns: int) -> float:
 
 @contextlib.contextmanager
 def served(kind: type[LoopbackService]) -> Iterator[tuple[str, Any]]:
-    """A service in a process of its own: its address, and how to ask how much it has."""
+    """Run a service in its own process; yield its URL and a function that returns how many exchanges it has."""
     here, there = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(kind, there), daemon=True)
     process.start()
@@ -190,7 +197,7 @@ def _serve(kind: type[LoopbackService], line: Connection) -> None:
 
 
 def _kept(service: LoopbackService) -> int:
-    """Exchanges a service has."""
+    """Return how many exchanges a service has."""
     state = service.state
     if isinstance(service, HonchoService):
         return len({row["metadata"]["everhold"] for row in state.messages})

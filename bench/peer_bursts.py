@@ -1,10 +1,10 @@
-"""Bursts at hermes-agent's gateway, one of four. Runs in a venv of its own, without everhold.
+"""Send one of four bursts to hermes-agent's gateway. Runs in its own venv, without everhold.
 
     python peer_bursts.py DIRECTORY MODEL-URL follow-ups | compression | stop | kill
 
-Its real gateway class is driven, with an adapter that hands messages over in memory; nothing of its own is changed.
-Prints a line of JSON: how many messages it took, and which of them its database has in the end. `kill` prints `ready`
-once everything is queued, and waits to be killed; `look` then says what is there.
+It drives hermes-agent's unmodified gateway class with an adapter that delivers messages in memory. It prints a line of
+JSON: how many messages the gateway accepted, and which of them its database has in the end. `kill` prints `ready` when
+all messages are queued, and waits to be killed; `look` then reports what the database has.
 """
 
 import asyncio
@@ -120,14 +120,14 @@ class Peer:
         return SessionSource(platform=PLATFORM, chat_id="c", chat_type="dm", user_id="ada", user_name="ada")
 
     def age(self) -> None:
-        """So much behind the next message that it compresses first."""
+        """Add so many messages that the next one needs a compression first."""
         store = self.runner.session_store
         session = store.get_or_create_session(self.source()).session_id
         for number in range(150):
             store._db.append_message(session, ("user", "assistant")[number % 2], f"f{number} " + "x" * 2800)
 
     async def idle(self) -> None:
-        """Until nobody works on anything any more, and half a second more."""
+        """Wait until no work has run for half a second."""
         adapter, deadline, since = self.adapter, time.monotonic() + 120, time.monotonic()
         while time.monotonic() < deadline and time.monotonic() - since < 0.5:
             if adapter._active_sessions or self.runner._running_agents or adapter._pending_messages:
@@ -136,7 +136,7 @@ class Peer:
 
 
 async def asked(what: str) -> None:
-    """Tell whoever plays the model something, and wait until it is so."""
+    """Send an instruction to the model server and wait for its response."""
     await asyncio.get_running_loop().run_in_executor(None, lambda: urllib.request.urlopen(f"{url}/{what}").read())
 
 
@@ -155,7 +155,7 @@ async def main() -> None:
     for name in names:
         await peer.hear(name)
         await asyncio.sleep(0.05)
-    await asyncio.sleep(1.5)  # what is put together within a second is put together now
+    await asyncio.sleep(1.5)  # hermes-agent merges messages that arrive within a second
     if burst == "kill":
         print("ready", flush=True)
         await asyncio.sleep(600)
@@ -168,7 +168,7 @@ async def main() -> None:
         await asked("release")
         await peer.idle()
     report(names)
-    os._exit(0)  # its threads have nothing left to say
+    os._exit(0)  # do not wait for its threads
 
 
 asyncio.run(main())

@@ -1,7 +1,7 @@
 """A round of hermes-agent's gateway turns for every line on stdin. Runs in a venv of its own, without everhold.
 
-Its real gateway class is driven, with an adapter that hands messages over in memory: no HTTP on the way in, which is
-less than its people pay. Home, model and history are made here; nothing of its own is changed.
+It drives hermes-agent's gateway class with an adapter that delivers messages in memory, so its turns cost less than
+in use, where HTTP is added. The home, the model and the history are made here. hermes-agent itself is unmodified.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ auxiliary:
 """
 
 
-def settle_in() -> None:
-    """A home of its own, and nothing that looks outside of it."""
+def prepare_environment() -> None:
+    """Use a separate home, and remove settings that point outside of it."""
     for name in list(os.environ):
         if name.startswith(("HERMES_", "OPENAI_", "OPENROUTER_", "ANTHROPIC_")):
             del os.environ[name]
@@ -41,7 +41,7 @@ def settle_in() -> None:
     logging.disable(logging.CRITICAL)
 
 
-settle_in()  # it reads its environment when it is imported
+prepare_environment()  # hermes-agent reads its environment at import
 
 import gateway.run  # noqa: E402
 import tools.lazy_deps  # noqa: E402
@@ -92,7 +92,7 @@ class Peer:
         return MessageEvent(text=NOTE, message_type=MessageType.TEXT, message_id=str(self.count), source=source)
 
     async def turn(self) -> None:
-        """From the event to the reply, and until nobody works on it any more."""
+        """Send an event and wait for the reply and for the end of all work."""
         before = len(self.adapter.sent)
         await self.adapter.handle_message(self.event())
         deadline = time.monotonic() + 60
@@ -105,7 +105,7 @@ class Peer:
         return bool(adapter._active_sessions or self.runner._running_agents or adapter._pending_messages)
 
     def age(self) -> None:
-        """So many messages behind the next one."""
+        """Add `size` messages to the session."""
         store = self.runner.session_store
         session = store.get_or_create_session(self.event().source).session_id
         roles = ("user", "assistant")
@@ -128,7 +128,7 @@ async def main() -> None:
         for _ in range(turns):
             await peer.turn()
         print(json.dumps([(time.process_time() - started) / turns * 1e3]), file=told, flush=True)
-    os._exit(0)  # its threads have nothing left to say
+    os._exit(0)  # do not wait for its threads
 
 
 asyncio.run(main())

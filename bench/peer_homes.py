@@ -1,7 +1,7 @@
-"""Lets hermes-agent's own classes fill a home. Runs in a venv of its own, without everhold: `peer_homes.py HOME SCENE`.
+"""Fill a home with hermes-agent's own classes. Runs in its own venv, without everhold: `peer_homes.py HOME SCENARIO`.
 
-Its gateway, its agent and its store do the writing; only the two ends that would be a network are ours: an adapter that
-hands messages over in memory and a model that answers at once.
+Its gateway, agent and store write the data. Ours are only the two ends that would need a network: an adapter that
+delivers messages in memory, and a model that answers immediately.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-home, scene = Path(sys.argv[1]).absolute(), sys.argv[2]
+home, scenario = Path(sys.argv[1]).absolute(), sys.argv[2]
 SUMMARY = "## Goal\nto see what a summary keeps"
 during: list[Any] = []
-"""What to do while a summary is being made."""
+"""Called while a summary is being made."""
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -156,7 +156,7 @@ def compress(db: Any, session: str) -> Any:
     return worker
 
 
-# -- scenes ------------------------------------------------------------------------------------------------------------
+# -- scenarios ---------------------------------------------------------------------------------------------------------
 
 
 def plain() -> None:
@@ -181,7 +181,7 @@ def plain() -> None:
     (home / "SOUL.md").write_text("You are calm.")
 
 
-def folded() -> None:
+def compressed() -> None:
     """In place, twice, with a turn between."""
     db = SessionDB(home / "state.db")
     db.create_session("20260102_100000_bbbbbb", source="cli")
@@ -193,7 +193,7 @@ def folded() -> None:
 
 
 def unread() -> None:
-    """Somebody writes while the summary is made: those rows are archived and nobody reads them."""
+    """A user writes while the summary is made. Those rows are archived and never read."""
     db = SessionDB(home / "state.db")
     session = "20260103_100000_cccccc"
     db.create_session(session, source="cli")
@@ -209,7 +209,7 @@ def unread() -> None:
 
 
 def rotated() -> None:
-    """The older way: each compression ends the session and goes on under another id."""
+    """The older method: each compression ends the session and continues under another id."""
     configure(in_place=False)
     db = SessionDB(home / "state.db")
     session = "20260104_100000_dddddd"
@@ -222,7 +222,7 @@ def rotated() -> None:
 
 
 def retried() -> None:
-    """A compression, then a retry: everything that was archived is deleted for good."""
+    """A compression, then a retry, which deletes everything that was archived."""
     db = SessionDB(home / "state.db")
     session = "20260105_100000_eeeeee"
     db.create_session(session, source="cli")
@@ -235,7 +235,7 @@ def retried() -> None:
 
 
 def raced() -> None:
-    """Several at once: writers of one session, and compressions of one session under its older way."""
+    """Concurrent writers of one session, and concurrent compressions of one session with the older method."""
     configure(in_place=False)
     db = SessionDB(home / "state.db")
     db.create_session("20260106_100000_ffffff", source="cli")
@@ -336,13 +336,13 @@ async def _gateway() -> None:
 def logged() -> None:
     """agent.log lines of compressions as they are written."""
     log_to_file()
-    folded()
+    compressed()
     rotated()
 
 
-SCENES = {it.__name__: it for it in (plain, folded, unread, rotated, retried, raced, gateway, logged)}
-for word in scene.split(","):
-    SCENES[word]()
+SCENARIOS = {it.__name__: it for it in (plain, compressed, unread, rotated, retried, raced, gateway, logged)}
+for word in scenario.split(","):
+    SCENARIOS[word]()
 sys.stdout.write("done\n")
 sys.stdout.flush()
 os._exit(0)

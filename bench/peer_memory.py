@@ -1,7 +1,7 @@
-"""A memory plug-in of hermes-agent in its own surroundings: its loader, its manager, its calls around a turn.
+"""Run a memory plug-in of hermes-agent with hermes-agent's loader, manager and calls around a turn.
 
-Runs in a venv of its own, without everhold: `peer_memory.py HOME NAME`, then a line on stdin for each turn, and an
-empty one to leave in the way the gateway does. What has been done is said on stdout.
+Runs in its own venv, without everhold: `peer_memory.py HOME NAME`. Each line on stdin is a turn. An empty line stops
+the plug-in as the gateway does. The script reports each finished step on stdout.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Other people's session stores, doing the same work in the same run. They live in a venv of their own."""
+"""Session stores of other projects with the same work in the same run. They are installed in their own venv."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import IO
 
-from bench.house import MESSAGE, REPLY, open_store, room
-from bench.past import Past
+from bench.history import SessionHistory
+from bench.in_process import MESSAGE, REPLY, open_store, temporary_directory
 from bench.table import Row, median
 from everhold.core.context import render_messages
 from everhold.engine.context_cache import load_context_at
@@ -20,12 +20,12 @@ HERE = Path(__file__).parent
 VENV = HERE / ".venv-peers"
 PACKAGES = ("openai-agents==0.24.0", "langgraph==1.2.20", "langgraph-checkpoint-sqlite==3.1.2")
 SIZES = (10, 1_000, 10_000)
-FOLD_TURNS = 200
+COMPRESSION_TURNS = 200
 PEERS = {"agents": "openai-agents SQLiteSession", "langgraph": "LangGraph SqliteSaver"}
 
 
 def install(venv: Path = VENV, packages: tuple[str, ...] = PACKAGES) -> Path:
-    """The interpreter of the peers' venv, made when it is missing or holds other versions."""
+    """Return the interpreter of the peers' venv. Create the venv if it is missing or has other versions."""
     python = venv / "bin" / "python"
     stamp = venv / "packages"
     if not stamp.exists() or stamp.read_text() != "\n".join(packages):
@@ -38,7 +38,7 @@ def install(venv: Path = VENV, packages: tuple[str, ...] = PACKAGES) -> Path:
 
 
 class Peer:
-    """A process that does a round of a peer's work whenever it is asked to."""
+    """A process that does one round of a peer's work on request."""
 
     def __init__(self, python: Path, name: str, directory: Path, size: int) -> None:
         script = HERE / f"peer_{name}.py"
@@ -51,7 +51,7 @@ class Peer:
         self._read()
 
     def round(self) -> tuple[float, float]:
-        """Milliseconds to append a turn, and to load what the next one is shown."""
+        """Return the milliseconds to append a turn, and to load the context of the next one."""
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
@@ -66,21 +66,21 @@ class Peer:
         assert out is not None
         line = out.readline()
         if not line:
-            raise RuntimeError(f"a peer fell: {self.process.args!r}")
+            raise RuntimeError(f"a peer ended unexpectedly: {self.process.args!r}")
         told: list[float] = json.loads(line)
         return told
 
 
 class Ours:
-    """The same work here: two durable commits for a turn, and the context of the next one with nothing cached."""
+    """The same work with everhold: two durable commits for a turn, and the next context with empty caches."""
 
     def __init__(self, directory: Path, size: int) -> None:
         self.runner = asyncio.Runner()
         quick = open_store(directory, synchronous="OFF")
-        self.past = Past(quick, "s-old", fold_every=FOLD_TURNS)
-        self.runner.run(self.past.live(size // 2))
+        self.history = SessionHistory(quick, "s-old", compress_every_turns=COMPRESSION_TURNS)
+        self.runner.run(self.history.live(size // 2))
         self.runner.run(quick.close())
-        self.past.store = self.store = open_store(directory)
+        self.history.store = self.store = open_store(directory)
 
     def round(self) -> tuple[float, float]:
         return self.runner.run(self._round())
@@ -88,7 +88,7 @@ class Ours:
     async def _round(self) -> tuple[float, float]:
         started = time.perf_counter()
         for _ in range(5):
-            await self.past.turn()
+            await self.history.turn()
         append = (time.perf_counter() - started) / 5
         started = time.perf_counter()
         session = await self.store.get_session("s-old")
@@ -104,7 +104,7 @@ def peer_rows(rounds: int) -> list[Row]:
     python = install()
     rows = []
     for size in SIZES:
-        with room() as directory:
+        with temporary_directory() as directory:
             ours = Ours(directory, size)
             peers = {name: Peer(python, name, directory, size) for name in PEERS}
             found: dict[str, list[tuple[float, float]]] = {"ours": [], **{name: [] for name in PEERS}}

@@ -1,4 +1,4 @@
-"""What recall adds to a turn: the built-in memory in the same process, where much or little is in sight anyway."""
+"""What recall adds to a turn: the built-in memory in the same process, with a long and a short history."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from bench.house import MESSAGE, House, open_store, room
-from bench.past import ENTRIES_A_TURN, Past
+from bench.history import ENTRIES_PER_TURN, SessionHistory
+from bench.in_process import MESSAGE, InProcessGateway, open_store, temporary_directory
 from bench.recall.speed import sentences
 from bench.table import Row, at_most, interleave, median
 from everhold.core.entries import Heard
@@ -22,14 +22,14 @@ from everhold.memories.builtin import BuiltinMemory, MemoryIndex
 
 LIMIT_MS = 1.0
 TURNS = 60
-FOLD_TURNS = 40
+COMPRESSION_TURNS = 40
 WINDOW_TOKENS = 12_000
 RECALL_SECONDS = 0.8
-BEHIND = (10, 4_500)
+ENTRIES = (10, 4_500)
 
 
-class Various(Past):
-    """A past in which nobody says the same thing twice."""
+class VariedHistory(SessionHistory):
+    """A history in which all messages differ."""
 
     texts: Iterator[str]
 
@@ -37,8 +37,8 @@ class Various(Past):
         return msgspec.structs.replace(super()._heard(), text=next(self.texts))
 
 
-class Recalling(House):
-    """A house whose agent remembers."""
+class RecallingGateway(InProcessGateway):
+    """A gateway whose agent has the built-in memory."""
 
     def __init__(self, directory: Path, *, recall: bool) -> None:
         store = open_store(directory)
@@ -55,23 +55,23 @@ class Recalling(House):
         return self._attached if instance == "builtin" else None
 
     async def say(self, text: str) -> None:
-        served = self.table.served("old")
-        served.clear()
-        await self.hear("old", text)
-        await served.wait()
+        delivered = self.platform.get_delivered_event("old")
+        delivered.clear()
+        await self.accept_message("old", text)
+        await delivered.wait()
 
 
 def texts(seed: int) -> Iterator[str]:
-    """What people say, of made-up words that are as unevenly common as real ones."""
+    """Generate messages of made-up words whose frequencies are as uneven as those of real words."""
     said = sentences(10_000, seed=seed)
     return (" ".join(pair) for pair in zip(said, said, strict=False))
 
 
 def recalling_rows(rounds: int) -> list[Row]:
     rows: list[Row] = []
-    for entries, various in ((BEHIND[0], True), (BEHIND[1], True), (BEHIND[1], False)):
+    for entries, various in ((ENTRIES[0], True), (ENTRIES[1], True), (ENTRIES[1], False)):
         with contextlib.ExitStack() as open_:
-            without, recalls = (open_.enter_context(room()) for _ in range(2))
+            without, recalls = (open_.enter_context(temporary_directory()) for _ in range(2))
             for directory in (without, recalls):
                 asyncio.run(_age(directory, entries, various=various))
             found = interleave(
@@ -82,23 +82,25 @@ def recalling_rows(rounds: int) -> list[Row]:
                 },
             )
         kind = "of various text" if various else "of equal text"
-        what = f"recall in a turn, {entries:,} entries {kind} behind it, CPU"
+        what = f"recall in a turn, {entries:,} entries {kind} in the session, CPU"
         beside = f"the turn without it {median(found['without']):.2f} ms"
         rows.append(at_most(what, _added(found), "ms", LIMIT_MS, beside=beside))
     return rows
 
 
 def _added(found: dict[str, list[float]]) -> float:
-    """The median of what each round's turns cost more."""
+    """Return the median of the rounds' differences."""
     return median([recalls - without for recalls, without in zip(found["recalls"], found["without"], strict=True)])
 
 
 async def _age(directory: Path, entries: int, *, various: bool) -> None:
     store = open_store(directory, synchronous="OFF")
-    past = (Various if various else Past)(store, "s-old", chat="old", fold_every=FOLD_TURNS)
-    if isinstance(past, Various):
-        past.texts = texts(7)
-    await past.live(entries // ENTRIES_A_TURN)
+    history = (VariedHistory if various else SessionHistory)(
+        store, "s-old", chat="old", compress_every_turns=COMPRESSION_TURNS
+    )
+    if isinstance(history, VariedHistory):
+        history.texts = texts(7)
+    await history.live(entries // ENTRIES_PER_TURN)
     index = MemoryIndex(directory / "index.db")
     while await index.catch_up(store):
         pass
@@ -110,20 +112,20 @@ def _talk(directory: Path, *, recall: bool, various: bool) -> float:
     """CPU milliseconds of one more turn, index included."""
 
     async def run() -> float:
-        async with Recalling(directory, recall=recall).open() as house:
-            assert isinstance(house, Recalling)
+        async with RecallingGateway(directory, recall=recall).open() as gateway:
+            assert isinstance(gateway, RecallingGateway)
             said = texts(11) if various else itertools.repeat(MESSAGE)
-            await _say(house, list(itertools.islice(said, 10)))
+            await _say(gateway, list(itertools.islice(said, 10)))
             started = time.process_time()
-            await _say(house, list(itertools.islice(said, TURNS)))
+            await _say(gateway, list(itertools.islice(said, TURNS)))
             spent = time.process_time() - started
-            await house.index.close()
+            await gateway.index.close()
             return spent / TURNS * 1e3
 
     return asyncio.run(run())
 
 
-async def _say(house: Recalling, said: Sequence[str]) -> None:
+async def _say(gateway: RecallingGateway, said: Sequence[str]) -> None:
     for text in said:
-        await house.say(text)
-    await house.rest()
+        await gateway.say(text)
+    await gateway.wait_until_idle()

@@ -1,4 +1,4 @@
-"""Facts kept by compression, beside hermes-agent's own compressor with the same model writing the summaries."""
+"""Facts kept by compression, compared with hermes-agent's compressor; the same model writes both summaries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gateway import hermes_python
-from bench.house import room
+from bench.in_process import temporary_directory
 from bench.table import Row, at_least
 from everhold.core.compression import SUMMARY_PROMPT, estimate_message_tokens
 from everhold.evals.conversation import EvalConversation, load_bundled_conversations
@@ -25,7 +25,7 @@ from everhold.models.offline import OfflineModel
 from everhold.ports.model import ModelMessage, ModelRequest
 
 ROOT = Path(__file__).parent.parent
-FOLDS = (1, 3)
+COMPRESSIONS = (1, 3)
 _PARTS = re.compile(
     r"(?:PREVIOUS SUMMARY:\n(?P<before>.*?)\n\nNEW TURNS TO INCORPORATE:\n|TURNS TO SUMMARIZE:\n)"
     r"(?P<turns>.*?)\n\n(?:Use this exact structure|Update the summary using)",
@@ -35,19 +35,19 @@ _ROLES = {"[USER]:": "user:", "[ASSISTANT]:": "assistant:"}
 
 
 def summary_rows(rounds: int) -> list[Row]:
-    """Deterministic: a round is as good as five."""
+    """The result is deterministic, so one round is enough."""
     conversations = load_bundled_conversations()
     theirs = peer(conversations)
     rows = []
-    for folds in FOLDS:
-        ours = [score_conversation(one, OfflineModel(), compressions=folds) for one in conversations]
+    for count in COMPRESSIONS:
+        ours = [score_conversation(one, OfflineModel(), compressions=count) for one in conversations]
         assert all(score.is_sound for score in ours)
         facts = sum(len(score.outcomes) for score in ours)
         kept = sum(score.count_outcomes("kept") for score in ours) / facts
-        other = sum(found for found, _ in theirs[folds]) / facts
+        other = sum(found for found, _ in theirs[count]) / facts
         rows.append(
             at_least(
-                f"facts kept after {folds} fold{'s' if folds > 1 else ''}, {facts} asked for",
+                f"facts kept after {count} compression{'s' if count > 1 else ''}, {facts} asked for",
                 kept * 100,
                 "%",
                 1.0,
@@ -55,15 +55,15 @@ def summary_rows(rounds: int) -> list[Row]:
                 ratio=kept / other,
             )
         )
-        rows.append(_size(ours, theirs[folds], folds))
+        rows.append(_size(ours, theirs[count], count))
     return rows
 
 
-def _size(ours: list[CompressionScore], theirs: list[tuple[int, int]], folds: int) -> Row:
+def _size(ours: list[CompressionScore], theirs: list[tuple[int, int]], count: int) -> Row:
     before = sum(score.tokens_before for score in ours)
     left, other = sum(score.tokens_after for score in ours) / before, sum(size for _, size in theirs) / before
     return Row(
-        what=f"size left after {folds} fold{'s' if folds > 1 else ''}",
+        what=f"size left after {count} compression{'s' if count > 1 else ''}",
         value=left * 100,
         unit="%",
         beside=f"hermes-agent 0.19.0 {other:.0%}",
@@ -75,10 +75,10 @@ def _size(ours: list[CompressionScore], theirs: list[tuple[int, int]], folds: in
 
 
 def peer(conversations: list[EvalConversation]) -> dict[int, list[tuple[int, int]]]:
-    """For each number of folds, what its compressor leaves of each conversation: facts, and tokens."""
+    """For each number of count, what its compressor leaves of each conversation: facts, and tokens."""
     python = hermes_python()
-    jobs = [_job(one, folds) for folds in FOLDS for one in conversations]
-    with room() as directory, _stub() as url:
+    jobs = [_job(one, count) for count in COMPRESSIONS for one in conversations]
+    with temporary_directory() as directory, _stub() as url:
         asked = {"url": url, "home": str(directory / "home"), "conversations": jobs}
         done = subprocess.run(
             [python, ROOT / "bench" / "peer_compressor.py"],
@@ -90,15 +90,15 @@ def peer(conversations: list[EvalConversation]) -> dict[int, list[tuple[int, int
     if done.returncode:
         raise RuntimeError(f"hermes-agent fell: {done.stderr[-2000:]}")
     left: list[list[dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
-    found = [_judge(one, kept) for one, kept in zip([*conversations] * len(FOLDS), left, strict=True)]
+    found = [_judge(one, kept) for one, kept in zip([*conversations] * len(COMPRESSIONS), left, strict=True)]
     size = len(conversations)
-    return {folds: found[n * size : (n + 1) * size] for n, folds in enumerate(FOLDS)}
+    return {count: found[n * size : (n + 1) * size] for n, count in enumerate(COMPRESSIONS)}
 
 
-def _job(conversation: EvalConversation, folds: int) -> dict[str, Any]:
-    """The conversation in pieces, each to be compressed when it has been said; the same tail stays as with us."""
+def _job(conversation: EvalConversation, count: int) -> dict[str, Any]:
+    """Split the conversation into segments that are compressed one after another, with everhold's tail."""
     turns = [_messages(turn, n) for n, turn in enumerate(conversation.turns)]
-    cuts = [0, *(KEPT_EXCHANGES + round((len(turns) - KEPT_EXCHANGES) * n / folds) for n in range(1, folds + 1))]
+    cuts = [0, *(KEPT_EXCHANGES + round((len(turns) - KEPT_EXCHANGES) * n / count) for n in range(1, count + 1))]
     segments = [[m for turn in turns[a:b] for m in turn] for a, b in itertools.pairwise(cuts)]
     tail = [m for turn in turns[-KEPT_EXCHANGES:] for m in turn]
     return {
@@ -111,7 +111,7 @@ def _job(conversation: EvalConversation, folds: int) -> dict[str, Any]:
 
 
 def _messages(turn: Any, number: int) -> list[dict[str, Any]]:
-    """A turn as that agent writes it down."""
+    """Return a turn in hermes-agent's message format."""
     out: list[dict[str, Any]] = [{"role": "user", "content": f"{turn.who}: {turn.text}"}]
     if turn.acts:
         calls = [
@@ -139,12 +139,12 @@ def _judge(conversation: EvalConversation, left: list[dict[str, Any]]) -> tuple[
     )
 
 
-# -- the model that both have ------------------------------------------------------------------------------------------
+# -- the model for both ------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _stub() -> Iterator[str]:
-    """The offline model behind a vendor's protocol. It is given the turns that are to be summed up, nothing else."""
+    """Serve the offline model with a vendor's protocol. It receives only the turns to be summarised."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -189,15 +189,15 @@ def _stub() -> Iterator[str]:
 
 
 def summed(prompt: str) -> str:
-    """What the offline model makes of the turns in that agent's prompt, written down as it knows them."""
+    """Convert the turns of hermes-agent's prompt to everhold's format, and return the offline model's summary."""
     match = _PARTS.search(prompt)
     if match is None:
-        raise ValueError(f"a prompt of another version: {prompt[:200]!r}")
+        raise ValueError(f"the prompt has an unknown format: {prompt[:200]!r}")
     turns = match["turns"]
     for theirs, ours in _ROLES.items():
         turns = turns.replace(theirs, ours)
     turns = re.sub(r"\[TOOL RESULT [^\]]*\]:", "tool:", turns)
-    # a user's line names who spoke: `user: Mara: …` is `Mara: …`
+    # a user's line names the speaker, so `user: Mara: …` becomes `Mara: …`
     turns = re.sub(r"^user: (?=[^:\n]{1,40}: )", "", turns, flags=re.MULTILINE)
     before = f"everhold: [Summary of the conversation so far]\n{match['before']}\n" if match["before"] else ""
     request = ModelRequest(system=SUMMARY_PROMPT, messages=(ModelMessage(role="user", text=before + turns),))

@@ -1,4 +1,4 @@
-"""What was measured, as rows that say what they were compared with and what was promised."""
+"""Measurements as rows of a table, each with its comparison and its target."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Row:
     value: float
     unit: str
     beside: str = ""
-    """What it was measured beside, with its own number."""
+    """What it is compared with, and that measurement."""
     ratio: float | None = None
     target: str = ""
     holds: bool | None = None
@@ -34,7 +34,7 @@ def at_least(what: str, value: float, unit: str, share: float, *, beside: str, r
 
 
 def interleave(rounds: int, works: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Each work once per round, in turn, so that whatever else the machine does meets all of them."""
+    """Run each work once per round, so that a disturbance of the machine affects all of them."""
     found: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
@@ -43,7 +43,7 @@ def interleave(rounds: int, works: dict[str, Callable[[], float]]) -> dict[str, 
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the rounds' own ratios: a round's disturbance is in both of its numbers."""
+    """Return the median of the rounds' ratios. A disturbance of one round affects both of its numbers."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
@@ -51,7 +51,7 @@ median = statistics.median
 
 
 def render(rows: Sequence[Row]) -> str:
-    """A Markdown table that also reads well as it is."""
+    """Render an aligned Markdown table."""
     head = ("what", "everhold", "beside", "ratio", "promised", "")
     lines = [head] + [
         (

@@ -1,4 +1,4 @@
-"""A message and its reply through Telegram on loopback, beside a bare bot that answers at once and keeps nothing."""
+"""A message and its reply through Telegram on loopback, compared with a bare bot that stores nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from bench.gateway import Gateway, model
-from bench.house import MESSAGE, room
-from bench.modelstub import REPLY
+from bench.in_process import MESSAGE, temporary_directory
+from bench.model_stub import REPLY
 from bench.table import Row, median, ratio
 from everhold.infra.home import Home
 from everhold.testing.platforms.loopback import LoopbackRequest, LoopbackResponse
@@ -20,7 +20,7 @@ from everhold.testing.platforms.telegram import TelegramServer
 TOKEN = "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw"
 TURNS = 40
 TALKERS = 8
-"""Chats that are talked in at once, for the rate."""
+"""Concurrent chats, for the rate."""
 
 
 def telegram_rows(rounds: int) -> list[Row]:
@@ -28,7 +28,7 @@ def telegram_rows(rounds: int) -> list[Row]:
         import telegram  # noqa: F401
     except ImportError:
         return []
-    with room() as directory, model() as url:
+    with temporary_directory() as directory, model() as url:
         return asyncio.run(_measured(rounds, directory, url))
 
 
@@ -36,7 +36,7 @@ async def _measured(rounds: int, directory: Path, url: str) -> list[Row]:
     found: dict[str, list[float]] = {name: [] for name in ("ours", "bare", "rate", "bare rate", "cpu")}
     async with Watched() as ours, Watched() as bare:
         for server in (ours, bare):
-            server.bot(TOKEN)
+            server.add_bot(TOKEN)
         home = Home(directory).create()
         home.env.touch(mode=0o600)
         home.env.write_text(f"BOT={TOKEN}\n")
@@ -85,7 +85,7 @@ def _config(server: str, url: str) -> str:
 
 
 class Watched(TelegramServer):
-    """Telegram, and a way to wait for what bots say."""
+    """A Telegram server that lets a caller wait for the bots' messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Watched(TelegramServer):
         return answer
 
     async def turn(self, chat: int) -> None:
-        """Somebody says something, until the whole reply is there: one that grows is there when it is whole."""
+        """Write a message and wait for the whole reply. A draft counts when it is complete."""
         before = self.list_bot_texts(chat).count(REPLY)
         await self.write_message(MESSAGE, user=chat)
         while self.list_bot_texts(chat).count(REPLY) == before:
@@ -106,7 +106,7 @@ class Watched(TelegramServer):
 
 
 async def _turns(server: Watched, talkers: int, turns: int) -> float:
-    """Seconds per turn, everybody talking at once."""
+    """Seconds per turn, with all chats at once."""
 
     async def talk(chat: int) -> None:
         for _ in range(turns):
@@ -119,7 +119,7 @@ async def _turns(server: Watched, talkers: int, turns: int) -> float:
 
 @contextlib.asynccontextmanager
 async def _echoing(server: TelegramServer) -> AsyncIterator[None]:
-    """The least that can answer: the vendor's client, and a loop around it."""
+    """Run the simplest bot: the vendor's client in a loop."""
     from telegram import Bot
 
     async def echo(bot: Bot) -> None:

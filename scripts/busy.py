@@ -1,4 +1,4 @@
-"""Keep the processor busy while a command runs: `python scripts/busy.py --processes 10 -- python -m pytest tests/web`.
+"""Keep the processor busy while a command runs: `python scripts/busy.py --processes 10 -- python -m pytest tests/api`.
 
 A test that measures the machine instead of the product fails beside ten busy processes. `make busy` runs the whole
 suite this way. Each busy process ends with this script, also when the script is killed, and after --seconds at the

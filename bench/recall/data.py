@@ -1,4 +1,4 @@
-"""Reads the development data: conversations, questions and their evidence. Nothing of it is ever shipped."""
+"""Read the development data: conversations, questions and their evidence. The data is not part of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How soon a note is found: a real log and its index, from the answer to its commit to the `find` that returns it."""
+"""How soon a note is found, with a real log and its index: from its commit to the `find` that returns it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from bench.recall import stage
+from bench.recall import scenario
 from bench.recall.speed import AUDIENCE, sentences
 from everhold.core.entries import ChatLocation, EntryDraft, Heard, Noted, Stamp
 from everhold.memories.builtin import BuiltinMemory, MemoryIndex
 from everhold.ports.memory import MemoryQuery
-from everhold.ports.store import Change, Opening, Step, Store
+from everhold.ports.store import Change, SessionOpening, Step, Store
 
 NOTES = 41
 A_SESSION = 100
@@ -25,21 +25,21 @@ STAMP = Stamp(person="ada", audience=AUDIENCE, address="agent:main:bench:dm:ada"
 class Fresh(Struct, frozen=True, kw_only=True):
     items: int
     p50_ms: float
-    """From a commit that was answered to the `find` that returns what was committed, wall."""
+    """Wall time from the end of the commit to the `find` that returns the note."""
     p95_ms: float
     cpu_ms: float
     again_ms: float
-    """The same question once more, when nothing is new: what finding costs anyway. Median, wall."""
+    """Median wall time of the same question again, when nothing is new."""
 
 
 async def measure(items: int) -> Fresh:
     with tempfile.TemporaryDirectory() as home:
-        store = stage.open_store(Path(home))
+        store = scenario.open_store(Path(home))
         await _fill(store, items)
         index = MemoryIndex(Path(home) / "index.db", embeddings="table")
         while await index.catch_up(store, 5_000):
             pass
-        await index.warm_cache()  # as a gateway does after it started
+        await index.warm_cache()  # as a gateway does after its start
         memory = BuiltinMemory(index=index, store=store, agent="main")
         texts = list(sentences(NOTES + 10, seed=9))
         for text in texts[NOTES:]:
@@ -67,7 +67,7 @@ async def _fill(store: Store, items: int) -> None:
                 session=session,
                 at=float(number),
                 entries=tuple(EntryDraft(body=body, author="person:ada") for body in bodies),
-                opens=Opening(agent="main", address=f"agent:main:bench:dm:{number}"),
+                opens=SessionOpening(agent="main", address=f"agent:main:bench:dm:{number}"),
             )
         )
 
@@ -79,14 +79,14 @@ async def _once(store: Store, memory: BuiltinMemory, text: str) -> tuple[float, 
     found = await memory.find(_query(text))
     first = (time.perf_counter() - wall) * 1e3
     spent = (time.process_time() - cpu) * 1e3
-    assert ("s0", committed.seqs[-1]) in [(one.session, one.seq) for one in found], "a note that is not found"
+    assert ("s0", committed.seqs[-1]) in [(one.session, one.seq) for one in found], "the note was not found"
     wall = time.perf_counter()
     await memory.find(_query(text))
     return first, spent, (time.perf_counter() - wall) * 1e3
 
 
 def _query(text: str) -> MemoryQuery:
-    """As a turn asks: by a part of the words."""
+    """Build a query with a part of the words, as a turn does."""
     return MemoryQuery(
         text=" ".join(text.split()[:8]),
         agent="main",

@@ -1,4 +1,4 @@
-"""How much of the evidence `find` brings back: at ten items, and within a budget of tokens."""
+"""How much of the evidence `find` returns: among ten items, and within a budget of tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import fmean
 
 from msgspec import Struct
 
-from bench.recall import stage
+from bench.recall import scenario
 from bench.recall.data import Conversation
 from everhold.memories.builtin import BuiltinMemory, MemoryIndex
 from everhold.memories.builtin.embeddings import EmbeddingsMode
@@ -18,7 +18,7 @@ from everhold.ports.memory import MemoryQuery
 
 BUDGET = 1_700
 DEEP = 80
-"""Items asked for; the metrics cut them."""
+"""Requested items; each metric uses a part of them."""
 
 
 class Score(Struct, frozen=True, kw_only=True):
@@ -31,13 +31,13 @@ class Score(Struct, frozen=True, kw_only=True):
 
 
 async def measure(talks: Sequence[Conversation], *, use: EmbeddingsMode, models: Path | None = None) -> Score:
-    """Each conversation in a home of its own, each question through the provider's `find`."""
+    """Store each conversation in its own home, and ask each question through the provider's `find`."""
     shares: dict[str, list[float]] = defaultdict(list)
     kinds: dict[str, list[float]] = defaultdict(list)
     for talk in talks:
         with tempfile.TemporaryDirectory() as home:
-            store = stage.open_store(Path(home))
-            places = await stage.tell(store, talk)
+            store = scenario.open_store(Path(home))
+            places = await scenario.tell(store, talk)
             index = MemoryIndex(Path(home) / "index.db", inline=True, embeddings=use, models=models)
             while await index.catch_up(store):
                 pass
@@ -50,7 +50,7 @@ async def measure(talks: Sequence[Conversation], *, use: EmbeddingsMode, models:
                     agent="main",
                     session="elsewhere",
                     name="bench",
-                    audience=stage.audience(talk),
+                    audience=scenario.audience(talk),
                     person="asker",
                     limit=DEEP,
                 )
@@ -59,7 +59,7 @@ async def measure(talks: Sequence[Conversation], *, use: EmbeddingsMode, models:
                 for count in (5, 10, 20):
                     shares[f"at_{count}"].append(_share(ids[:count], question.evidence))
                 texts = [one.text for one in found]
-                fits = next((n for n in range(len(texts), 0, -1) if stage.tokens(texts[:n]) <= BUDGET), 0)
+                fits = next((n for n in range(len(texts), 0, -1) if scenario.tokens(texts[:n]) <= BUDGET), 0)
                 shares["in_budget"].append(_share(ids[:fits], question.evidence))
                 kinds[question.kind].append(shares["at_10"][-1])
             await index.close()

@@ -1,4 +1,4 @@
-"""How long `find` and taking in last, on a log of made-up sentences; CPU beside wall, since machines are shared."""
+"""The time of `find` and of indexing, on a log of generated sentences; CPU and wall, because machines are shared."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Times(Struct, frozen=True, kw_only=True):
     cpu_p50_ms: float
     cpu_p95_ms: float
     fresh_ms: float
-    """How much longer a search lasts if something new was committed just before it, which it finds."""
+    """How much longer a search takes when an item was committed just before it and must be found."""
     turn_ms: float
-    """CPU of taking in one turn, a message and its answer, by itself: more than what it costs among others."""
+    """CPU to index one turn, a message and its reply, alone. In a larger batch a turn costs less."""
     file_mb: float
 
 
 class Feed:
-    """As much of a store as the index reads."""
+    """The part of a store that the index reads."""
 
     def __init__(self, texts: list[str]) -> None:
         self.texts = texts
@@ -57,7 +57,7 @@ class Feed:
 
 
 def sentences(count: int, seed: int = 7) -> Iterator[str]:
-    """Sentences of real words and made-up ones, as unevenly common as words are."""
+    """Generate sentences of real and made-up words with the uneven frequencies of real text."""
     chance = random.Random(seed)
     data = resources.files("everhold.memories.builtin") / "data"
     words = [word for word in (data / "vocabulary.txt").read_text(encoding="utf-8").split() if word.isalpha()]
@@ -123,7 +123,7 @@ async def measure(items: int, *, use: EmbeddingsMode) -> Times:
 
 
 async def _sooner(store: Feed, ask: Callable[[str], Awaitable[tuple[float, float]]], number: int) -> float:
-    """Milliseconds between asking for what was committed a moment ago and asking for it again."""
+    """Return how many milliseconds longer a search for a just committed item takes than its repetition."""
     store.texts.append(f"a quite unmistakable aardvark {number}")
     first, _ = await ask("aardvark")
     again = min([(await ask("aardvark"))[0] for _ in range(3)])

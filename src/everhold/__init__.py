@@ -1,7 +1,7 @@
 """Everhold runs long-lived agents behind chat platforms and remembers for them.
 
-These are the names users and plug-in authors may import; everything else may move. They load on first use, so that
-`import everhold` costs nothing and pulls in no dependency.
+These are the names that users and plug-in authors may import; everything else may change. They are loaded on first use,
+so that `import everhold` is quick and imports no dependency.
 """
 
 from __future__ import annotations
@@ -12,22 +12,27 @@ from typing import TYPE_CHECKING, Final
 __version__ = "0.1.0.dev0"
 
 _NAMES_BY_MODULE: Final = {
-    "everhold.core.entries": "Attachment ToolCall ChatLocation Stamp ModelUsage",
-    "everhold.errors": "Conflict EverholdError InDoubt InvalidRequest NotFound Overloaded PartiallyDone Refused TooLong Transient",
-    "everhold.ports.clock": "RandomSource Clock",
+    "everhold.core.entries": "Attachment ChatLocation ModelUsage Stamp ToolCall",
+    "everhold.errors": (
+        "Conflict EverholdError InDoubt InvalidRequest NotFound Overloaded PartiallyDone Refused TooLong Transient"
+    ),
+    "everhold.ports.clock": "Clock RandomSource",
     "everhold.ports.log": "EventLogger",
     "everhold.ports.memory": (
-        "MemoryBatch MemoryCapability Exchange ForgetResult MemoryHit ProviderHealth JobResult MemoryProvider MemoryNote MemoryQuery MemoryRetraction MemoryScope SessionSwitch "
-        "MemoryUtterance"
+        "Exchange ForgetResult JobResult MemoryBatch MemoryCapability MemoryHit MemoryNote MemoryProvider MemoryQuery "
+        "MemoryRetraction MemoryScope MemoryUtterance ProviderHealth SessionSwitch"
     ),
-    "everhold.ports.model": "ModelResponse ModelMessage Model ModelRequest ToolSpec",
-    "everhold.ports.platform": "AcceptMessage DeliveryGuarantee SupportsDrafts IncomingMessage OutgoingMessage Platform PlatformOffset AcceptResult",
+    "everhold.ports.model": "Model ModelMessage ModelRequest ModelResponse ToolSpec",
+    "everhold.ports.platform": (
+        "AcceptMessage AcceptResult DeliveryGuarantee IncomingMessage OutgoingMessage Platform PlatformOffset "
+        "SupportsDrafts"
+    ),
     "everhold.ports.plugin": "PluginContext",
-    "everhold.ports.tool": "ToolEffect ToolResult SendRequest Tool ToolContext",
+    "everhold.ports.tool": "SendRequest Tool ToolContext ToolEffect ToolResult",
 }
 _MODULE_BY_NAME: Final = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
-if TYPE_CHECKING:  # the same names for readers that do not run the code
+if TYPE_CHECKING:  # the same names for type checkers
     from everhold.core.entries import (
         Attachment as Attachment,
         ChatLocation as ChatLocation,

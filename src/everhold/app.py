@@ -1,4 +1,4 @@
-"""Builds the object graph once, and runs it. The only file that imports every room."""
+"""Builds the object graph and runs it. It is the only module that imports every layer below."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ from everhold.ports.clock import Clock
 from everhold.ports.platform import AcceptResult, IncomingMessage, Platform
 from everhold.ports.store import Change, Step
 from everhold.ports.tool import Tool
-from everhold.stores.sqlite.disk_guard import DiskGuard, DiskGuardedStore
-from everhold.stores.sqlite.disk_reserve import DiskReserve
+from everhold.stores.sqlite.disk_guard import DiskGuard, DiskGuardedStore, DiskReserve
 from everhold.telemetry.logs import StructuredLogger
 from everhold.tools.attach import AttachTool
 from everhold.tools.mcp import McpServers, list_server_names
@@ -56,35 +55,35 @@ if TYPE_CHECKING:
     from everhold.api.context import ApiContext
     from everhold.api.local_server import LocalServer
     from everhold.api.middleware import GuardMiddleware
-    from everhold.api.server import HttpServer as Web
+    from everhold.api.server import HttpServer
 
 DRAIN_SECONDS: Final = 30.0
 FIRST_BACKUP_DELAY_SECONDS: Final = 5.0
 BACKUP_POLL_SECONDS: Final = 60.0
-"""How often it is looked whether a copy of the store is due."""
+"""How often the app checks whether a backup is due."""
 INDEX_INTERVAL_SECONDS: Final = 2.0
-"""How often the search index catches up by itself. A search never waits for it: it catches up first."""
+"""How often the search index catches up. A search does not wait for this, because it catches up itself first."""
 _CATALOGUES: Final[dict[str, Any]] = {
     "models": MODEL_PLUGINS, "memories": MEMORY_PLUGINS, "platforms": PLATFORM_PLUGINS, "tools": TOOL_PLUGINS,
 }  # fmt: skip
 
 
 class SystemClock:
-    """The machine's own time."""
+    """The machine's clock."""
 
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
 
 
 class SystemRandomSource:
-    """The machine's own randomness."""
+    """The machine's random numbers."""
 
     bytes = staticmethod(os.urandom)
     random = staticmethod(random.random)
 
 
 def get_local_user() -> str:
-    """Who runs this process; at this machine nobody else is believed to speak."""
+    """The name of the user who runs this process. Local callers are this person."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # no entry for this user id
@@ -92,20 +91,20 @@ def get_local_user() -> str:
 
 
 def load_home_settings(home: Home, *, environ: Mapping[str, str], last_good: bool = False) -> Settings:
-    """What is configured in `home`, checked with every plug-in it names."""
+    """Load the settings of `home`, and validate them with every plug-in that they name."""
     return load_settings(home, environ=environ, validate_plugin=build_plugin_check(), last_good=last_good)
 
 
 def build_plugin_check() -> ValidatePlugin:
-    """Asks the installed plug-ins what they think of their sections."""
+    """Return a function that validates a plug-in's section with the installed plug-in."""
     return make_plugin_validator(lambda group, name: _CATALOGUES[group].load(name).Settings)
 
 
 class GatewayApp:
-    """Everything that works for one home, from taking its lock to letting go of it.
+    """The process of one home, from acquiring its lock to releasing it.
 
-    `__init__` builds the objects in seven steps. A step uses only what the steps before it have built; callbacks that
-    it hands out (`self.accept`, lambdas) may use more, because nobody calls them before `start`.
+    `__init__` builds the objects in seven steps. A step uses only what earlier steps have built. Callbacks that it
+    passes on (`self.accept`, lambdas) may use more, because they are not called before `start`.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class GatewayApp:
     ) -> None:
         self.home = home
         self.start_settings = settings
-        """What this process was started with; some of it stays in force until the next start."""
+        """The settings at the start of this process. Some of them stay in force until the next start."""
         self.environ = environ
         self.log = log
         log.redaction.add_secrets(*(secret.reveal() for secret in settings.list_secrets()))
@@ -137,7 +136,7 @@ class GatewayApp:
     # -- building, in this order -------------------------------------------------------------------------------------
 
     def _open_store(self) -> None:
-        """Take the home's lock and open the store. `gates` are the only way from the engine to store and clock."""
+        """Acquire the home's lock and open the store. The engine uses store and clock only through `gates`."""
         home, log, chance = self.home, self.log, self.chance
         self.lock = HomeLock(home.lock).acquire()
         try:
@@ -148,14 +147,14 @@ class GatewayApp:
         if self.store.upgrade_backup is not None:
             log.info("store.upgraded", backup=str(self.store.upgrade_backup))
         self.disk_guard = DiskGuard(DiskReserve(home.disk_reserve), log=log)
-        """Nothing is accepted while the disk has none."""
+        """Refuses messages while the disk is full."""
         self.store.on_full = self.disk_guard.report_full
         self.wakeups = Wakeups()
         owner = f"{os.getpid()}-{chance.bytes(6).hex()}"
         self.gates = Gates(store=self.store, clock=self.clock, chance=chance, log=log, owner=owner)
 
     def _build_agents(self, settings: Settings) -> None:
-        """Each agent with its models, memories and tools, from the settings. `platforms` grows as accounts connect."""
+        """Build the agents with their models, memories and tools. Accounts add their platforms to `platforms` later."""
         home, log = self.home, self.log
         self.platforms: dict[tuple[str, str], Platform] = {
             ("terminal", ""): PullPlatform("terminal"),
@@ -182,11 +181,11 @@ class GatewayApp:
         )
 
     def _build_ingress(self) -> None:
-        """The way of a message into the log: who may speak, then the commit."""
+        """Build admission and the accept commit, which bring a message into the log."""
         log = self.log
-        self.moves = ChatAliases(self.store, clock=self.clock, log=log)
+        self.chat_aliases = ChatAliases(self.store, clock=self.clock, log=log)
         self.admission = AdmissionControl(
-            chat_aliases=self.moves,
+            chat_aliases=self.chat_aliases,
             settings=lambda: self.agents.settings,
             store=self.store,
             platforms=self.platforms,
@@ -197,9 +196,9 @@ class GatewayApp:
         self.acceptor = MessageAcceptor(self.gates, admit=self.admission, wakeups=self.wakeups)
 
     def _build_engine(self) -> None:
-        """The supervisor starts a worker for every cursor that is due: turns, commands, deliveries, memories."""
+        """Build the supervisor, which starts a worker for every due cursor: turns, commands, deliveries, memories."""
         self.text_watchers: list[Any] = []
-        """Whoever wants to see replies grow: (session, op, piece)."""
+        """Functions that receive the text of replies while they are generated: (session, op, delta)."""
         self.supervisor = WorkerSupervisor(
             self.gates,
             runtimes=self.agents,
@@ -209,7 +208,7 @@ class GatewayApp:
         )
 
     def _build_outside(self) -> None:
-        """What runs beside the engine and reaches the outside: platform accounts, schedules, MCP servers."""
+        """Build what runs besides the engine: platform accounts, schedules, MCP servers."""
         home, log, environ = self.home, self.log, self.environ
         self.accounts = PlatformAccounts(
             platforms=self.platforms,
@@ -221,7 +220,7 @@ class GatewayApp:
             directory=home.path,
             keep=self.keep_running,
             locks=lambda: find_locks_directory(environ),
-            chat_aliases=self.moves,
+            chat_aliases=self.chat_aliases,
         )
         self.schedules = ScheduleRunner(
             self.store, accept=self.accept, clock=self.clock, zone=lambda: self.agents.settings.zone, log=log
@@ -235,7 +234,9 @@ class GatewayApp:
         )
 
     def _build_admin(self, settings: Settings) -> None:
-        """What operators do: look into sessions, change the configuration, copy the store, ask and clean memory."""
+        """Build what operators use: session administration, the configuration watcher, backups, memory
+        administration.
+        """
         home, log, environ = self.home, self.log, self.environ
         self.session_admin = SessionAdmin(
             self.gates,
@@ -265,31 +266,32 @@ class GatewayApp:
         )
 
     def _build_api(self) -> None:
-        """How operators and clients reach this process, and how they follow a session while it grows."""
+        """Prepare the servers for operators and clients, and the tail with which they follow a session."""
         self.tail = LogTail()
         self.store.on_commit = self._on_commit
         self.text_watchers += [self.tail.on_reply_text]
         self.role = "gateway"
-        """What this process is for: a gateway stays, a `chat` or `send` goes again and leaves its work to the next."""
+        """The purpose of this process. A gateway keeps running; a `chat` or `send` ends and leaves its work to the next
+        process."""
         self.started_at = self.clock.now()
         self.url = ""
-        """Where people find the page, empty while there is none."""
-        self.web: Web | None = None
+        """The URL of the console, empty while it is not served."""
+        self.http_server: HttpServer | None = None
         self.local_server: LocalServer | None = None
 
-    # -- working -----------------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------------------------
 
     async def accept(self, incoming: IncomingMessage) -> AcceptResult:
-        """The door, with the configuration as it is now. A full disk is said, not swallowed."""
+        """Accept a message with the present configuration. Raises StoreFull while the disk is full."""
         await self.watcher.get_fresh_settings()
         self.disk_guard.require_space()
         return await self.acceptor(incoming)
 
     async def keep_running(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` for ever. Who fell for want of room goes on as soon as there is some: by then, the patience of
-        whoever starts it again may have grown to minutes."""
+        """Run `work` for ever. If it fails because the disk is full, restart it as soon as there is space, because the
+        supervisor's delay may have grown to minutes by then."""
 
-        async def with_room() -> None:
+        async def wait_out_full_disk() -> None:
             while True:
                 try:
                     return await work()
@@ -297,12 +299,12 @@ class GatewayApp:
                     self.log.error("store.failed", what=what, error=error)
                     await self.disk_guard.wait_for_space()
 
-        await self.supervisor.keep_running(what, with_room)
+        await self.supervisor.keep_running(what, wait_out_full_disk)
 
     async def start(self, *, listen: bool = True) -> int:
-        """Take up what was left and begin to work; how many messages wait for an answer.
+        """Resume unfinished work and start all tasks. Return how many messages wait for an answer.
 
-        Without `listen` nothing is heard from platforms: for a process that answers somebody and goes.
+        Without `listen`, platform accounts and schedules do not start, for a process that ends after one answer.
         """
         await self.store.revoke_leases(owner=self.gates.owner, at=self.clock.now())
         await self.session_admin.reapply_erasures()
@@ -321,7 +323,7 @@ class GatewayApp:
             ("fill", self._fill_index),
             ("backup", self._keep_backups),
             ("forgetting", self.memory_admin.keep_finishing_unfinished),
-            ("room", self.disk_guard.watch_space),
+            ("disk_guard", self.disk_guard.watch_space),
         ):
             self.tasks.append(asyncio.create_task(self.keep_running(name, work), name=name))
         self.accounts.apply_settings(self.agents.settings)
@@ -333,21 +335,21 @@ class GatewayApp:
         return waiting
 
     async def _open_local_server(self) -> None:
-        from everhold.api.local_server import LocalServer  # a command that only looks needs no server
+        from everhold.api.local_server import LocalServer  # imported here, because most commands need no server
 
         self.local_server = LocalServer(self.api, self.home.api_socket, monotonic=self.clock.monotonic, log=self.log)
         await self.local_server.open()
 
     @functools.cached_property
     def api(self) -> GuardMiddleware:
-        """The API, which the servers serve and commands without a gateway call in this process."""
-        from everhold.api.application import application  # it takes a while to import, and not every command needs it
+        """The API. The servers serve it, and commands without a gateway call it in this process."""
+        from everhold.api.application import build_application  # the import is slow, and not every command needs it
 
-        return application(self.office)
+        return build_application(self.api_context)
 
     @functools.cached_property
-    def office(self) -> ApiContext:
-        """What the API's handlers work with."""
+    def api_context(self) -> ApiContext:
+        """The objects that the API's handlers use."""
         from everhold.api.context import ApiContext, GatewayServices
         from everhold.api.idempotency import IdempotentTasks
 
@@ -375,22 +377,24 @@ class GatewayApp:
         )
 
     async def serve(self, *, port: int | None = None) -> str:
-        """Open HTTP, on `port` or the configured one; where people find the page."""
-        from everhold.api.server import HttpServer as Web  # only a gateway needs it
+        """Serve HTTP on `port` or the configured one. Return the URL of the console."""
+        from everhold.api.server import HttpServer  # only a gateway needs it
 
         http = self.watcher.settings.http
-        self.web = Web(self.office, self.api, host=http.host, port=http.port if port is None else port)
-        await self.web.start()
-        self.url = self.web.url
+        self.http_server = HttpServer(
+            self.api_context, self.api, host=http.host, port=http.port if port is None else port
+        )
+        await self.http_server.start()
+        self.url = self.http_server.url
         return self.url
 
     async def stop(self, *, seconds: float = DRAIN_SECONDS) -> None:
-        """Give what runs some time, then let go. Everything that is not finished resumes at the next start."""
+        """Wait up to `seconds` for running work, then close everything. Unfinished work resumes at the next start."""
         await self.accounts.stop_listening()
         await self.supervisor.drain(seconds)
         self.tail.close()
-        if self.web is not None:
-            await self.web.stop()
+        if self.http_server is not None:
+            await self.http_server.stop()
         if self.local_server is not None:
             await self.local_server.close()
         for task in self.tasks:
@@ -409,15 +413,15 @@ class GatewayApp:
 
     @property
     def fatal_error(self) -> StoreError | None:
-        """Why this process must end and start anew, if it must."""
+        """Why this process must restart, if it must."""
         return self.store.broken
 
     def _explain_not_accepting(self) -> str:
-        """Why nothing is accepted now, if so."""
+        """Why messages are not accepted now; empty if they are."""
         return str(self.fatal_error) if self.fatal_error else "the disk is full" if self.disk_guard.is_full else ""
 
     def describe(self) -> dict[str, Any]:
-        """What this process says about itself."""
+        """The state of this process, for `status`."""
         settings, refused = self.watcher.settings, self.watcher.refused
         return {
             "version": __version__,
@@ -449,11 +453,11 @@ class GatewayApp:
         )
 
     def _list_restart_settings(self, settings: Settings) -> list[str]:
-        # a process without a page of its own does not care where one would be
+        # the settings of HTTP do not matter to a process that does not serve it
         return [
             key
             for key in list_keys_awaiting_restart(self.start_settings, settings)
-            if self.web is not None or not key.startswith("http.")
+            if self.http_server is not None or not key.startswith("http.")
         ]
 
     # -- a changed configuration -------------------------------------------------------------------------------------
@@ -464,19 +468,19 @@ class GatewayApp:
             self.agents.settings
         ):
             self.log.warning(
-                "config.restart_needed", keys=keys, remedy="restart everhold; until then they are as before"
+                "config.restart_needed", keys=keys, remedy="restart everhold; until then the old values stay in force"
             )
         self.agents.apply_settings(settings)
         self._connect_agents()
         if self.tasks:
             self.mcp.apply_settings(settings.mcp, settings.agents.values())
             self.accounts.apply_settings(settings)
-            self.tasks.append(asyncio.create_task(self._retry_now(), name="hasten"))
+            self.tasks.append(asyncio.create_task(self._retry_now(), name="retry_now"))
 
     async def _retry_now(self) -> None:
-        """Something was changed: what waits after a failure is tried at once. A corrected key may be all it took.
+        """Retry everything that waits after a failure, because the changed configuration may have repaired it.
 
-        What was held back for a fuller batch goes out, too: what becomes of its memory nobody knows.
+        Items that wait for a fuller batch are delivered, too, because their memory may have been reconfigured.
         """
         await model_waits.recheck_all_waits(self.gates, self.agents, self.wakeups)
         await self.supervisor.release_held_memories()
@@ -484,14 +488,14 @@ class GatewayApp:
             self.wakeups.work_available.set()
 
     def _connect_agents(self) -> None:
-        """Every agent has a way to the others' doors; whom it may write to is its tool's business."""
+        """Give every agent a platform for messages to other agents. Its `send` tool checks whom it may write to."""
         for name in self.agents.settings.agents:
             self.platforms.setdefault((between.NAME, name), between.AgentPlatform(name, self.accept))
 
-    # -- keeping up: index, backups ----------------------------------------------------------------------------------
+    # -- index and backups -------------------------------------------------------------------------------------------
 
     async def _keep_index(self) -> None:
-        """Take in what was committed, a little after it was. Whoever searches meanwhile does the same for the rest."""
+        """Index new entries periodically. A search indexes the remaining ones itself."""
         warm = False
         while True:
             while await self.index.catch_up(self.store):
@@ -505,14 +509,14 @@ class GatewayApp:
         return await self.index.find_entries_with_words(self.store, text, limit=limit)
 
     async def _fill_index(self) -> None:
-        self.log.debug("index.level_changed", found_by=self.index.embedding_level)  # `status` says it, too
+        self.log.debug("index.level_changed", found_by=self.index.embedding_level)  # `status` shows it, too
         await run_embedding_backfill(self.index, self.log, self.clock)
 
     def _build_builtin_memory(self, agent: str) -> BuiltinMemory:
         return BuiltinMemory(index=self.index, store=self.store, agent=agent)
 
     async def _keep_backups(self) -> None:
-        """A copy every so often, unless nothing was said since the last one. A start does not wait for it."""
+        """Make a backup periodically, unless nothing was committed since the last one. A start does not wait for it."""
         await asyncio.sleep(FIRST_BACKUP_DELAY_SECONDS)
         while True:
             wanted = self.watcher.settings.backup
@@ -536,10 +540,10 @@ class GatewayApp:
         made = await self.backups.make_backup(to=Path(to) if to else None)
         gone = self.backups.prune(self.watcher.settings.backup.keep) if made.is_sound and not to else []
         how = self.log.info if made.is_sound else self.log.error
-        how("backup.done", path=str(made.path), bytes=made.size_bytes, entries=made.entries, sound=made.is_sound)
+        how("backup.completed", path=str(made.path), bytes=made.size_bytes, entries=made.entries, sound=made.is_sound)
         return render_copy(made, gone)
 
-    # -- what the parts ask for --------------------------------------------------------------------------------------
+    # -- callbacks ---------------------------------------------------------------------------------------------------
 
     def _build_tools(self, settings: AgentSettings) -> dict[str, Tool]:
         tools: dict[str, Tool] = {}
@@ -557,21 +561,21 @@ class GatewayApp:
     def _on_commit(self, change: Change) -> None:
         self.tail.on_commit(change)
         if change.step is Step.COMMAND:
-            self.wakeups.notify(change.session)  # whoever is at work there may have been told to stop
+            self.wakeups.notify(change.session)  # the command may stop a running turn
 
     async def _count_unanswered(self) -> int:
-        """How many messages have no answer: those that wait, and those a turn had taken when everything stopped."""
+        """The number of messages without an answer: pending ones, and those of turns that were interrupted."""
         count = await self.store.count_waiting()
         for cursor in await self.store.list_cursors(consumer=TURN, waiting=True):
             for turn in await self.store.list_operations(cursor.session, types=("turn",), states=("running",)):
                 kinds = (EntryKind.BEGAN, EntryKind.TOOK)
-                its = await self.store.list_entries(cursor.session, after=turn.first - 1, kinds=kinds)
-                count += len(list_consumed_seqs(entry for entry in its if entry.op == turn.op))
+                entries = await self.store.list_entries(cursor.session, after=turn.first - 1, kinds=kinds)
+                count += len(list_consumed_seqs(entry for entry in entries if entry.op == turn.op))
         return count
 
-    def _on_text(self, session: str, op: int, piece: str | None) -> None:
+    def _on_text(self, session: str, op: int, delta: str | None) -> None:
         for watcher in self.text_watchers:
-            watcher(session, op, piece)
+            watcher(session, op, delta)
 
 
 def render_problem(problem: ConfigProblem) -> dict[str, Any]:

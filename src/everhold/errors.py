@@ -1,31 +1,31 @@
 """Every error everhold raises; the type tells the caller what to do next.
 
 EverholdError
-├── Transient        not done, and known not to be: try again (after `retry_after` when the other side said so)
-│   └── Overloaded   the same, for a model: other models may be tried meanwhile
-├── Refused          will not be done however often it is tried: park it, tell somebody
-│   ├── TooLong      a model's context or a platform's message limit was exceeded: shrink, then try
-│   └── Poisoned     this build cannot read what the log holds: stop that lane, touch nothing
-├── InDoubt          may have been done, the answer was lost: probe, or follow the policy
-│   └── Partial      some of it was done, the rest is refused: try its items one by one
-├── LeaseLost        somebody else acts here now: drop the work quietly
-├── Conflict         the state moved between reading and writing: read again, decide anew
-├── StoreError       the store cannot keep its promise
-│   ├── StoreFull      no room: stop acknowledging, say so, go on when there is room
-│   ├── StoreBusy      a foreign lock: nothing was written, try again
-│   ├── StoreDamaged   a file does not read as it was written: refuse to serve it
-│   └── StoreNewer     written by a newer everhold: touch nothing, upgrade
-├── HomeBusy         another process holds this home
-├── NotFound         there is no such session, lane, person…
-└── Misuse           the request itself makes no sense: usage
-    └── ConfigError  the configuration does: everything wrong with it at once (config/errors.py)
+├── Transient          not done: try again, after `retry_after` if the remote side gave one
+│   └── Overloaded     the same for a model: another model may be tried
+├── Refused            a retry would fail, too: make it a dead letter and notify
+│   ├── TooLong        a model's context or a platform's message limit was exceeded: shrink it, then try again
+│   └── Poisoned       this build cannot read an entry of the log: stop that consumer, write nothing
+├── InDoubt            may have been done, the answer was lost: probe, or follow the policy
+│   └── PartiallyDone  some items were done, the rest is refused: try the items one by one
+├── LeaseLost          another worker holds the claim now: stop working on it
+├── Conflict           the state changed between reading and writing: read again, decide again
+├── StoreError         the store cannot do what it promises
+│   ├── StoreFull      no disk space: stop acknowledging, report it, continue when there is space
+│   ├── StoreBusy      another program holds the lock: nothing was written, try again
+│   ├── StoreDamaged   a file is corrupt: refuse to open it
+│   └── StoreNewer     written by a newer everhold: write nothing, upgrade
+├── HomeBusy           another process holds this home
+├── NotFound           there is no such session, cursor, person…
+└── InvalidRequest     the request is invalid: show the usage
+    └── ConfigError    the configuration is invalid: lists all mistakes at once (config/errors.py)
 """
 
 from __future__ import annotations
 
 
 class EverholdError(Exception):
-    """The base of the family. `remedy` says what the reader can do about it."""
+    """The base class. `remedy` says what the user can do."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class EverholdError(Exception):
 
 
 class Transient(EverholdError):
-    """Not done, and known not to be done. `retry_after` is the other side's word and is never shortened."""
+    """Not done. `retry_after` comes from the remote side and is never shortened."""
 
     def __init__(self, message: str, *, retry_after: float | None = None, remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
@@ -45,35 +45,35 @@ class Transient(EverholdError):
 
 
 class Overloaded(Transient):
-    """A model that cannot answer now."""
+    """The model cannot answer now."""
 
 
 class Refused(EverholdError):
-    """Will not be done however often it is tried."""
+    """Not done, and a retry would fail, too."""
 
 
 class TooLong(Refused):
-    """What was sent does not fit; a smaller one may."""
+    """The request is too large; a smaller one may succeed."""
 
 
 class Poisoned(Refused):
-    """The log holds something this build cannot read."""
+    """The log contains an entry that this build cannot read."""
 
 
 class InDoubt(EverholdError):
-    """It may have happened: the request left, the answer did not come."""
+    """The request was sent and the answer was lost, so it may have been done."""
 
 
 class PartiallyDone(InDoubt):
-    """Some of it was done, and something in it will not be however often it is tried."""
+    """Some items were done, and at least one item is refused for good."""
 
 
 class LeaseLost(EverholdError):
-    """The lane or the operation belongs to somebody else now."""
+    """Another worker holds the cursor or the operation now."""
 
 
 class Conflict(EverholdError):
-    """What was read is no longer so; nothing was written."""
+    """The state changed after it was read; nothing was written."""
 
 
 class StoreError(EverholdError):
@@ -81,7 +81,7 @@ class StoreError(EverholdError):
 
 
 class StoreFull(StoreError):
-    """No space left for the log."""
+    """There is no disk space left for the log."""
 
 
 class StoreBusy(StoreError):
@@ -89,7 +89,7 @@ class StoreBusy(StoreError):
 
 
 class StoreDamaged(StoreError):
-    """The database does not read as it was written."""
+    """The database is corrupt."""
 
 
 class StoreNewer(StoreError):
@@ -101,8 +101,8 @@ class HomeBusy(EverholdError):
 
 
 class NotFound(EverholdError):
-    """There is no such thing."""
+    """The requested object does not exist."""
 
 
 class InvalidRequest(EverholdError):
-    """The request makes no sense as it stands."""
+    """The request is invalid."""

@@ -92,8 +92,8 @@ class ApiGateway:
 
     @property
     def web(self) -> HttpServer:
-        assert self.running.web is not None
-        return self.running.web
+        assert self.running.http_server is not None
+        return self.running.http_server
 
     def client(self, token: str = "", **headers: str) -> httpx2.AsyncClient:
         """At this machine; with a token, from elsewhere."""

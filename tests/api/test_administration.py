@@ -20,21 +20,21 @@ from tests.waiting import wait_until
 
 As = Callable[[str], httpx2.AsyncClient]
 SHAPES: dict[str, type[msgspec.Struct]] = {
-    "/api/status": schemas.StatusView,
-    "/api/agents": schemas.AgentList,
-    "/api/people": schemas.PersonList,
-    "/api/pairing": schemas.PairingState,
-    "/api/schedules": schemas.ScheduleList,
-    "/api/audit": schemas.AuditReport,
-    "/api/backups": schemas.BackupList,
-    "/api/dead-letters": schemas.DeadLetters,
-    "/api/memory/status": schemas.MemoryStatus,
+    "/api/status": schemas.StatusResponse,
+    "/api/agents": schemas.AgentListResponse,
+    "/api/people": schemas.PersonListResponse,
+    "/api/pairing": schemas.PairingResponse,
+    "/api/schedules": schemas.ScheduleListResponse,
+    "/api/audit": schemas.AuditResponse,
+    "/api/backups": schemas.BackupListResponse,
+    "/api/dead-letters": schemas.DeadLetterListResponse,
+    "/api/memory/status": schemas.MemoryStatusResponse,
     "/api/memory/search?q=hello": schemas.MemorySearchResponse,
-    "/api/memory/files?person=ada": schemas.MemoryFiles,
-    "/api/entries?q=hello": schemas.Hits,
-    "/api/chat-locations?name=work": schemas.FoundLocation,
-    "/api/sessions/last/addresses": schemas.Addresses,
-    "/api/sessions/last/compressions": schemas.Compressions,
+    "/api/memory/files?person=ada": schemas.MemoryFileListResponse,
+    "/api/entries?q=hello": schemas.SearchResponse,
+    "/api/chat-locations?name=work": schemas.ChatLocationResponse,
+    "/api/sessions/last/addresses": schemas.AddressListResponse,
+    "/api/sessions/last/compressions": schemas.CompressionListResponse,
     "/api/sessions?name=last": schemas.SessionListResponse,
     "/health": schemas.HealthResponse,
 }
@@ -59,7 +59,7 @@ async def test_what_can_be_looked_at_has_the_shape_that_is_described(
 
 
 def test_every_operation_of_control_has_a_route() -> None:
-    described = {way.path for way in build_route_table()}
+    described = {route.path for route in build_route_table()}
     for name in (
         "status agents audit backups people people/link people/unlink pairing pairing/approve pairing/revoke schedules "
         "schedules/{id}/delete dead-letters dead-letters/replay memory/status memory/search memory/forget "

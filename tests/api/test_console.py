@@ -12,7 +12,7 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from everhold.api.console import STATIC_DIRECTORY, ConsoleFiles as Files
+from everhold.api.console import CONSOLE_DIRECTORY, ConsoleFiles
 from everhold.testing.model_server import HangingConnection, ModelServer, ModelServerReply
 from tests.api.conftest import ADA, BOB, OPERATOR, ApiGateway, configuration
 from tests.api.gateway_process import GatewayProcess
@@ -35,14 +35,14 @@ browser_only = [
 
 
 def test_what_was_vendored_is_what_its_authors_published() -> None:
-    assert hashlib.sha256((STATIC_DIRECTORY / "preact.js").read_bytes()).hexdigest() == PREACT
-    assert "MIT" in (STATIC_DIRECTORY / "preact.LICENSE.txt").read_text()
+    assert hashlib.sha256((CONSOLE_DIRECTORY / "preact.js").read_bytes()).hexdigest() == PREACT
+    assert "MIT" in (CONSOLE_DIRECTORY / "preact.LICENSE.txt").read_text()
 
 
 def test_the_page_holds_nothing_the_policy_would_have_to_allow() -> None:
-    text = (STATIC_DIRECTORY / "index.html").read_text()
+    text = (CONSOLE_DIRECTORY / "index.html").read_text()
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=|https?:", text)
-    for path in STATIC_DIRECTORY.glob("*.js"):
+    for path in CONSOLE_DIRECTORY.glob("*.js"):
         if path.name != "preact.js":
             source = path.read_text()
             assert not re.search(r"innerHTML|dangerouslySetInnerHTML|\beval\b|new Function|document\.write", source), (
@@ -53,7 +53,7 @@ def test_the_page_holds_nothing_the_policy_would_have_to_allow() -> None:
 
 
 async def test_the_files_are_given_once_and_confirmed_after(client: httpx2.AsyncClient) -> None:
-    for name in Files().files:
+    for name in ConsoleFiles().files:
         first = await client.get("/" if name == "index.html" else f"/static/{name}")
         assert first.status_code == 200, name
         again = await client.get(first.url.path, headers={"if-none-match": first.headers["etag"]})
@@ -105,8 +105,8 @@ class ConsoleTab:
         return [text.strip() for text in found]
 
     async def replies(self, count: int) -> list[str]:
-        await self.until(f"document.querySelectorAll('li.agent:not(.draft) .words').length >= {count}")
-        return await self.texts("li.agent:not(.draft) .words")
+        await self.until(f"document.querySelectorAll('li.agent:not(.draft) .text').length >= {count}")
+        return await self.texts("li.agent:not(.draft) .text")
 
     async def seqs(self) -> list[int]:
         return [int(text) for text in await self.texts(".log .seq")]
@@ -152,7 +152,7 @@ class TestInABrowser:
         model.add_steps(ModelServerReply(text="one two three four five six seven eight", pause_seconds=0.08))
         await screen.say("count to eight")
         await screen.page.wait_for_selector("li.draft", timeout=LIMIT_SECONDS * 1000)
-        growing = (await screen.texts("li.draft .words"))[0]
+        growing = (await screen.texts("li.draft .text"))[0]
         assert growing.startswith("one")
         assert await screen.replies(1) == ["one two three four five six seven eight"]
         session = await screen.session()

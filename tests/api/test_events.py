@@ -12,7 +12,7 @@ import pytest
 
 from everhold.api.log_tail import LogTail
 from everhold.core.entries import ChatLocation, Ended, EntryDraft, Heard
-from everhold.ports.store import Change, Opening, Step
+from everhold.ports.store import Change, SessionOpening, Step
 from everhold.testing.model_server import ModelServer, ModelServerReply
 from tests.api.conftest import ADA, BOB, ApiGateway, StreamEvent, listen_to_events, read_until
 from tests.waiting import LIMIT_SECONDS
@@ -179,7 +179,7 @@ async def test_the_end_of_the_log_is_found(gateway: ApiGateway, count: int) -> N
     for number in range(count):
         session = f"{number % 3:026d}"
         place = ChatLocation(platform="http", chat="x")
-        opens = Opening(agent="main", address=f"agent:main:http:dm:{session}") if number < 3 else None
+        opens = SessionOpening(agent="main", address=f"agent:main:http:dm:{session}") if number < 3 else None
         drafts = (EntryDraft(body=Heard(origin=place, text="x", asks=False), author="person:me"),)
         await store.commit(Change(step=Step.ACCEPT, session=session, at=1.0, entries=drafts, opens=opens))
         if number == count // 2:

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from everhold.api import middleware as guard_module
-from everhold.api.application import Routes
+from everhold.api.application import RouteDispatcher
 from everhold.api.auth import is_forwarded, is_loopback_host, is_same_origin, parse_request_head
 from everhold.api.rate_limits import RateLimit, RateLimitBuckets, get_peer_network
 from everhold.app import SystemClock, load_home_settings
@@ -31,8 +31,8 @@ As = Callable[[str], httpx2.AsyncClient]
 def table(gateway: ApiGateway) -> list[tuple[str, str]]:
     """Every route the server has, from the router itself."""
     routes = gateway.web.guard.inner_app
-    assert isinstance(routes, Routes)
-    return [(way.method, way.path.replace("{id}", "last").replace("{name}", "x.js")) for way in routes.table]
+    assert isinstance(routes, RouteDispatcher)
+    return [(route.method, route.path.replace("{id}", "last").replace("{name}", "x.js")) for route in routes.table]
 
 
 # -- every route is closed ---------------------------------------------------------------------------------------------
@@ -75,14 +75,14 @@ async def test_what_is_for_operators_is_refused_to_others(as_: As, token: str) -
 
 async def test_every_route_for_operators_is_closed_to_others(gateway: ApiGateway, as_: As) -> None:
     routes = gateway.web.guard.inner_app
-    assert isinstance(routes, Routes)
-    closed = [way for way in routes.table if way.operator]
+    assert isinstance(routes, RouteDispatcher)
+    closed = [route for route in routes.table if route.operator]
     assert len(closed) > 20
-    for way in closed:
-        path = way.path.replace("{id}", "last").replace("{name}", "builtin")
-        answer = await as_(ADA).request(way.method, path, json={})
-        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "denied"), way.path
-    open_to_all = {way.path for way in routes.table if not way.operator}
+    for route in closed:
+        path = route.path.replace("{id}", "last").replace("{name}", "builtin")
+        answer = await as_(ADA).request(route.method, path, json={})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "denied"), route.path
+    open_to_all = {route.path for route in routes.table if not route.operator}
     assert not [path for path in open_to_all if re.search("status|agents|people|pairing|schedules|audit|backups", path)]
 
 
@@ -506,15 +506,15 @@ async def test_no_secret_is_in_any_answer_or_line(
 
 async def test_a_fault_of_ours_is_told_without_its_details(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     routes = gateway.web.guard.inner_app
-    assert isinstance(routes, Routes)
-    route, way = routes._routes[0]
+    assert isinstance(routes, RouteDispatcher)
+    route, route = routes._routes[0]
 
     async def broken(call: object) -> Any:
         raise ZeroDivisionError("the secret recipe")
 
     routes._plain.clear()
-    routes._routes[0] = (route, msgspec.structs.replace(way, handler=broken))
-    answer = await client.request(way.method, way.path)
+    routes._routes[0] = (route, msgspec.structs.replace(route, handler=broken))
+    answer = await client.request(route.method, route.path)
     assert answer.status_code == 500
     assert "recipe" not in answer.text
     assert set(answer.json()["error"]) == {"type", "message", "remedy"}

@@ -26,17 +26,17 @@ async def test_every_route_is_described_and_nothing_else(client: httpx2.AsyncCli
     described = (await client.get("/openapi.json")).json()
     assert described == openapi.build_document(build_route_table())
     found = {(method.upper(), path) for path, methods in described["paths"].items() for method in methods}
-    assert found == {(way.method, way.path) for way in build_route_table()}
+    assert found == {(route.method, route.path) for route in build_route_table()}
     names = [operation["operationId"] for methods in described["paths"].values() for operation in methods.values()]
     assert len(set(names)) == len(names)
 
 
 def test_every_route_says_what_it_does() -> None:
-    for way in build_route_table():
-        assert way.summary[0].isupper(), way.path
-        assert all(parameter.about.endswith(".") for parameter in way.parameters), way.path
-        assert {name for name in way.path.split("/") if name.startswith("{")} == {
-            f"{{{parameter.name}}}" for parameter in way.parameters if parameter.where == "path"
+    for route in build_route_table():
+        assert route.summary[0].isupper(), route.path
+        assert all(parameter.about.endswith(".") for parameter in route.parameters), route.path
+        assert {name for name in route.path.split("/") if name.startswith("{")} == {
+            f"{{{parameter.name}}}" for parameter in route.parameters if parameter.where == "path"
         }
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from everhold.api.http_protocol import CorkedTransport
 from everhold.errors import InvalidRequest
-from everhold.ports.store import Change, Spend, Step
+from everhold.ports.store import BudgetSpend, Change, Step
 from everhold.testing.model_server import ModelServer
 from tests.api.conftest import ApiGateway, configuration
 
@@ -74,7 +74,9 @@ async def test_the_numbers_follow_what_happens(gateway: ApiGateway) -> None:
 
 
 async def test_a_large_number_is_told_to_its_last_digit(gateway: ApiGateway) -> None:
-    spends = (Spend(budget="agent:main", day=gateway.running.agents.get_today(), usd=1234.56789, tokens=12_345_678),)
+    spends = (
+        BudgetSpend(budget="agent:main", day=gateway.running.agents.get_today(), usd=1234.56789, tokens=12_345_678),
+    )
     await gateway.running.store.commit(Change(step=Step.SPEND, session="", at=1.0, spends=spends))
     gateway.running.tail.commits["end"] = 1_000_001
     async with gateway.client() as client:

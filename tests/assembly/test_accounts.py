@@ -117,7 +117,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Callable[..., PlatformAccounts]
     async def accept(incoming: IncomingMessage) -> AcceptResult:
         return AcceptResult(outcome="accepted")
 
-    def build(look_again: float = 0.001) -> PlatformAccounts:
+    def build(token_retry_seconds: float = 0.001) -> PlatformAccounts:
         accounts = PlatformAccounts(
             platforms={},
             accept=accept,
@@ -129,7 +129,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Callable[..., PlatformAccounts]
             keep=keep,
             catalogue=ToyCatalogue("platforms"),
             locks=lambda: tmp_path,
-            look_again=look_again,
+            token_retry_seconds=token_retry_seconds,
         )
         built.append(accounts)
         return accounts
@@ -150,19 +150,19 @@ def toys(accounts: PlatformAccounts) -> dict[str, ToyPlatform]:
 
 async def test_what_changes_one_account_does_not_disturb_the_other(place: Any) -> None:
     accounts = place()
-    accounts.adopt(settings(TWO, A="1", B="2"))
-    accounts.listen()
+    accounts.apply_settings(settings(TWO, A="1", B="2"))
+    accounts.start_listening()
     a, b = toys(accounts)["a"], toys(accounts)["b"]
     await a.listening.wait()
     await b.listening.wait()
-    accounts.adopt(settings(TWO, A="1", B="other"))
+    accounts.apply_settings(settings(TWO, A="1", B="other"))
     assert toys(accounts)["a"] is a
     new = toys(accounts)["b"]
     assert new is not b
     await new.listening.wait()
     assert not b.listening.is_set(), "the former listener is gone before the new one begins"
     assert a.listening.is_set()
-    accounts.adopt(settings("platforms: {toy: {a: {token_env: A}}}", A="1"))
+    accounts.apply_settings(settings("platforms: {toy: {a: {token_env: A}}}", A="1"))
     assert list(toys(accounts)) == ["a"]
     assert toys(accounts)["a"] is a
 
@@ -170,11 +170,11 @@ async def test_what_changes_one_account_does_not_disturb_the_other(place: Any) -
 async def test_a_new_listener_waits_for_the_old_one_to_be_gone(place: Any) -> None:
     accounts = place()
     text = "platforms: {toy: {a: {token_env: A, colour: clinging}}}"
-    accounts.adopt(settings(text, A="1"))
-    accounts.listen()
+    accounts.apply_settings(settings(text, A="1"))
+    accounts.start_listening()
     old = toys(accounts)["a"]
     await old.listening.wait()
-    accounts.adopt(settings(text, A="2"))
+    accounts.apply_settings(settings(text, A="2"))
     new = toys(accounts)["a"]
     for _ in range(20):
         await asyncio.sleep(0)
@@ -189,36 +189,36 @@ async def test_a_new_listener_waits_for_the_old_one_to_be_gone(place: Any) -> No
 @pytest.mark.parametrize("between", ["", "platforms: {toy: {a: {token_env: A, enabled: false}}}"])
 async def test_a_token_that_goes_to_another_name_is_listened_to_at_once(place: Any, between: str) -> None:
     """Renamed, or switched off and on: it waits for its own listener, and blames nobody for it."""
-    accounts = place(look_again=3600.0)
-    accounts.adopt(settings("platforms: {toy: {a: {token_env: A}}}", A="1"))
-    accounts.listen()
+    accounts = place(token_retry_seconds=3600.0)
+    accounts.apply_settings(settings("platforms: {toy: {a: {token_env: A}}}", A="1"))
+    accounts.start_listening()
     await toys(accounts)["a"].listening.wait()
     if between:
-        accounts.adopt(settings(between, A="1"))
+        accounts.apply_settings(settings(between, A="1"))
     name = "a" if between else "b"
-    accounts.adopt(settings(f"platforms: {{toy: {{{name}: {{token_env: A}}}}}}", A="1"))
+    accounts.apply_settings(settings(f"platforms: {{toy: {{{name}: {{token_env: A}}}}}}", A="1"))
     async with asyncio.timeout(LIMIT_SECONDS):
         await toys(accounts)[name].listening.wait()
-    assert not list(accounts.problems())
+    assert not list(accounts.list_problems())
 
 
 async def test_who_may_speak_is_nothing_an_adapter_is_built_anew_for(place: Any) -> None:
     accounts = place()
-    accounts.adopt(settings(TWO, A="1", B="2"))
+    accounts.apply_settings(settings(TWO, A="1", B="2"))
     before = toys(accounts)
     text = "platforms: {toy: {a: {token_env: A, access: {direct: ['toy:7']}}, b: {token_env: B, agent: main}}}"
-    accounts.adopt(settings(text, A="1", B="2"))
+    accounts.apply_settings(settings(text, A="1", B="2"))
     assert toys(accounts) == before
 
 
 async def test_a_missing_token_or_package_disables_one_account(place: Any) -> None:
     accounts = place()
     found = settings(TWO, A="1")
-    accounts.adopt(found)
+    accounts.apply_settings(found)
     assert list(toys(accounts)) == ["a"]
     assert [problem.disables for problem in found.problems] == ["platforms.toy.b"]
-    accounts.adopt(settings("platforms: {toy: {a: {token_env: A}}, missing: {x: {token_env: A}}}", A="1"))
-    (problem,) = accounts.problems()
+    accounts.apply_settings(settings("platforms: {toy: {a: {token_env: A}}, missing: {x: {token_env: A}}}", A="1"))
+    (problem,) = accounts.list_problems()
     assert (problem.disables, problem.remedy) == ("platforms.missing.x", describe_install("missing"))
     assert list(toys(accounts)) == ["a"]
 
@@ -230,58 +230,60 @@ def test_a_secret_that_nobody_named_is_asked_for_as_it_can_be_written() -> None:
 
 async def test_an_account_that_cannot_be_built_anew_goes_on_as_it_was(place: Any) -> None:
     accounts = place()
-    accounts.adopt(settings(TWO, A="1", B="2"))
+    accounts.apply_settings(settings(TWO, A="1", B="2"))
     before = toys(accounts)
     text = "platforms: {toy: {a: {token_env: A, colour: broken}, b: {token_env: B}}}"
-    accounts.adopt(settings(text, A="1", B="2"))
+    accounts.apply_settings(settings(text, A="1", B="2"))
     assert toys(accounts) == before
-    assert [problem.message for problem in accounts.problems()] == ["there is no such colour"]
-    accounts.adopt(settings(TWO, A="1", B="2"))
-    assert not list(accounts.problems())
+    assert [problem.message for problem in accounts.list_problems()] == ["there is no such colour"]
+    accounts.apply_settings(settings(TWO, A="1", B="2"))
+    assert not list(accounts.list_problems())
 
 
 async def test_an_adapter_s_own_bug_is_its_account_s_alone(place: Any) -> None:
     accounts = place()
-    accounts.adopt(settings("platforms: {toy: {a: {token_env: A, colour: buggy}, b: {token_env: B}}}", A="1", B="2"))
+    accounts.apply_settings(
+        settings("platforms: {toy: {a: {token_env: A, colour: buggy}, b: {token_env: B}}}", A="1", B="2")
+    )
     assert list(toys(accounts)) == ["b"]
-    (problem,) = accounts.problems()
+    (problem,) = accounts.list_problems()
     assert "KeyError" in problem.message
 
 
 async def test_a_listener_that_falls_is_started_again_and_says_what_was_wrong(place: Any) -> None:
     accounts = place()
-    accounts.adopt(settings("platforms: {toy: {a: {token_env: A, colour: falling}}}", A="1"))
+    accounts.apply_settings(settings("platforms: {toy: {a: {token_env: A, colour: falling}}}", A="1"))
     toy = toys(accounts)["a"]
-    accounts.listen()
+    accounts.start_listening()
     while not toy.falls:  # noqa: ASYNC110  # it falls before anything of it could be waited for
         await asyncio.sleep(0)
-    assert [(it.message, it.remedy) for it in accounts.problems()] == [("the far side hung up", "wait")]
+    assert [(it.message, it.remedy) for it in accounts.list_problems()] == [("the far side hung up", "wait")]
     await toy.listening.wait()
     assert toy.falls == 2
-    assert not list(accounts.problems())
+    assert not list(accounts.list_problems())
 
 
 async def test_one_token_has_one_listener_whatever_home_it_works_for(place: Any) -> None:
     first, second = place(), place()
     for accounts in (first, second):
-        accounts.adopt(settings("platforms: {toy: {a: {token_env: A}}}", A="same"))
-    first.listen()
+        accounts.apply_settings(settings("platforms: {toy: {a: {token_env: A}}}", A="same"))
+    first.start_listening()
     await toys(first)["a"].listening.wait()
-    second.listen()
-    while not list(second.problems()):  # noqa: ASYNC110  # as above: a problem is looked up, never announced
+    second.start_listening()
+    while not list(second.list_problems()):  # noqa: ASYNC110  # as above: a problem is looked up, never announced
         await asyncio.sleep(0.001)
-    (problem,) = second.problems()
+    (problem,) = second.list_problems()
     assert "listened to already" in problem.message
     assert "same" not in problem.message
     assert not toys(second)["a"].listening.is_set()
-    await first.hush()
+    await first.stop_listening()
     await toys(second)["a"].listening.wait()
-    assert not list(second.problems())
+    assert not list(second.list_problems())
 
 
 async def test_positions_are_an_account_s_own(place: Any) -> None:
     accounts = place()
-    accounts.adopt(settings(TWO, A="1", B="2"))
+    accounts.apply_settings(settings(TWO, A="1", B="2"))
     a, b = (toys(accounts)[name].context.account_context for name in ("a", "b"))
     assert a is not None
     assert b is not None
@@ -291,7 +293,7 @@ async def test_positions_are_an_account_s_own(place: Any) -> None:
 
 async def test_what_was_left_is_closed(place: Any) -> None:
     accounts = place()
-    accounts.adopt(settings(TWO, A="1", B="2"))
+    accounts.apply_settings(settings(TWO, A="1", B="2"))
     before = toys(accounts)
     await accounts.close()
     assert all(toy.closed.is_set() for toy in before.values())
@@ -321,7 +323,7 @@ def test_the_locks_are_in_a_directory_nobody_else_can_write_to(tmp_path: Path) -
     path = find_locks_directory({}, user_home=lambda: tmp_path)
     assert path.is_relative_to(tmp_path)
     path.chmod(0o777)
-    with pytest.raises(Refused, match="this user's alone"):
+    with pytest.raises(Refused, match="a private directory of this user"):
         find_locks_directory({}, user_home=lambda: tmp_path)
     path.rmdir()
     path.symlink_to(tmp_path)

@@ -23,7 +23,7 @@ SOURCE = Path(everhold.__file__).parents[1]
 MODEL = '''
 import asyncio, os, time
 from pydantic import BaseModel
-from everhold import Answer, Overloaded, Refused, TooLong, Usage
+from everhold import ModelResponse, ModelUsage, Overloaded, Refused, TooLong
 
 class Obedient:
     """`slow N` streams N words, `hold FILE` waits for a file, `freeze FILE` lets nobody else do anything meanwhile,
@@ -50,14 +50,14 @@ class Obedient:
             for piece in text.split(" "):
                 say(piece + " ")
                 await asyncio.sleep(0.03)
-            return Answer(text=text, model=self.name, usage=Usage(input=10, output=5))
+            return ModelResponse(text=text, model=self.name, usage=ModelUsage(input=10, output=5))
         elif word == "hold":
             say("Holding ")
             while not os.path.exists(rest):
                 await asyncio.sleep(0.02)
             text = f"Holding is over: {rest}"
             say(text.removeprefix("Holding "))
-            return Answer(text=text, model=self.name, usage=Usage(input=10, output=5))
+            return ModelResponse(text=text, model=self.name, usage=ModelUsage(input=10, output=5))
         elif word == "freeze":
             while not os.path.exists(rest):
                 time.sleep(0.02)
@@ -66,11 +66,11 @@ class Obedient:
         elif word == "refuse":
             raise Refused("not that")
         elif word == "cut":
-            return Answer(text="Once upon a", model=self.name, finish="length")
+            return ModelResponse(text="Once upon a", model=self.name, finish="length")
         elif word == "escape":
             text = "red \\x1b[31malert\\x07"
         say(text)
-        return Answer(text=text, model=self.name, usage=Usage(input=10, output=5))
+        return ModelResponse(text=text, model=self.name, usage=ModelUsage(input=10, output=5))
 '''
 ENTRY_POINTS = "[everhold.models]\nobedient = everhold_obedient:Obedient\n"
 CONFIG = "models: {m: {provider: obedient}}\ndefaults: {model: m, memories: [], tools: []}\n"

@@ -14,23 +14,23 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def house(tmp_path: Path, plugin: Path) -> Iterator[CommandHome]:
-    house = CommandHome(tmp_path / "home", plugin)
-    yield house
-    house.close()
+def command_home(tmp_path: Path, plugin: Path) -> Iterator[CommandHome]:
+    command_home = CommandHome(tmp_path / "home", plugin)
+    yield command_home
+    command_home.close()
 
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory, plugin: Path) -> Iterator[CommandHome]:
     """A home with a gateway at work and a conversation in it: `hello`, `the dentist is on tuesday`."""
-    house = CommandHome(tmp_path_factory.mktemp("busy") / "home", plugin)
-    house.start_gateway()
-    house.run("send", "hello").ok()
-    house.run("send", "the dentist is on tuesday").ok()
-    yield house
-    house.close()
+    command_home = CommandHome(tmp_path_factory.mktemp("busy") / "home", plugin)
+    command_home.start_gateway()
+    command_home.run("send", "hello").ok()
+    command_home.run("send", "the dentist is on tuesday").ok()
+    yield command_home
+    command_home.close()
 
 
 @pytest.fixture
-def gateway(house: CommandHome) -> GatewayProcess:
-    return house.start_gateway()
+def gateway(command_home: CommandHome) -> GatewayProcess:
+    return command_home.start_gateway()

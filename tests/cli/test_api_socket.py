@@ -29,8 +29,8 @@ from tests.cli.command_home import CommandHome, wait_until
 
 
 @contextlib.contextmanager
-def connected(house: CommandHome) -> Iterator[socket.socket]:
-    with unix_socket.connect_to(house.path / "api.sock") as sock:
+def connected(command_home: CommandHome) -> Iterator[socket.socket]:
+    with unix_socket.connect_to(command_home.path / "api.sock") as sock:
         sock.settimeout(20)
         yield sock
 
@@ -68,8 +68,8 @@ def test_only_its_owner_may_open_the_socket(busy: CommandHome) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can try as somebody else")
-def test_another_user_gets_no_answer_even_through_an_open_door(house: CommandHome) -> None:
-    gateway = house.start_gateway()
+def test_another_user_gets_no_answer_even_through_an_open_door(command_home: CommandHome) -> None:
+    gateway = command_home.start_gateway()
     script = (
         "import os, socket, sys\n"
         "sock = socket.socket(socket.AF_UNIX); os.setuid(65534)\n"
@@ -77,13 +77,13 @@ def test_another_user_gets_no_answer_even_through_an_open_door(house: CommandHom
         "try:\n    sock.sendall(b'GET /health HTTP/1.1\\r\\nhost: localhost\\r\\n\\r\\n')\nexcept OSError:\n    pass\n"
         "try:\n    sys.exit(len(sock.recv(100)))\nexcept ConnectionResetError:\n    sys.exit(0)"
     )
-    (house.path / "api.sock").chmod(0o666)
-    house.path.chmod(0o711)
+    (command_home.path / "api.sock").chmod(0o666)
+    command_home.path.chmod(0o711)
     stranger = subprocess.run(
-        [sys.executable, "-c", script], cwd=house.path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script], cwd=command_home.path, capture_output=True, text=True, check=False
     )
     assert stranger.returncode == 0, stranger.stderr
-    assert house.run_in_process("status", "--json").json["running"]
+    assert command_home.run_in_process("status", "--json").json["running"]
     wait_until(lambda: any("api_socket.refused" in line for line in gateway.log))
 
 
@@ -262,12 +262,12 @@ def test_a_follower_that_comes_late_sees_what_has_grown(busy: CommandHome, tmp_p
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_follower_is_told_when_the_gateway_ends(house: CommandHome, number: int) -> None:
-    gateway = house.start_gateway()
-    session = house.run_in_process("send", "hello", "--json").ok().json["session"]
+def test_a_follower_is_told_when_the_gateway_ends(command_home: CommandHome, number: int) -> None:
+    gateway = command_home.start_gateway()
+    session = command_home.run_in_process("send", "hello", "--json").ok().json["session"]
 
     async def follow() -> None:
-        async with contextlib.aclosing(client_at(house.path).follow_session(session)) as events:
+        async with contextlib.aclosing(client_at(command_home.path).follow_session(session)) as events:
             async for event in events:
                 if "entry" in event and event["entry"]["kind"] == "ended":
                     gateway.signal(number)
@@ -275,17 +275,19 @@ def test_a_follower_is_told_when_the_gateway_ends(house: CommandHome, number: in
     with pytest.raises(GatewayGone):
         asyncio.run(asyncio.wait_for(follow(), 30))
     gateway.wait_until_ended()
-    assert (house.path / "api.sock").exists() is (number == signal.SIGKILL), "a killed process leaves it behind"
-    assert house.run("send", "alone").ok().out == "You said: alone\n", "a stale socket misleads nobody"
+    assert (command_home.path / "api.sock").exists() is (number == signal.SIGKILL), "a killed process leaves it behind"
+    assert command_home.run("send", "alone").ok().out == "You said: alone\n", "a stale socket misleads nobody"
 
 
 def test_a_request_that_a_stopping_gateway_cannot_finish_is_not_taken_for_done(
-    house: CommandHome, tmp_path: Path
+    command_home: CommandHome, tmp_path: Path
 ) -> None:
-    gateway = house.start_gateway()
+    gateway = command_home.start_gateway()
     late = tmp_path / "late"
-    asking = house.start_command("send", f"hold {late}", "--timeout", "1")
-    wait_until(lambda: "Holding" in house.run_in_process("sessions", "show", "last").out or asking.poll() is not None)
+    asking = command_home.start_command("send", f"hold {late}", "--timeout", "1")
+    wait_until(
+        lambda: "Holding" in command_home.run_in_process("sessions", "show", "last").out or asking.poll() is not None
+    )
     assert asking.wait(20) == 75
     gateway.signal(signal.SIGTERM)
     gateway.signal(signal.SIGTERM)
@@ -364,7 +366,7 @@ async def test_the_servers_own_words_are_understood(status: int, kind: type[Ever
 
 
 async def test_events_are_read_however_they_are_cut_into_pieces() -> None:
-    sent = 'id: 1\nevent: hello\ndata: {}\n\n: still here\n\nevent: entry\ndata: {"seq": 1, "text": "ä"}\n\n'.encode()
+    sent = 'id: 1\nevent: hello\ndata: {}\n\n: heartbeat\n\nevent: entry\ndata: {"seq": 1, "text": "ä"}\n\n'.encode()
     for size in (1, 2, 7, len(sent)):
         pieces = [sent[at : at + size] for at in range(0, len(sent), size)]
         seen = []
@@ -423,13 +425,13 @@ def test_a_home_may_have_a_longer_path_than_a_socket(tmp_path: Path, descriptors
 
 
 def test_a_gateway_in_a_home_with_a_long_path_is_reached(tmp_path: Path, plugin: Path) -> None:
-    house = CommandHome(tmp_path / ("deep" * 20) / ("deeper" * 20), plugin)
+    command_home = CommandHome(tmp_path / ("deep" * 20) / ("deeper" * 20), plugin)
     try:
-        house.start_gateway()
-        assert house.run("send", "hello").ok().out == "You said: hello\n"
-        assert house.run_in_process("status", "--json").json["running"]
+        command_home.start_gateway()
+        assert command_home.run("send", "hello").ok().out == "You said: hello\n"
+        assert command_home.run_in_process("status", "--json").json["running"]
     finally:
-        house.close()
+        command_home.close()
 
 
 def test_nobody_at_the_socket_is_said_so(tmp_path: Path) -> None:

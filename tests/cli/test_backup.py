@@ -20,151 +20,156 @@ from everhold.telemetry.logs import open_log
 from tests.cli.command_home import CommandHome, wait_until
 
 
-def texts(house: CommandHome) -> list[str]:
-    shown = house.run_in_process("sessions", "export", "last").ok().out
+def texts(command_home: CommandHome) -> list[str]:
+    shown = command_home.run_in_process("sessions", "export", "last").ok().out
     heard = [json.loads(line) for line in shown.splitlines()]
     return [entry["body"]["text"] for entry in heard if entry["kind"] == "heard" and entry["body"]]
 
 
-def test_a_running_gateway_is_copied_and_the_copy_can_be_put_back(house: CommandHome) -> None:
-    gateway = house.start_gateway()
-    house.run_in_process("send", "one").ok()
-    made = house.run_in_process("backup", "--json").ok().json
+def test_a_running_gateway_is_copied_and_the_copy_can_be_put_back(command_home: CommandHome) -> None:
+    gateway = command_home.start_gateway()
+    command_home.run_in_process("send", "one").ok()
+    made = command_home.run_in_process("backup", "--json").ok().json
     assert made["sound"]
     assert made["wrong"] == made["broken"] == []
     assert Path(made["path"]).stat().st_mode & 0o777 == 0o600
-    house.run_in_process("send", "two").ok()
-    assert (refused := house.run_in_process("restore", "--yes")).code == 1
+    command_home.run_in_process("send", "two").ok()
+    assert (refused := command_home.run_in_process("restore", "--yes")).code == 1
     assert "stop the gateway" in refused.err
     gateway.process.terminate()
     gateway.wait_until_ended()
 
-    told = house.run_in_process("restore", "--json").ok().json
+    told = command_home.run_in_process("restore", "--json").ok().json
     assert told["restored"] is False
     assert told["takes_back"] > 0
-    assert texts(house) == ["one", "two"]
+    assert texts(command_home) == ["one", "two"]
 
-    done = house.run_in_process("restore", "--yes", "--json").ok().json
+    done = command_home.run_in_process("restore", "--yes", "--json").ok().json
     assert Path(done["set_aside"]).is_file()
-    assert texts(house) == ["one"]
-    house.run_in_process("audit").ok()
-    house.run("send", "three").ok()
-    assert texts(house) == ["one", "three"]
+    assert texts(command_home) == ["one"]
+    command_home.run_in_process("audit").ok()
+    command_home.run("send", "three").ok()
+    assert texts(command_home) == ["one", "three"]
 
-    back = house.run_in_process("restore", "--at", str(done["position"] - 1)).ok().out
+    back = command_home.run_in_process("restore", "--at", str(done["position"] - 1)).ok().out
     assert "schedules, and how far platforms were read, would stay as they are now" in back
-    assert "would stay" not in house.run_in_process("restore").ok().out, "a copy brings its own"
+    assert "would stay" not in command_home.run_in_process("restore").ok().out, "a copy brings its own"
 
-    plan = house.run_in_process("memory", "forget", "ada").ok().out
-    assert f"{done['set_aside']}, which was set aside, holds it" in plan
+    plan = command_home.run_in_process("memory", "forget", "ada").ok().out
+    assert f"{done['set_aside']}, which was set aside, contains it" in plan
 
-    house.run_in_process("restore", done["set_aside"], "--yes").ok()
-    assert texts(house) == ["one", "two"]
-    house.run_in_process("audit").ok()
+    command_home.run_in_process("restore", done["set_aside"], "--yes").ok()
+    assert texts(command_home) == ["one", "two"]
+    command_home.run_in_process("audit").ok()
 
 
-def test_going_back_to_a_position_and_to_a_time(house: CommandHome) -> None:
+def test_going_back_to_a_position_and_to_a_time(command_home: CommandHome) -> None:
     for word in ("one", "two", "three"):
-        house.run("send", word).ok()
-    entries = [json.loads(line) for line in house.run_in_process("sessions", "export", "last").ok().out.splitlines()]
+        command_home.run("send", word).ok()
+    entries = [
+        json.loads(line) for line in command_home.run_in_process("sessions", "export", "last").ok().out.splitlines()
+    ]
     second = next(e for e in entries if e["kind"] == "heard" and e["body"]["text"] == "two")
     ended = [e for e in entries if e["kind"] == "ended"]
-    done = house.run_in_process("restore", "--at", str(ended[1]["pos"]), "--yes", "--json").ok().json
-    assert texts(house) == ["one", "two"]
+    done = command_home.run_in_process("restore", "--at", str(ended[1]["pos"]), "--yes", "--json").ok().json
+    assert texts(command_home) == ["one", "two"]
     assert done["numbers_left_out"] > 0
     moment = datetime.datetime.fromtimestamp(second["at"] - 0.001, datetime.UTC).isoformat()
-    house.run_in_process("restore", "--at", moment, "--yes").ok()
-    assert texts(house) == ["one"]
-    house.run_in_process("audit").ok()
-    house.run("send", "four").ok()
-    assert texts(house) == ["one", "four"]
+    command_home.run_in_process("restore", "--at", moment, "--yes").ok()
+    assert texts(command_home) == ["one"]
+    command_home.run_in_process("audit").ok()
+    command_home.run("send", "four").ok()
+    assert texts(command_home) == ["one", "four"]
 
 
 @pytest.mark.parametrize("at", ["99999", "2001-01-01"])
-def test_a_moment_that_is_not_there_is_refused(house: CommandHome, at: str) -> None:
-    house.run("send", "one").ok()
-    done = house.run_in_process("restore", "--at", at, "--yes")
+def test_a_moment_that_is_not_there_is_refused(command_home: CommandHome, at: str) -> None:
+    command_home.run("send", "one").ok()
+    done = command_home.run_in_process("restore", "--at", at, "--yes")
     assert done.code == 1
-    assert texts(house) == ["one"]
+    assert texts(command_home) == ["one"]
 
 
-def test_nonsense_is_no_moment(house: CommandHome) -> None:
-    house.run("send", "one").ok()
-    done = house.run_in_process("restore", "--at", "yesterday", "--yes")
+def test_nonsense_is_no_moment(command_home: CommandHome) -> None:
+    command_home.run("send", "one").ok()
+    done = command_home.run_in_process("restore", "--at", "yesterday", "--yes")
     assert done.code == 2
     assert "no position and no time" in done.err
 
 
-def test_a_damaged_store_is_kept_and_replaced_by_the_last_copy(house: CommandHome) -> None:
-    house.run("send", "one").ok()
-    house.run_in_process("backup").ok()
-    house.run("send", "two").ok()
-    store = house.path / "everhold.db"
+def test_a_damaged_store_is_kept_and_replaced_by_the_last_copy(command_home: CommandHome) -> None:
+    command_home.run("send", "one").ok()
+    command_home.run_in_process("backup").ok()
+    command_home.run("send", "two").ok()
+    store = command_home.path / "everhold.db"
     data = bytearray(store.read_bytes())
     data[4096 * 2 :] = bytes(byte ^ 0x5A for byte in data[4096 * 2 :])
     store.write_bytes(data)
-    refused = house.run_in_process("status")
+    refused = command_home.run_in_process("status")
     assert refused.code == 1
     assert "everhold restore" in refused.err
-    done = house.run_in_process("restore", "--yes", "--json").ok().json
+    done = command_home.run_in_process("restore", "--yes", "--json").ok().json
     assert "damaged" in done["damage"]
     assert (Path(done["set_aside"]) / "everhold.db").read_bytes() == bytes(data)
-    assert texts(house) == ["one"]
-    house.run_in_process("audit").ok()
+    assert texts(command_home) == ["one"]
+    command_home.run_in_process("audit").ok()
 
 
-def test_a_log_that_lost_its_tail_can_be_replaced_too(house: CommandHome) -> None:
-    house.run("send", "one").ok()
-    house.run_in_process("backup").ok()
-    (house.path / "everhold.db").unlink()
-    assert house.run_in_process("status").code == 1
-    house.run_in_process("restore", "--yes").ok()
-    assert texts(house) == ["one"]
+def test_a_log_that_lost_its_tail_can_be_replaced_too(command_home: CommandHome) -> None:
+    command_home.run("send", "one").ok()
+    command_home.run_in_process("backup").ok()
+    (command_home.path / "everhold.db").unlink()
+    assert command_home.run_in_process("status").code == 1
+    command_home.run_in_process("restore", "--yes").ok()
+    assert texts(command_home) == ["one"]
 
 
-def test_what_was_erased_stays_erased_when_a_copy_from_before_is_put_back(house: CommandHome) -> None:
-    house.run("send", "my secret is 4711").ok()
-    before = house.run_in_process("backup", "--json").ok().json["path"]
-    erase(house, "4711")
-    assert b"4711" not in (house.path / "everhold.db").read_bytes()
+def test_what_was_erased_stays_erased_when_a_copy_from_before_is_put_back(command_home: CommandHome) -> None:
+    command_home.run("send", "my secret is 4711").ok()
+    before = command_home.run_in_process("backup", "--json").ok().json["path"]
+    erase(command_home, "4711")
+    assert b"4711" not in (command_home.path / "everhold.db").read_bytes()
     assert b"4711" in Path(before).read_bytes()
-    done = house.run_in_process("restore", before, "--yes", "--json").ok().json
+    done = command_home.run_in_process("restore", before, "--yes", "--json").ok().json
     assert done["erased_again"] > 0
-    assert b"4711" not in (house.path / "everhold.db").read_bytes()
-    assert b"4711" not in b"".join(file.read_bytes() for file in house.path.glob("everhold.db*"))
-    house.run("send", "something else").ok()
-    house.run_in_process("audit").ok()
-    assert texts(house) == ["something else"]
+    assert b"4711" not in (command_home.path / "everhold.db").read_bytes()
+    assert b"4711" not in b"".join(file.read_bytes() for file in command_home.path.glob("everhold.db*"))
+    command_home.run("send", "something else").ok()
+    command_home.run_in_process("audit").ok()
+    assert texts(command_home) == ["something else"]
 
 
-def test_an_erasure_is_not_applied_to_another_entry_of_the_same_number(house: CommandHome) -> None:
-    house.run("send", "one").ok()
-    before = house.run_in_process("backup", "--json").ok().json["path"]
-    house.run("send", "forget 4711").ok()
-    erase(house, "4711")
-    log = (house.path / "erasures.log").read_bytes()
+def test_an_erasure_is_not_applied_to_another_entry_of_the_same_number(command_home: CommandHome) -> None:
+    command_home.run("send", "one").ok()
+    before = command_home.run_in_process("backup", "--json").ok().json["path"]
+    command_home.run("send", "forget 4711").ok()
+    erase(command_home, "4711")
+    log = (command_home.path / "erasures.log").read_bytes()
     # a new machine: nothing is known of the numbers that were used since the copy was made
-    for file in house.path.glob("everhold.db*"):
+    for file in command_home.path.glob("everhold.db*"):
         file.unlink()
-    house.run_in_process("restore", before, "--yes").ok()
-    house.run("send", "keep this").ok()
-    assert (house.path / "erasures.log").read_bytes() == log
-    house.run("send", "and this").ok()
-    assert texts(house) == ["one", "keep this", "and this"]
+    command_home.run_in_process("restore", before, "--yes").ok()
+    command_home.run("send", "keep this").ok()
+    assert (command_home.path / "erasures.log").read_bytes() == log
+    command_home.run("send", "and this").ok()
+    assert texts(command_home) == ["one", "keep this", "and this"]
 
 
-def test_a_copy_that_was_put_back_by_hand_forgets_again_when_it_is_served(house: CommandHome) -> None:
-    house.run("send", "forget 4711").ok()
-    before = house.run_in_process("backup", "--json").ok().json["path"]
-    erase(house, "4711")
-    for file in house.path.glob("everhold.db*"):
+def test_a_copy_that_was_put_back_by_hand_forgets_again_when_it_is_served(command_home: CommandHome) -> None:
+    command_home.run("send", "forget 4711").ok()
+    before = command_home.run_in_process("backup", "--json").ok().json["path"]
+    erase(command_home, "4711")
+    for file in command_home.path.glob("everhold.db*"):
         file.unlink()
-    shutil.copy(before, house.path / "everhold.db")
-    assert b"4711" in (house.path / "everhold.db").read_bytes()
+    shutil.copy(before, command_home.path / "everhold.db")
+    assert b"4711" in (command_home.path / "everhold.db").read_bytes()
 
     async def play() -> None:
         app = GatewayApp(
-            Home(house.path), parse_settings(b""), log=open_log(clock=SystemClock(), stream=io.StringIO()), environ={}
+            Home(command_home.path),
+            parse_settings(b""),
+            log=open_log(clock=SystemClock(), stream=io.StringIO()),
+            environ={},
         )
         await app.start(listen=False)
         (session,) = await app.session_admin.list_sessions(limit=2)
@@ -172,14 +177,14 @@ def test_a_copy_that_was_put_back_by_hand_forgets_again_when_it_is_served(house:
         await app.stop(seconds=0)
 
     asyncio.run(play())
-    assert not [file.name for file in house.path.glob("everhold.db*") if b"4711" in file.read_bytes()]
+    assert not [file.name for file in command_home.path.glob("everhold.db*") if b"4711" in file.read_bytes()]
 
 
-def erase(house: CommandHome, word: str) -> None:
+def erase(command_home: CommandHome, word: str) -> None:
     """Erase whatever says `word`, as control does it."""
 
     async def play() -> None:
-        home = Home(house.path)
+        home = Home(command_home.path)
         log = open_log(clock=SystemClock(), stream=io.StringIO())
         app = GatewayApp(home, parse_settings(b""), log=log, environ={})
         (session,) = await app.session_admin.list_sessions(limit=2)
@@ -217,13 +222,13 @@ async def test_the_oldest_sound_copies_go_and_those_that_are_not_sound_stay(tmp_
     assert backups.find_newest_pos() == 4000
 
 
-def test_a_gateway_makes_copies_by_itself(house: CommandHome) -> None:
-    (house.path / "config.yaml").write_text(
-        (house.path / "config.yaml").read_text() + "backup: {every_hours: 1, keep: 2}\n"
+def test_a_gateway_makes_copies_by_itself(command_home: CommandHome) -> None:
+    (command_home.path / "config.yaml").write_text(
+        (command_home.path / "config.yaml").read_text() + "backup: {every_hours: 1, keep: 2}\n"
     )
-    house.run("send", "one").ok()
-    gateway = house.start_gateway()
-    wait_until(lambda: list_backups(house.path / "backups"))
+    command_home.run("send", "one").ok()
+    gateway = command_home.start_gateway()
+    wait_until(lambda: list_backups(command_home.path / "backups"))
     gateway.process.terminate()
     gateway.wait_until_ended()
-    assert "position" in house.run_in_process("backup", "--list").ok().out.lower()
+    assert "position" in command_home.run_in_process("backup", "--list").ok().out.lower()

@@ -23,11 +23,11 @@ from tests.waiting import LIMIT_SECONDS
 class TerminalUser:
     """Somebody at a terminal in which `everhold chat` runs."""
 
-    def __init__(self, house: CommandHome, *args: str, **env: str) -> None:
+    def __init__(self, command_home: CommandHome, *args: str, **env: str) -> None:
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
             build_command("chat", *args),
-            env=house.env(**{"TERM": "xterm", "NO_COLOR": "1", **env}),
+            env=command_home.env(**{"TERM": "xterm", "NO_COLOR": "1", **env}),
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -35,7 +35,7 @@ class TerminalUser:
             preexec_fn=_take_terminal,
         )
         os.close(slave)
-        house.started.append(self.process)  # type: ignore[arg-type]  # bytes or text, it is only ended
+        command_home.started.append(self.process)  # type: ignore[arg-type]  # bytes or text, it is only ended
         self.seen = ""
         self._read_to = 0
 
@@ -76,8 +76,8 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def test_a_chat_needs_nothing_but_itself(house: CommandHome) -> None:
-    chat = TerminalUser(house)
+def test_a_chat_needs_nothing_but_itself(command_home: CommandHome) -> None:
+    chat = TerminalUser(command_home)
     chat.expect("new session with main")
     chat.say("hello")
     id = chat.expect("main> ").split("session ")[1][:26]
@@ -85,11 +85,11 @@ def test_a_chat_needs_nothing_but_itself(house: CommandHome) -> None:
     chat.say("/whoami")
     chat.expect(f"in session {id}")
     assert chat.close() == 0
-    again = TerminalUser(house)
+    again = TerminalUser(command_home)
     again.expect(f"session {id}")
     again.expect("/whoami")  # the last exchange is there again
     assert again.close() == 0
-    assert house.run_in_process("audit").code == 0
+    assert command_home.run_in_process("audit").code == 0
 
 
 def test_a_session_with_a_title_is_called_by_it(busy: CommandHome) -> None:
@@ -131,10 +131,10 @@ def test_a_terminal_shows_colours(busy: CommandHome) -> None:
     chat.expect("\x1b[1;32mmain>\x1b[0m You said: hello")
 
 
-def test_a_killed_gateway_leaves_no_gap_in_a_chat(house: CommandHome, tmp_path: Path) -> None:
-    gateway = house.start_gateway()
+def test_a_killed_gateway_leaves_no_gap_in_a_chat(command_home: CommandHome, tmp_path: Path) -> None:
+    gateway = command_home.start_gateway()
     late = tmp_path / "late"
-    chat = TerminalUser(house, "--session", "survivor")
+    chat = TerminalUser(command_home, "--session", "survivor")
     chat.say("before")
     chat.expect("You said: before")
     chat.say(f"hold {late}")
@@ -142,38 +142,42 @@ def test_a_killed_gateway_leaves_no_gap_in_a_chat(house: CommandHome, tmp_path: 
     gateway.kill()
     chat.expect("the gateway is gone; waiting for it to come back")
     late.touch()
-    house.start_gateway()
+    command_home.start_gateway()
     chat.expect("it is back")
     chat.expect("Holding is over")
     chat.say("after")
     chat.expect("You said: after")
     assert chat.close() == 0
-    entries = house.run_in_process("sessions", "show", "agent:main:terminal:dm:survivor", "--json").json["entries"]
+    entries = command_home.run_in_process("sessions", "show", "agent:main:terminal:dm:survivor", "--json").json[
+        "entries"
+    ]
     heard = [entry["body"]["text"].split()[0] for entry in entries if entry["kind"] == "heard"]
     assert heard == ["before", "hold", "after"]
     assert sum(entry["kind"] == "said" for entry in entries) == 3
-    assert house.run_in_process("audit").code == 0
+    assert command_home.run_in_process("audit").code == 0
 
 
-def test_what_is_said_while_the_gateway_is_down_is_said_once_it_is_back(house: CommandHome) -> None:
-    gateway = house.start_gateway()
-    chat = TerminalUser(house, "--session", "patient")
+def test_what_is_said_while_the_gateway_is_down_is_said_once_it_is_back(command_home: CommandHome) -> None:
+    gateway = command_home.start_gateway()
+    chat = TerminalUser(command_home, "--session", "patient")
     chat.say("before")
     chat.expect("You said: before")
     chat.expect("you> ")
     gateway.kill()
     chat.type("meanwhile\r")
     chat.expect("waiting for it to come back")
-    house.start_gateway()
+    command_home.start_gateway()
     chat.expect("You said: meanwhile")
     assert chat.close() == 0
-    entries = house.run_in_process("sessions", "show", "agent:main:terminal:dm:patient", "--json").json["entries"]
+    entries = command_home.run_in_process("sessions", "show", "agent:main:terminal:dm:patient", "--json").json[
+        "entries"
+    ]
     assert [entry["seq"] for entry in entries] == list(range(1, 11))
 
 
-def test_what_nobody_took_is_not_claimed_to_be_kept(house: CommandHome) -> None:
-    gateway = house.start_gateway()
-    chat = TerminalUser(house)
+def test_what_nobody_took_is_not_claimed_to_be_kept(command_home: CommandHome) -> None:
+    gateway = command_home.start_gateway()
+    chat = TerminalUser(command_home)
     chat.expect("you> ")
     gateway.kill()
     chat.type("lost?\r")
@@ -262,18 +266,18 @@ def test_branching_goes_on_in_the_branch(busy: CommandHome) -> None:
     assert chat.close() == 0
 
 
-def test_a_chat_takes_over_when_the_one_it_went_through_leaves(house: CommandHome) -> None:
-    first = TerminalUser(house, "--session", "first")
+def test_a_chat_takes_over_when_the_one_it_went_through_leaves(command_home: CommandHome) -> None:
+    first = TerminalUser(command_home, "--session", "first")
     first.say("hello")
     first.expect("You said: hello")
-    second = TerminalUser(house, "--session", "second")
+    second = TerminalUser(command_home, "--session", "second")
     second.say("hello")
     second.expect("You said: hello")
     assert first.close() == 0
     second.say("alone now")
     second.expect("You said: alone now")
     assert second.close() == 0
-    assert house.run_in_process("audit").code == 0
+    assert command_home.run_in_process("audit").code == 0
 
 
 def test_a_model_that_is_down_gives_the_prompt_back_and_answers_later(busy: CommandHome, tmp_path: Path) -> None:
@@ -292,14 +296,14 @@ def test_a_program_behind_a_pipe_gets_replies_only(busy: CommandHome) -> None:
     assert busy.run("chat", "--session", "pipe", input="refuse\n").code == 1
 
 
-def test_sigterm_ends_a_chat_in_order(house: CommandHome) -> None:
-    chat = TerminalUser(house)
+def test_sigterm_ends_a_chat_in_order(command_home: CommandHome) -> None:
+    chat = TerminalUser(command_home)
     chat.say("hello")
     chat.expect("You said: hello")
     chat.expect("you> ")
     chat.process.send_signal(signal.SIGTERM)
     assert chat.process.wait(timeout=LIMIT_SECONDS) == 128 + signal.SIGTERM
-    wait_until(lambda: not (house.path / "api.sock").exists())
+    wait_until(lambda: not (command_home.path / "api.sock").exists())
 
 
 # -- what is on the screen ---------------------------------------------------------------------------------------------

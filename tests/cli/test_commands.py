@@ -243,7 +243,7 @@ def test_export_holds_every_entry_or_reads_as_a_conversation(busy: CommandHome) 
 def test_what_is_not_there_exits_1_with_a_remedy(busy: CommandHome) -> None:
     done = busy.run_in_process("sessions", "show", "nowhere")
     assert done.code == 1
-    assert done.err == "everhold: there is no session 'nowhere'\n  → `everhold sessions list` shows those there are\n"
+    assert done.err == "everhold: there is no session 'nowhere'\n  → `everhold sessions list` lists the sessions\n"
     told = busy.run_in_process("sessions", "show", "nowhere", "--json")
     assert told.json["error"]["type"] == "not_found"
     assert told.json["error"].keys() == {"type", "message", "remedy"}
@@ -274,7 +274,7 @@ def test_audit_prints_eight_promises_with_their_evidence(busy: CommandHome) -> N
     text = busy.run_in_process("audit").ok().out
     assert text.count("  holds   ") == 7
     assert "P7  unseen" in text
-    assert "nothing is taken twice" in text
+    assert "no message is answered twice" in text
     assert "sessions:" in text
     one = busy.run_in_process("audit", "agent:main:terminal:dm:me", "--json").ok().json
     assert one["sessions"] == 1
@@ -317,7 +317,7 @@ def test_stop_with_nothing_running_exits_1(busy: CommandHome) -> None:
     assert (done.code, done.out) == (1, "Nothing is running.\n")
 
 
-def test_a_fact_is_noted_and_nothing_is_parked(busy: CommandHome) -> None:
+def test_a_fact_is_noted_without_dead_letters(busy: CommandHome) -> None:
     noted = (
         busy.run_in_process("memory", "note", "Ada likes tea", "--session", "agent:main:terminal:dm:me", "--json")
         .ok()

@@ -12,39 +12,39 @@ OFFLINE = "models: {m: {provider: offline}}\ndefaults: {model: m, memories: [], 
 
 
 @pytest.fixture(params=["alone", "gateway"])
-def house(request: pytest.FixtureRequest, tmp_path: Path) -> object:
-    house = CommandHome(tmp_path / "home", make_plugin(tmp_path / "plugin"))
-    (house.path / "config.yaml").write_text(OFFLINE)
+def command_home(request: pytest.FixtureRequest, tmp_path: Path) -> object:
+    command_home = CommandHome(tmp_path / "home", make_plugin(tmp_path / "plugin"))
+    (command_home.path / "config.yaml").write_text(OFFLINE)
     if request.param == "gateway":
-        house.start_gateway()
+        command_home.start_gateway()
     for n in range(5):
-        house.run(
+        command_home.run(
             "send", f"The locker number {n} belongs to somebody who likes long sentences about nothing much."
         ).ok()
-    yield house
-    house.close()
+    yield command_home
+    command_home.close()
 
 
-def test_a_session_is_compressed_from_the_shell_under_its_id(house: CommandHome) -> None:
-    before = house.run("sessions", "list", "--json").ok().json["sessions"][0]["id"]
-    preview = house.run("compress", "last", "--preview", "--keep", "1").ok()
+def test_a_session_is_compressed_from_the_shell_under_its_id(command_home: CommandHome) -> None:
+    before = command_home.run("sessions", "list", "--json").ok().json["sessions"][0]["id"]
+    preview = command_home.run("compress", "last", "--preview", "--keep", "1").ok()
     assert "Nothing was changed" in preview.out
-    assert house.run("sessions", "compressions", "last", "--json").ok().json["compressions"] == []
-    done = house.run("compress", "last", "--keep", "1", "--focus", "lockers", "--json").ok().json
+    assert command_home.run("sessions", "compressions", "last", "--json").ok().json["compressions"] == []
+    done = command_home.run("compress", "last", "--keep", "1", "--focus", "lockers", "--json").ok().json
     assert done["session"] == before
     assert done["message"].startswith("Compressed 4 messages")
-    (fold,) = house.run("sessions", "compressions", "last", "--json").ok().json["compressions"]
-    diff = house.run("sessions", "diff", "last", "--compression", str(fold["op"])).ok().out
+    (compression,) = command_home.run("sessions", "compressions", "last", "--json").ok().json["compressions"]
+    diff = command_home.run("sessions", "diff", "last", "--compression", str(compression["op"])).ok().out
     assert "- " in diff
     assert any(line.startswith("- ") and "locker number 0" in line for line in diff.splitlines())
     assert any(line.startswith("+ everhold: [Summary") for line in diff.splitlines())
-    again = house.run("compress", "last", "--keep", "1")
+    again = command_home.run("compress", "last", "--keep", "1")
     assert (again.code, again.out) == (1, "There is nothing to compress.\n")
-    assert house.run("sessions", "list", "--json").ok().json["sessions"][0]["id"] == before
-    house.run("undo", "last", "compress").ok()
-    house.run("audit").ok()
+    assert command_home.run("sessions", "list", "--json").ok().json["sessions"][0]["id"] == before
+    command_home.run("undo", "last", "compress").ok()
+    command_home.run("audit").ok()
 
 
-def test_what_is_not_there_cannot_be_compressed_or_compared(house: CommandHome) -> None:
-    assert "there is no session" in house.run("compress", "nowhere").err
-    assert "no compression 3" in house.run("sessions", "diff", "last", "--compression", "3").err
+def test_what_is_not_there_cannot_be_compressed_or_compared(command_home: CommandHome) -> None:
+    assert "there is no session" in command_home.run("compress", "nowhere").err
+    assert "no compression 3" in command_home.run("sessions", "diff", "last", "--compression", "3").err

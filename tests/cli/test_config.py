@@ -7,14 +7,14 @@ import pytest
 from tests.cli.command_home import CommandHome, wait_until
 
 
-def test_check_says_what_is_wrong_and_where(house: CommandHome) -> None:
-    assert house.run_in_process("config", "check").ok().out.startswith("ok · 1 agent")
-    (house.path / "config.yaml").write_text("http: {port: lots}\nagents:\n  main: {modle: m}\n")
-    done = house.run_in_process("config", "check")
+def test_check_says_what_is_wrong_and_where(command_home: CommandHome) -> None:
+    assert command_home.run_in_process("config", "check").ok().out.startswith("ok · 1 agent")
+    (command_home.path / "config.yaml").write_text("http: {port: lots}\nagents:\n  main: {modle: m}\n")
+    done = command_home.run_in_process("config", "check")
     assert done.code == 78
-    assert f"{house.path}/config.yaml:1: http.port: " in done.err
-    assert f"{house.path}/config.yaml:3: agents.main.modle: " in done.err
-    told = house.run_in_process("config", "check", "--json")
+    assert f"{command_home.path}/config.yaml:1: http.port: " in done.err
+    assert f"{command_home.path}/config.yaml:3: agents.main.modle: " in done.err
+    told = command_home.run_in_process("config", "check", "--json")
     assert (told.code, told.json["ok"]) == (78, False)
     assert [(problem["line"], problem["key"]) for problem in told.json["problems"]] == [
         (1, "http.port"),
@@ -22,101 +22,101 @@ def test_check_says_what_is_wrong_and_where(house: CommandHome) -> None:
     ]
 
 
-def test_a_yaml_mistake_names_its_line(house: CommandHome) -> None:
-    (house.path / "config.yaml").write_text("agents:\n  main: {persona: [}\n")
-    done = house.run_in_process("config", "check")
+def test_a_yaml_mistake_names_its_line(command_home: CommandHome) -> None:
+    (command_home.path / "config.yaml").write_text("agents:\n  main: {persona: [}\n")
+    done = command_home.run_in_process("config", "check")
     assert done.code == 78
     assert "config.yaml:2" in done.err
 
 
-def test_a_missing_secret_switches_one_thing_off_and_is_named(house: CommandHome) -> None:
-    (house.path / "config.yaml").write_text(
+def test_a_missing_secret_switches_one_thing_off_and_is_named(command_home: CommandHome) -> None:
+    (command_home.path / "config.yaml").write_text(
         "models: {big: {provider: obedient, api_key_env: BIG_KEY}}\ndefaults: {model: big, memories: [], tools: []}\n"
     )
-    checked = house.run_in_process("config", "check", "--json").ok().json
+    checked = command_home.run_in_process("config", "check", "--json").ok().json
     assert checked["ok"]
     assert any("BIG_KEY" in problem["message"] + problem["remedy"] for problem in checked["problems"])
-    assert "needs BIG_KEY in .env" in house.run_in_process("agents").ok().out
+    assert "needs BIG_KEY in .env" in command_home.run_in_process("agents").ok().out
 
 
-def test_show_and_get_print_what_is_in_force_and_never_a_secret(house: CommandHome) -> None:
-    (house.path / "config.yaml").write_text("models: {big: {provider: obedient, api_key_env: BIG_KEY}}\n")
-    (house.path / ".env").write_text("BIG_KEY=canary-of-a-secret-key\n")
-    (house.path / ".env").chmod(0o600)
+def test_show_and_get_print_what_is_in_force_and_never_a_secret(command_home: CommandHome) -> None:
+    (command_home.path / "config.yaml").write_text("models: {big: {provider: obedient, api_key_env: BIG_KEY}}\n")
+    (command_home.path / ".env").write_text("BIG_KEY=canary-of-a-secret-key\n")
+    (command_home.path / ".env").chmod(0o600)
     for argv in (["show"], ["show", "--json"], ["get", "models"], ["check"]):
-        assert "canary" not in house.run_in_process("config", *argv).ok().out
-    assert house.run_in_process("config", "show", "--json").json["models"]["big"]["api_key_env"] == "BIG_KEY"
-    assert house.run_in_process("config", "get", "http.port").ok().out == "8765\n"
-    assert house.run_in_process("config", "get", "http.port", "--json").json == 8765
-    assert house.run_in_process("config", "get", "agents.main.memory_notices").ok().out == "true\n"
-    missing = house.run_in_process("config", "get", "agents.mian")
+        assert "canary" not in command_home.run_in_process("config", *argv).ok().out
+    assert command_home.run_in_process("config", "show", "--json").json["models"]["big"]["api_key_env"] == "BIG_KEY"
+    assert command_home.run_in_process("config", "get", "http.port").ok().out == "8765\n"
+    assert command_home.run_in_process("config", "get", "http.port", "--json").json == 8765
+    assert command_home.run_in_process("config", "get", "agents.main.memory_notices").ok().out == "true\n"
+    missing = command_home.run_in_process("config", "get", "agents.mian")
     assert missing.code == 1
     assert "did you mean `main`?" in missing.err
 
 
-def test_set_changes_one_value_keeps_comments_and_refuses_what_would_break(house: CommandHome) -> None:
-    (house.path / "config.yaml").write_text("# mine\nhttp: {port: 8765}  # the usual\n")
-    house.run_in_process("config", "set", "http.port", "9000").ok()
-    assert (house.path / "config.yaml").read_text() == "# mine\nhttp: {port: 9000}  # the usual\n"
-    refused = house.run_in_process("config", "set", "http.port", "many")
+def test_set_changes_one_value_keeps_comments_and_refuses_what_would_break(command_home: CommandHome) -> None:
+    (command_home.path / "config.yaml").write_text("# mine\nhttp: {port: 8765}  # the usual\n")
+    command_home.run_in_process("config", "set", "http.port", "9000").ok()
+    assert (command_home.path / "config.yaml").read_text() == "# mine\nhttp: {port: 9000}  # the usual\n"
+    refused = command_home.run_in_process("config", "set", "http.port", "many")
     assert refused.code == 78
-    assert (house.path / "config.yaml").read_text() == "# mine\nhttp: {port: 9000}  # the usual\n"
-    house.run_in_process("config", "set", "agents.coder", "{persona: You write code.}").ok()
-    assert house.run_in_process("config", "get", "agents.coder.persona").ok().out == "You write code.\n"
+    assert (command_home.path / "config.yaml").read_text() == "# mine\nhttp: {port: 9000}  # the usual\n"
+    command_home.run_in_process("config", "set", "agents.coder", "{persona: You write code.}").ok()
+    assert command_home.run_in_process("config", "get", "agents.coder.persona").ok().out == "You write code.\n"
 
 
-def test_a_running_gateway_takes_what_was_set_at_the_next_message(house: CommandHome) -> None:
-    house.start_gateway()
-    house.run_in_process("send", "hello").ok()
-    house.run_in_process(
+def test_a_running_gateway_takes_what_was_set_at_the_next_message(command_home: CommandHome) -> None:
+    command_home.start_gateway()
+    command_home.run_in_process("send", "hello").ok()
+    command_home.run_in_process(
         "config", "set", "agents", '{main: {send_to: ["agent:coder"]}, coder: {persona: You write code.}}'
     ).ok()
-    assert house.run_in_process("send", "hello", "--agent", "coder").ok().out == "You said: hello\n"
-    listed = house.run_in_process("agents", "--json").json["agents"]
+    assert command_home.run_in_process("send", "hello", "--agent", "coder").ok().out == "You said: hello\n"
+    listed = command_home.run_in_process("agents", "--json").json["agents"]
     assert [(agent["name"], "send" in agent["tools"]) for agent in listed] == [("main", True), ("coder", False)]
 
 
-def test_what_is_read_at_a_start_is_said_to_wait_for_one(house: CommandHome) -> None:
-    house.start_gateway()
+def test_what_is_read_at_a_start_is_said_to_wait_for_one(command_home: CommandHome) -> None:
+    command_home.start_gateway()
     assert (
-        house.run_in_process("config", "set", "agents.main.busy", "steer")
+        command_home.run_in_process("config", "set", "agents.main.busy", "steer")
         .ok()
         .out.endswith("in force at the next message\n")
     )
-    assert house.run_in_process("config", "set", "http.tokens", "[]", "--json").ok().json["restart"] is False
-    assert house.run_in_process("config", "set", "http", "{port: 8901}", "--json").ok().json["restart"] is True
+    assert command_home.run_in_process("config", "set", "http.tokens", "[]", "--json").ok().json["restart"] is False
+    assert command_home.run_in_process("config", "set", "http", "{port: 8901}", "--json").ok().json["restart"] is True
     assert (
-        house.run_in_process("config", "set", "http.port", "8900")
+        command_home.run_in_process("config", "set", "http.port", "8900")
         .ok()
         .out.endswith("in force after a restart of everhold\n")
     )
-    house.run_in_process("send", "hello").ok()
-    done = house.run_in_process("status")
+    command_home.run_in_process("send", "hello").ok()
+    done = command_home.run_in_process("status")
     assert done.code == 1
     assert "http.port was changed, and is not in force" in done.out
-    assert "config.restart_needed" in house.run_in_process("logs").ok().out
-    house.run_in_process("config", "set", "http.port", "8765").ok()
-    house.run_in_process("send", "hello").ok()
-    assert house.run_in_process("status", "--json").json["restart"] == []
+    assert "config.restart_needed" in command_home.run_in_process("logs").ok().out
+    command_home.run_in_process("config", "set", "http.port", "8765").ok()
+    command_home.run_in_process("send", "hello").ok()
+    assert command_home.run_in_process("status", "--json").json["restart"] == []
 
 
-def test_show_names_the_store_that_is_used(house: CommandHome) -> None:
-    assert house.run_in_process("config", "get", "store").ok().out == "sqlite\n"
+def test_show_names_the_store_that_is_used(command_home: CommandHome) -> None:
+    assert command_home.run_in_process("config", "get", "store").ok().out == "sqlite\n"
 
 
-def test_a_running_gateway_says_that_an_edit_is_refused_and_goes_on(house: CommandHome) -> None:
-    house.start_gateway()
-    (house.path / "config.yaml").write_text("agnets: {}\n")
-    wait_until(lambda: house.run_in_process("status", "--json").json["refused"])
-    done = house.run_in_process("status")
+def test_a_running_gateway_says_that_an_edit_is_refused_and_goes_on(command_home: CommandHome) -> None:
+    command_home.start_gateway()
+    (command_home.path / "config.yaml").write_text("agnets: {}\n")
+    wait_until(lambda: command_home.run_in_process("status", "--json").json["refused"])
+    done = command_home.run_in_process("status")
     assert done.code == 1
     assert "config.yaml:1" in done.out
-    (house.path / "config.yaml").write_text("agents:\n  main: {persona: [}\n")
-    wait_until(lambda: "config.yaml:2" in house.run_in_process("status").out)
-    assert ": :" not in house.run_in_process("status").out, "what concerns no key names none"
-    assert house.run_in_process("send", "still here").ok().out == "You said: still here\n"
+    (command_home.path / "config.yaml").write_text("agents:\n  main: {persona: [}\n")
+    wait_until(lambda: "config.yaml:2" in command_home.run_in_process("status").out)
+    assert ": :" not in command_home.run_in_process("status").out, "what concerns no key names none"
+    assert command_home.run_in_process("send", "still here").ok().out == "You said: still here\n"
 
 
 @pytest.mark.parametrize("key", ["", "a b", "[x]"])
-def test_a_key_that_is_none_is_a_usage_mistake(house: CommandHome, key: str) -> None:
-    assert house.run_in_process("config", "get", key).code == 2
+def test_a_key_that_is_none_is_a_usage_mistake(command_home: CommandHome, key: str) -> None:
+    assert command_home.run_in_process("config", "get", key).code == 2

@@ -24,9 +24,9 @@ from tests.hermes.test_doctor import forked, healthy
 SECRET = "sk-doctor-0123456789abcdefghij"
 
 
-def run_doctor(house: CommandHome, *args: str, code: int = 1) -> dict[str, list[str]]:
+def run_doctor(command_home: CommandHome, *args: str, code: int = 1) -> dict[str, list[str]]:
     """What `doctor --json` found: check -> texts."""
-    done = house.run("doctor", "--json", *args)
+    done = command_home.run("doctor", "--json", *args)
     assert done.code == code, done.out + done.err
     found: dict[str, list[str]] = {}
     for finding in done.json["findings"]:
@@ -37,9 +37,9 @@ def run_doctor(house: CommandHome, *args: str, code: int = 1) -> dict[str, list[
 
 
 @pytest.fixture
-def lived(house: CommandHome) -> CommandHome:
-    house.run("send", "hello").ok()
-    return house
+def lived(command_home: CommandHome) -> CommandHome:
+    command_home.run("send", "hello").ok()
+    return command_home
 
 
 def test_a_home_in_order_gives_nothing_to_say(lived: CommandHome) -> None:
@@ -47,10 +47,10 @@ def test_a_home_in_order_gives_nothing_to_say(lived: CommandHome) -> None:
     assert "nothing is wrong" in lived.run("doctor").ok().out
 
 
-def test_a_running_gateway_is_looked_at_too(house: CommandHome) -> None:
-    house.start_gateway()
-    house.run_in_process("send", "hello").ok()
-    assert run_doctor(house, code=0) == {}
+def test_a_running_gateway_is_looked_at_too(command_home: CommandHome) -> None:
+    command_home.start_gateway()
+    command_home.run_in_process("send", "hello").ok()
+    assert run_doctor(command_home, code=0) == {}
 
 
 def test_files_that_others_can_read_are_found_and_mended(lived: CommandHome) -> None:
@@ -116,8 +116,8 @@ def test_what_waits_and_what_was_given_up_on_is_told(lived: CommandHome) -> None
     )
     db.close()
     found = run_doctor(lived)
-    assert "it is down" in found["lanes"][0]
-    assert "too odd" in found["parked"][0]
+    assert "it is down" in found["cursors"][0]
+    assert "too odd" in found["dead_letters"][0]
 
 
 def test_a_clock_behind_the_log_is_told(lived: CommandHome) -> None:
@@ -205,10 +205,12 @@ def test_trying_a_memory_where_everybody_is_one_peer_deletes_nobody_s(lived: Com
         assert list_stored(running) == ["ours"]
 
 
-def find_memory_findings(house: CommandHome, *args: str) -> list[dict[str, str]]:
-    """What is said about memories; the model of this house is only known to processes of their own."""
+def find_memory_findings(command_home: CommandHome, *args: str) -> list[dict[str, str]]:
+    """What is said about memories; the model of this command_home is only known to processes of their own."""
     return [
-        finding for finding in house.run_in_process(*args, "--json").json["findings"] if finding["check"] == "memory"
+        finding
+        for finding in command_home.run_in_process(*args, "--json").json["findings"]
+        if finding["check"] == "memory"
     ]
 
 
@@ -244,7 +246,7 @@ def test_a_machine_that_is_not_fit_is_told(lived: CommandHome, monkeypatch: pyte
 # -- somebody else's, from the command line ----------------------------------------------------------------------------
 
 
-def test_a_foreign_home_is_looked_at_mended_and_taken_back(house: CommandHome, tmp_path: Path) -> None:
+def test_a_foreign_home_is_looked_at_mended_and_taken_back(command_home: CommandHome, tmp_path: Path) -> None:
     home = tmp_path / "theirs"
     built = healthy(home)
     forked(built)
@@ -254,27 +256,27 @@ def test_a_foreign_home_is_looked_at_mended_and_taken_back(house: CommandHome, t
     other = BuiltHermesHome(home / "profiles" / "coder")
     other.add_exchanges(other.add_session("c-1"), "a")
     other.close()
-    shown = house.run("doctor", str(home))
+    shown = command_home.run("doctor", str(home))
     assert shown.code == 1
     assert "fork" in shown.out
     assert "nothing is wrong" in shown.out, "the profile is in order"
-    dry = house.run("doctor", str(home), "--fix", "--dry-run")
+    dry = command_home.run("doctor", str(home), "--fix", "--dry-run")
     assert dry.code == 1
     assert "_branched_from" in dry.out
     assert "nothing was changed" in dry.out
-    done = house.run("doctor", str(home), "--fix", "--json")
+    done = command_home.run("doctor", str(home), "--fix", "--json")
     assert done.code == 0, done.out
     journal = done.json["mended"][0]["journal"]
     assert json.loads(Path(journal).read_text())["changes"]
-    assert "log-renamed" in house.run("doctor", str(home)).ok().out, "it happened, and it was mended"
-    assert house.run("doctor", str(home / "logs" / "agent.log")).code == 1
-    house.run("doctor", str(home), "--undo", journal).ok()
-    assert house.run("doctor", str(home)).code == 1
+    assert "log-renamed" in command_home.run("doctor", str(home)).ok().out, "it happened, and it was mended"
+    assert command_home.run("doctor", str(home / "logs" / "agent.log")).code == 1
+    command_home.run("doctor", str(home), "--undo", journal).ok()
+    assert command_home.run("doctor", str(home)).code == 1
 
 
 @pytest.mark.parametrize("what", ["nowhere", "home"])
-def test_what_is_no_home_of_anybody_s_is_said_to_be_none(house: CommandHome, tmp_path: Path, what: str) -> None:
+def test_what_is_no_home_of_anybody_s_is_said_to_be_none(command_home: CommandHome, tmp_path: Path, what: str) -> None:
     (tmp_path / "home").mkdir(exist_ok=True)
-    done = house.run("doctor", str(tmp_path / "empty" if what == "nowhere" else tmp_path / "home"))
+    done = command_home.run("doctor", str(tmp_path / "empty" if what == "nowhere" else tmp_path / "home"))
     assert done.code == 2
     assert "→" in done.err

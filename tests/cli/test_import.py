@@ -12,31 +12,33 @@ from tests.hermes.built_home import SUMMARY
 from tests.hermes.test_doctor import DM, healthy
 
 
-def test_a_home_moves_in_and_goes_on(house: CommandHome, tmp_path: Path) -> None:
+def test_a_home_moves_in_and_goes_on(command_home: CommandHome, tmp_path: Path) -> None:
     healthy(tmp_path / "theirs").close()
     source = str(tmp_path / "theirs")
-    dry = house.run("import", source, "--dry-run").ok().out
+    dry = command_home.run("import", source, "--dry-run").ok().out
     assert "nothing was changed" in dry
-    assert not (house.path / "everhold.db").exists()
-    done = house.run("import", source, "--json").ok().json
+    assert not (command_home.path / "everhold.db").exists()
+    done = command_home.run("import", source, "--json").ok().json
     assert done["complete"]
     assert done["agents"]["main"]["messages"] > 20
-    again = house.run("import", source).ok().out
+    again = command_home.run("import", source).ok().out
     assert "0 messages in" in again
     assert "rows accounted for" in again
-    house.run("audit").ok()
-    house.run("doctor", "--offline").ok()
-    reply = house.run("send", "--session", "cli-1", "and now?").ok().out
+    command_home.run("audit").ok()
+    command_home.run("doctor", "--offline").ok()
+    reply = command_home.run("send", "--session", "cli-1", "and now?").ok().out
     assert "and now?" in reply
-    shown = house.run("sessions", "context", "plain", "--json").ok().json["request"]["messages"]
+    shown = command_home.run("sessions", "context", "plain", "--json").ok().json["request"]["messages"]
     assert [m.get("text", "") for m in shown][-4:] == ["question c", "answer c", "and now?", reply.rstrip("\n")]
-    direct = house.run("sessions", "context", DM, "--json").ok().json["request"]["messages"]
+    direct = command_home.run("sessions", "context", DM, "--json").ok().json["request"]["messages"]
     assert SUMMARY in direct[0]["text"]
-    before = house.run("import", source, "--json").ok().json["position_before"]
+    before = command_home.run("import", source, "--json").ok().json["position_before"]
     assert before > 0
 
 
-def test_what_was_imported_lies_behind_every_memory_until_somebody_asks(house: CommandHome, tmp_path: Path) -> None:
+def test_what_was_imported_lies_behind_every_memory_until_somebody_asks(
+    command_home: CommandHome, tmp_path: Path
+) -> None:
     """The service has it already, under the names it has there: what is new goes to the same sessions."""
     key = "hch-0123456789abcdef"
     with HonchoService(key=key).threaded() as honcho:
@@ -45,14 +47,14 @@ def test_what_was_imported_lies_behind_every_memory_until_somebody_asks(house: C
         (tmp_path / "theirs" / "honcho.json").write_text(
             json.dumps({"baseUrl": honcho.url, "apiKey": key, "workspace": "home", "sessionStrategy": "global"})
         )
-        house.run("import", str(tmp_path / "theirs")).ok()
-        gateway = house.start_gateway()
-        house.run_in_process("send", "--session", "cli-1", "something new").ok()
+        command_home.run("import", str(tmp_path / "theirs")).ok()
+        gateway = command_home.start_gateway()
+        command_home.run_in_process("send", "--session", "cli-1", "something new").ok()
         wait_until(lambda: said(honcho))
         assert said(honcho) == {"plain": ["something new", "You said: something new"]}, "as it was called there"
-        plan = house.run_in_process("memory", "backfill", "honcho", "--json").ok().json
+        plan = command_home.run_in_process("memory", "backfill", "honcho", "--json").ok().json
         assert (plan["items"] > 10, plan["begun"]) == (True, False)
-        house.run_in_process("memory", "backfill", "honcho", "--yes", "--per-minute", "6000").ok()
+        command_home.run_in_process("memory", "backfill", "honcho", "--yes", "--per-minute", "6000").ok()
         wait_until(lambda: len(said(honcho).get("agent-main-telegram-dm-1001", ())) == 26)
         assert said(honcho)["agent-main-telegram-dm-1001"][:2] == ["question a", "answer a"]
         gateway.process.terminate()
@@ -65,58 +67,58 @@ def said(honcho: HonchoService) -> dict[str, list[str]]:
     return {name: honcho.texts(name) for name in sorted(names)}
 
 
-def test_nothing_is_imported_beneath_a_running_gateway(house: CommandHome, tmp_path: Path) -> None:
+def test_nothing_is_imported_beneath_a_running_gateway(command_home: CommandHome, tmp_path: Path) -> None:
     healthy(tmp_path / "theirs").close()
-    house.start_gateway()
-    done = house.run_in_process("import", str(tmp_path / "theirs"))
+    command_home.start_gateway()
+    done = command_home.run_in_process("import", str(tmp_path / "theirs"))
     assert done.code == 1
     assert "stop the gateway" in done.err
 
 
-def test_markdown_goes_to_an_agent_or_into_a_session(house: CommandHome, tmp_path: Path) -> None:
+def test_markdown_goes_to_an_agent_or_into_a_session(command_home: CommandHome, tmp_path: Path) -> None:
     """One command; `memory import` is another name for its second half."""
-    house.run("send", "hello").ok()
+    command_home.run("send", "hello").ok()
     (tmp_path / "MEMORY.md").write_text("The server is tin.\n")
-    agent = house.run("import", str(tmp_path / "MEMORY.md"), "--json").ok().json
+    agent = command_home.run("import", str(tmp_path / "MEMORY.md"), "--json").ok().json
     assert agent["facts"] == {"main: MEMORY.md": 1}
-    gateway = house.start_gateway()
-    done = house.run_in_process("import", str(tmp_path / "MEMORY.md"))
+    gateway = command_home.start_gateway()
+    done = command_home.run_in_process("import", str(tmp_path / "MEMORY.md"))
     assert done.code == 1
     assert "--session" in done.err
     first = json.loads(
-        house.run_in_process("import", str(tmp_path / "MEMORY.md"), "--session", "last", "--json").ok().out
+        command_home.run_in_process("import", str(tmp_path / "MEMORY.md"), "--session", "last", "--json").ok().out
     )
     assert (first["facts"], first["noted"]) == (1, 1)
-    again = json.loads(house.run_in_process("memory", "import", str(tmp_path / "MEMORY.md"), "--json").ok().out)
+    again = json.loads(command_home.run_in_process("memory", "import", str(tmp_path / "MEMORY.md"), "--json").ok().out)
     assert again["noted"] == 0
     healthy(tmp_path / "theirs").close()
-    assert house.run_in_process("import", str(tmp_path / "theirs"), "--session", "last").code == 2
+    assert command_home.run_in_process("import", str(tmp_path / "theirs"), "--session", "last").code == 2
     assert gateway.process.poll() is None
 
 
-def test_what_cannot_be_read_is_said_and_the_rest_comes(house: CommandHome, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_said_and_the_rest_comes(command_home: CommandHome, tmp_path: Path) -> None:
     healthy(tmp_path / "theirs").close()
     broken = tmp_path / "theirs" / "profiles" / "coder"
     broken.mkdir(parents=True)
     (broken / "state.db").write_bytes(b"nothing at all")
-    done = house.run("import", str(tmp_path / "theirs"), "--json")
+    done = command_home.run("import", str(tmp_path / "theirs"), "--json")
     assert done.code == 1
     assert "coder" in done.json["troubles"][0]
     assert done.json["agents"]["main"]["messages"] > 20
 
 
-def test_what_is_nothing_to_import_is_said_to_be_nothing(house: CommandHome, tmp_path: Path) -> None:
-    assert house.run("import", str(tmp_path / "nowhere")).code == 2
+def test_what_is_nothing_to_import_is_said_to_be_nothing(command_home: CommandHome, tmp_path: Path) -> None:
+    assert command_home.run("import", str(tmp_path / "nowhere")).code == 2
     (tmp_path / "empty").mkdir()
-    done = house.run("import", str(tmp_path / "empty"))
+    done = command_home.run("import", str(tmp_path / "empty"))
     assert done.code == 2
     assert "holds no Markdown" in done.err
 
 
-def test_an_export_is_what_other_programs_take(house: CommandHome, tmp_path: Path) -> None:
+def test_an_export_is_what_other_programs_take(command_home: CommandHome, tmp_path: Path) -> None:
     healthy(tmp_path / "theirs").close()
-    house.run("import", str(tmp_path / "theirs")).ok()
-    lines = house.run("sessions", "export", "plain", "--format", "openai").ok().out.splitlines()
+    command_home.run("import", str(tmp_path / "theirs")).ok()
+    lines = command_home.run("sessions", "export", "plain", "--format", "openai").ok().out.splitlines()
     told = [json.loads(line) for line in lines]
     assert [(m["role"], m["content"]) for m in told] == [
         ("user", "question a"),
@@ -131,9 +133,9 @@ def test_an_export_is_what_other_programs_take(house: CommandHome, tmp_path: Pat
     (call,) = told[3]["tool_calls"]
     assert call == {"id": "c-b", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
     assert told[4]["tool_call_id"] == "c-b"
-    whole = house.run("sessions", "export", DM, "--format", "openai").ok().out
+    whole = command_home.run("sessions", "export", DM, "--format", "openai").ok().out
     assert "question a" in whole, "what was summed up is there word for word"
-    assert "**" in house.run("sessions", "export", DM, "--format", "markdown").ok().out
+    assert "**" in command_home.run("sessions", "export", DM, "--format", "markdown").ok().out
 
 
 def test_a_message_that_came_in_the_middle_stands_behind_the_results() -> None:

@@ -44,7 +44,7 @@ socket.socket = Socket
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandHome]:
+def command_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandHome]:
     root = tmp_path_factory.mktemp("loopback")
     plugin = make_plugin(root / "plugin")
     (plugin / "sitecustomize.py").write_text(NO_SOCKETS)
@@ -53,26 +53,28 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandHome]:
     made.close()
 
 
-def test_commands_reach_the_gateway_and_what_it_leaves_behind_misleads_nobody(house: CommandHome) -> None:
-    gateway = house.start_gateway()
-    door = house.path / "api.sock"
-    assert stat.S_IMODE(door.stat().st_mode) == 0o600
-    assert stat.S_ISREG(door.stat().st_mode)
+def test_commands_reach_the_gateway_and_what_it_leaves_behind_misleads_nobody(command_home: CommandHome) -> None:
+    gateway = command_home.start_gateway()
+    endpoint_file = command_home.path / "api.sock"
+    assert stat.S_IMODE(endpoint_file.stat().st_mode) == 0o600
+    assert stat.S_ISREG(endpoint_file.stat().st_mode)
     wait_until(lambda: any("api_socket.opened" in line for line in gateway.log))
-    assert house.run_in_process("send", "hello").ok().out.strip() == "You said: hello"
-    assert house.run_in_process("send", "x" * 300_000, "--json").ok().json["outcome"] == "done"
-    assert house.run_in_process("status", "--json").ok().json["running"]
-    token = json.loads(door.read_text())["token"]
+    assert command_home.run_in_process("send", "hello").ok().out.strip() == "You said: hello"
+    assert command_home.run_in_process("send", "x" * 300_000, "--json").ok().json["outcome"] == "done"
+    assert command_home.run_in_process("status", "--json").ok().json["running"]
+    token = json.loads(endpoint_file.read_text())["token"]
     assert not any(token in line for line in gateway.log)
     gateway.kill()
 
-    assert door.exists(), "it had no time to clean up"
-    assert house.run("send", "alone").ok().out.strip() == "You said: alone", "nobody is there, so it works by itself"
-    second = house.start_gateway()
-    assert json.loads(door.read_text())["token"] != token
+    assert endpoint_file.exists(), "it had no time to clean up"
+    assert command_home.run("send", "alone").ok().out.strip() == "You said: alone", (
+        "nobody is there, so it works by itself"
+    )
+    second = command_home.start_gateway()
+    assert json.loads(endpoint_file.read_text())["token"] != token
     second.signal(signal.SIGTERM)
     assert second.wait_until_ended() == 0
-    assert not door.exists()
+    assert not endpoint_file.exists()
 
 
 # -- who may speak -----------------------------------------------------------------------------------------------------

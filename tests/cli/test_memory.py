@@ -14,35 +14,35 @@ from tests.cli.command_home import CONFIG, CommandHome
 CANARY = "zanzibar7391"
 
 
-def hold_conversation(house: CommandHome) -> None:
-    (house.path / "config.yaml").write_text(
+def hold_conversation(command_home: CommandHome) -> None:
+    (command_home.path / "config.yaml").write_text(
         CONFIG.replace("memories: [], tools: []", "memories: [builtin], recall: {deadline_seconds: 60}")
     )
-    house.run("send", f"the password is {CANARY}").ok()
-    house.run("memory", "note", f"{CANARY} again").ok()
+    command_home.run("send", f"the password is {CANARY}").ok()
+    command_home.run("memory", "note", f"{CANARY} again").ok()
 
 
-def test_what_is_remembered_is_found_and_an_answer_explained(house: CommandHome) -> None:
-    hold_conversation(house)
-    found = house.run_in_process("memory", "search", CANARY, "--json").ok().json
+def test_what_is_remembered_is_found_and_an_answer_explained(command_home: CommandHome) -> None:
+    hold_conversation(command_home)
+    found = command_home.run_in_process("memory", "search", CANARY, "--json").ok().json
     assert any(CANARY in item["text"] for item in found["memories"])
     assert {item["provider"] for item in found["memories"]} == {"builtin"}
-    shown = house.run_in_process("memory", "search", CANARY)
+    shown = command_home.run_in_process("memory", "search", CANARY)
     assert CANARY in shown.out
-    assert house.run_in_process("memory", "search", CANARY, "--person", "somebody").code == 1
-    assert house.run_in_process("memory", "search", CANARY, "--agent", "nobody").code != 0
-    house.run("send", f"what was {CANARY} about?", "--session", "other").ok()
-    why = house.run_in_process("memory", "why", "--json").ok().json
+    assert command_home.run_in_process("memory", "search", CANARY, "--person", "somebody").code == 1
+    assert command_home.run_in_process("memory", "search", CANARY, "--agent", "nobody").code != 0
+    command_home.run("send", f"what was {CANARY} about?", "--session", "other").ok()
+    why = command_home.run_in_process("memory", "why", "--json").ok().json
     assert any(CANARY in item["text"] for item in why["shown"])
-    told = house.run_in_process("memory", "why").ok().out
+    told = command_home.run_in_process("memory", "why").ok().out
     assert "recalled: builtin" in told
     assert f"room: {why['tokens']} of {why['budget']} tokens used" in told
-    status = house.run_in_process("memory", "status", "--json").ok().json
+    status = command_home.run_in_process("memory", "status", "--json").ok().json
     assert [(row["agent"], row["memory"], row["dead_letters"]) for row in status["memories"]] == [
         ("main", "builtin", 0)
     ]
     assert (
-        "builtin of main: by words" in house.run_in_process("memory", "status").ok().out
+        "builtin of main: by words" in command_home.run_in_process("memory", "status").ok().out
     )  # what it goes by, gateway or not
 
 
@@ -57,52 +57,52 @@ def test_no_export_is_written_over_another_s(tmp_path: Path) -> None:
     assert sorted(name for name in names for text in written if f'"of {name}"' in text) == sorted(names)
 
 
-def test_a_person_is_exported_and_forgotten(house: CommandHome, tmp_path: Path) -> None:
-    hold_conversation(house)
-    person = house.run_in_process("memory", "search", CANARY, "--json").ok().json["person"]
-    made = house.run_in_process("memory", "export", person, "--to", str(tmp_path / "out"), "--json").ok().json
+def test_a_person_is_exported_and_forgotten(command_home: CommandHome, tmp_path: Path) -> None:
+    hold_conversation(command_home)
+    person = command_home.run_in_process("memory", "search", CANARY, "--json").ok().json["person"]
+    made = command_home.run_in_process("memory", "export", person, "--to", str(tmp_path / "out"), "--json").ok().json
     lines, pages = map(Path, made["files"])
     assert made["records"] == 3
     assert [json.loads(line)["kind"] for line in lines.read_text().splitlines()] == ["heard", "said", "noted"]
     assert pages.read_text().count(CANARY) == 3
     assert lines.stat().st_mode & 0o777 == 0o600
 
-    plan = house.run_in_process("memory", "forget", person).ok()
+    plan = command_home.run_in_process("memory", "forget", person).ok()
     assert "would be erased" in plan.out
     assert "--yes" in plan.err
-    assert holding(house.path)
-    done = house.run_in_process("memory", "forget", person, "--yes", "--json").ok().json
+    assert holding(command_home.path)
+    done = command_home.run_in_process("memory", "forget", person, "--yes", "--json").ok().json
     assert done["done"] is True
     assert done["entries"] >= 4
-    assert holding(house.path) == []
-    house.run_in_process("audit").ok()
-    assert house.run_in_process("memory", "search", CANARY).code == 1
+    assert holding(command_home.path) == []
+    command_home.run_in_process("audit").ok()
+    assert command_home.run_in_process("memory", "search", CANARY).code == 1
 
 
-def test_a_running_gateway_does_the_same(house: CommandHome) -> None:
-    (house.path / "config.yaml").write_text(
+def test_a_running_gateway_does_the_same(command_home: CommandHome) -> None:
+    (command_home.path / "config.yaml").write_text(
         CONFIG.replace("memories: [], tools: []", "memories: [builtin], recall: {deadline_seconds: 60}")
         + "backup: {every_hours: 0}\n"  # a copy made before the erasure keeps what was said
     )
-    gateway = house.start_gateway()
-    hold_conversation(house)
-    person = house.run_in_process("memory", "search", CANARY, "--json").ok().json["person"]
-    assert house.run_in_process("memory", "forget", person, "--yes").ok().out
+    gateway = command_home.start_gateway()
+    hold_conversation(command_home)
+    person = command_home.run_in_process("memory", "search", CANARY, "--json").ok().json["person"]
+    assert command_home.run_in_process("memory", "forget", person, "--yes").ok().out
     gateway.kill()
-    assert holding(house.path) == []
-    house.run_in_process("audit").ok()
+    assert holding(command_home.path) == []
+    command_home.run_in_process("audit").ok()
 
 
-def test_nobody_is_told_so(house: CommandHome, tmp_path: Path) -> None:
-    hold_conversation(house)
-    assert house.run_in_process("memory", "forget", "").code != 0
-    plan = house.run_in_process("memory", "forget", "stranger", "--json").ok().json
+def test_nobody_is_told_so(command_home: CommandHome, tmp_path: Path) -> None:
+    hold_conversation(command_home)
+    assert command_home.run_in_process("memory", "forget", "").code != 0
+    plan = command_home.run_in_process("memory", "forget", "stranger", "--json").ok().json
     assert plan["sessions"] == []
     assert plan["entries"] == 0
-    told = house.run_in_process("memory", "forget", "stranger").ok()
+    told = command_home.run_in_process("memory", "forget", "stranger").ok()
     assert "0 entries in all" in told.out
     assert "is the name right?" in told.err
-    export = house.run_in_process("memory", "export", "stranger", "--to", str(tmp_path / "out"))
+    export = command_home.run_in_process("memory", "export", "stranger", "--to", str(tmp_path / "out"))
     assert export.code == 1
     assert "is the name right?" in export.err
     assert list((tmp_path / "out").iterdir()) == []
@@ -112,17 +112,17 @@ def holding(home: Path) -> list[str]:
     return [str(file) for file in home.rglob("*") if file.is_file() and CANARY.encode() in file.read_bytes()]
 
 
-def test_memory_files_are_brought_in_once(house: CommandHome, tmp_path: Path) -> None:
-    (house.path / "config.yaml").write_text(
+def test_memory_files_are_brought_in_once(command_home: CommandHome, tmp_path: Path) -> None:
+    (command_home.path / "config.yaml").write_text(
         CONFIG.replace("memories: [], tools: []", "memories: [builtin], recall: {deadline_seconds: 60}")
     )
-    house.run("send", "hello").ok()
+    command_home.run("send", "hello").ok()
     (tmp_path / "USER.md").write_text("likes tea\n§\nhas a cat\n")
-    dry = house.run_in_process("memory", "import", str(tmp_path / "USER.md"), "--dry-run").ok()
+    dry = command_home.run_in_process("memory", "import", str(tmp_path / "USER.md"), "--dry-run").ok()
     assert "2 facts and 0 notes in 1 file" in dry.out
-    assert house.run_in_process("memory", "import", str(tmp_path / "USER.md"), "--json").ok().json["noted"] == 2
-    assert house.run_in_process("memory", "import", str(tmp_path / "USER.md"), "--json").ok().json["noted"] == 0
-    person = house.run_in_process("memory", "search", "tea", "--json").ok().json["person"]
-    made = house.run_in_process("memory", "export", person, "--to", str(tmp_path / "out"), "--json").ok().json
+    assert command_home.run_in_process("memory", "import", str(tmp_path / "USER.md"), "--json").ok().json["noted"] == 2
+    assert command_home.run_in_process("memory", "import", str(tmp_path / "USER.md"), "--json").ok().json["noted"] == 0
+    person = command_home.run_in_process("memory", "search", "tea", "--json").ok().json["person"]
+    made = command_home.run_in_process("memory", "export", person, "--to", str(tmp_path / "out"), "--json").ok().json
     assert (tmp_path / "out" / "main" / "USER.md").read_text() == (tmp_path / "USER.md").read_text()
     assert len(made["files"]) == 3

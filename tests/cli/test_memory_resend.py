@@ -26,11 +26,11 @@ class Diary(MemoryProvider):
 
 
 @pytest.fixture
-def diary(house: CommandHome, tmp_path: Path) -> Path:
+def diary(command_home: CommandHome, tmp_path: Path) -> Path:
     (tmp_path / "diary").mkdir()
     (tmp_path / "diary" / "__init__.py").write_text(PLUGIN)
     memories = f"memories: {{diary: {{provider: hermes-plugin, path: {tmp_path}/diary, hermes_home: {tmp_path}/h}}}}\n"
-    (house.path / "config.yaml").write_text(CONFIG.replace("memories: []", "memories: [diary]") + memories)
+    (command_home.path / "config.yaml").write_text(CONFIG.replace("memories: []", "memories: [diary]") + memories)
     return tmp_path / "h" / "diary.jsonl"
 
 
@@ -38,42 +38,44 @@ def lines(diary: Path) -> list[list[str]]:
     return [json.loads(line) for line in diary.read_text().splitlines()] if diary.exists() else []
 
 
-def account(house: CommandHome) -> dict[str, Any]:
-    found: dict[str, Any] = house.run_in_process("memory", "status", "--json").json["memories"][0]
+def account(command_home: CommandHome) -> dict[str, Any]:
+    found: dict[str, Any] = command_home.run_in_process("memory", "status", "--json").json["memories"][0]
     return found
 
 
-def test_what_it_lost_it_is_told_again(house: CommandHome, diary: Path) -> None:
-    house.start_gateway()
+def test_what_it_lost_it_is_told_again(command_home: CommandHome, diary: Path) -> None:
+    command_home.start_gateway()
     for number in range(3):
-        house.run_in_process("send", f"turn {number}").ok()
-    wait_until(lambda: account(house)["handed_over"] == 3)
-    status = account(house)
+        command_home.run_in_process("send", f"turn {number}").ok()
+    wait_until(lambda: account(command_home)["handed_over"] == 3)
+    status = account(command_home)
     assert (status["delivery"], status["confirmed"], status["unknown"]) == ("unacknowledged", 0, 3)
-    assert "3 handed over, 0 confirmed by reading back, 3 unknown" in house.run_in_process("memory", "status").out
-    assert "unacknowledged: 3 handed over" in house.run_in_process("status").out
+    assert (
+        "3 handed over, 0 confirmed by reading back, 3 unknown" in command_home.run_in_process("memory", "status").out
+    )
+    assert "unacknowledged: 3 handed over" in command_home.run_in_process("status").out
     before = lines(diary)
     assert [text for _, text in before] == ["turn 0", "turn 1", "turn 2"]
     diary.unlink()
 
-    dry = house.run_in_process("memory", "resend", "diary", "--since", "1h", "--dry-run").ok()
+    dry = command_home.run_in_process("memory", "resend", "diary", "--since", "1h", "--dry-run").ok()
     assert "3 exchanges and notes of 1 session" in dry.out
     assert "may be there twice" in dry.out
     assert not diary.exists()
-    done = house.run_in_process("memory", "resend", "diary", "--since", "1h", "--json").ok().json
+    done = command_home.run_in_process("memory", "resend", "diary", "--since", "1h", "--json").ok().json
     assert (done["items"], done["begun"]) == (3, True)
     wait_until(lambda: len(lines(diary)) == 3)
     assert lines(diary) == before
 
 
-def test_without_a_time_or_a_name_it_says_what_is_missing(house: CommandHome, diary: Path) -> None:
-    house.run("send", "hello").ok()
-    assert "--since" in house.run_in_process("memory", "resend", "diary").err
-    assert "NAME" in house.run_in_process("memory", "resend", "--since", "1h").err
-    assert house.run_in_process("memory", "resend", "nowhere", "--since", "1h").code != 0
-    assert "is no date" in house.run("memory", "resend", "diary", "--since", "yesterday").err
+def test_without_a_time_or_a_name_it_says_what_is_missing(command_home: CommandHome, diary: Path) -> None:
+    command_home.run("send", "hello").ok()
+    assert "--since" in command_home.run_in_process("memory", "resend", "diary").err
+    assert "NAME" in command_home.run_in_process("memory", "resend", "--since", "1h").err
+    assert command_home.run_in_process("memory", "resend", "nowhere", "--since", "1h").code != 0
+    assert "is no date" in command_home.run("memory", "resend", "diary", "--since", "yesterday").err
     assert (
-        house.run_in_process("memory", "resend", "diary", "--since", "2020-01-01", "--dry-run", "--json")
+        command_home.run_in_process("memory", "resend", "diary", "--since", "2020-01-01", "--dry-run", "--json")
         .ok()
         .json["items"]
         <= 1

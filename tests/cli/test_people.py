@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from everhold.app import GatewayApp, SystemClock, load_home_settings
-from everhold.cli.commands.status import list_complaints
+from everhold.cli.commands.status import list_problems
 from everhold.core.entries import ChatLocation
 from everhold.infra.home import Home
 from everhold.ports.store import Change, StateNamespace, StateWrite, Step
@@ -25,12 +25,12 @@ access: {owners: [ada]}
 
 
 @pytest.fixture
-def codes(house: CommandHome) -> list[str]:
+def codes(command_home: CommandHome) -> list[str]:
     """A home where two strangers have knocked; what they were told."""
-    (house.path / "config.yaml").write_text(CONFIG)
+    (command_home.path / "config.yaml").write_text(CONFIG)
 
-    async def knock() -> list[str]:
-        home = Home(house.path).create()
+    async def request_pairing() -> list[str]:
+        home = Home(command_home.path).create()
         log = open_log(clock=SystemClock(), level="error")
         app = GatewayApp(home, load_home_settings(home, environ={}), log=log, environ={})
         pairing = app.admission.pairing
@@ -41,85 +41,85 @@ def codes(house: CommandHome) -> list[str]:
         await app.stop(seconds=0)
         return told
 
-    return asyncio.run(knock())
+    return asyncio.run(request_pairing())
 
 
-def test_a_stranger_is_seen_approved_and_revoked(house: CommandHome, codes: list[str]) -> None:
-    shown = house.run_in_process("pairing", "list").ok().out
+def test_a_stranger_is_seen_approved_and_revoked(command_home: CommandHome, codes: list[str]) -> None:
+    shown = command_home.run_in_process("pairing", "list").ok().out
     assert "telegram:666" in shown
     assert "min left" in shown
     assert "\x1b" not in shown, "a name does not steer the terminal"
     assert not any(code in shown for code in codes)
-    assert house.run_in_process("pairing", "approve", "AAAA-AAAA").code == 1
-    done = house.run_in_process("pairing", "approve", codes[0].lower(), "--as", "bob").ok().out
+    assert command_home.run_in_process("pairing", "approve", "AAAA-AAAA").code == 1
+    done = command_home.run_in_process("pairing", "approve", codes[0].lower(), "--as", "bob").ok().out
     assert "telegram:666" in done
     assert "as bob" in done
-    found = house.run_in_process("pairing", "list", "--json").ok().json
+    found = command_home.run_in_process("pairing", "list", "--json").ok().json
     assert [it["id"] for it in found["waiting"]] == ["667"]
     assert [it["id"] for it in found["granted"]] == ["666"]
-    people = {it["name"]: it for it in house.run_in_process("people", "list", "--json").ok().json["people"]}
+    people = {it["name"]: it for it in command_home.run_in_process("people", "list", "--json").ok().json["people"]}
     assert people["bob"]["linked"] == ["telegram:666"]
     assert people["ada"]["owner"]
-    assert "a stranger again" in house.run_in_process("pairing", "revoke", "telegram:666").ok().out
-    people = {it["name"]: it for it in house.run_in_process("people", "list", "--json").ok().json["people"]}
+    assert "a stranger again" in command_home.run_in_process("pairing", "revoke", "telegram:666").ok().out
+    people = {it["name"]: it for it in command_home.run_in_process("people", "list", "--json").ok().json["people"]}
     assert people["bob"]["linked"] == []
-    again = house.run_in_process("pairing", "revoke", "telegram:666")
+    again = command_home.run_in_process("pairing", "revoke", "telegram:666")
     assert (again.code, "everhold pairing list" in again.err) == (1, True)
 
 
-def test_it_is_said_who_is_still_let_in_as_somebody(house: CommandHome, codes: list[str]) -> None:
-    house.run_in_process("pairing", "approve", codes[0]).ok()
-    house.run_in_process("people", "link", "telegram:666", "bob").ok()
-    said = house.run_in_process("pairing", "revoke", "telegram:666").ok().out
+def test_it_is_said_who_is_still_let_in_as_somebody(command_home: CommandHome, codes: list[str]) -> None:
+    command_home.run_in_process("pairing", "approve", codes[0]).ok()
+    command_home.run_in_process("people", "link", "telegram:666", "bob").ok()
+    said = command_home.run_in_process("pairing", "revoke", "telegram:666").ok().out
     assert "still as bob" in said
     assert "everhold people unlink telegram:666" in said
 
 
-def test_a_person_who_is_not_configured_is_nobody(house: CommandHome, codes: list[str]) -> None:
-    done = house.run_in_process("pairing", "approve", codes[0], "--as", "mallory")
+def test_a_person_who_is_not_configured_is_nobody(command_home: CommandHome, codes: list[str]) -> None:
+    done = command_home.run_in_process("pairing", "approve", codes[0], "--as", "mallory")
     assert done.code == 2
     assert "add them under people" in done.err
-    assert house.run_in_process("pairing", "list", "--json").ok().json["granted"] == []
+    assert command_home.run_in_process("pairing", "list", "--json").ok().json["granted"] == []
 
 
-def test_people_are_linked_and_unlinked_by_hand(house: CommandHome, codes: list[str]) -> None:
-    house.run_in_process("people", "link", "discord:2002", "bob").ok()
-    assert "discord:2002" in house.run_in_process("people", "list").ok().out
-    assert "config.yaml" in house.run_in_process("people", "link", "telegram:1001", "bob").err, (
+def test_people_are_linked_and_unlinked_by_hand(command_home: CommandHome, codes: list[str]) -> None:
+    command_home.run_in_process("people", "link", "discord:2002", "bob").ok()
+    assert "discord:2002" in command_home.run_in_process("people", "list").ok().out
+    assert "config.yaml" in command_home.run_in_process("people", "link", "telegram:1001", "bob").err, (
         "what is configured stays"
     )
-    assert house.run_in_process("people", "link", "bob", "bob").code == 2
-    house.run_in_process("people", "unlink", "discord:2002").ok()
-    assert "discord:2002" not in house.run_in_process("people", "list").ok().out
+    assert command_home.run_in_process("people", "link", "bob", "bob").code == 2
+    command_home.run_in_process("people", "unlink", "discord:2002").ok()
+    assert "discord:2002" not in command_home.run_in_process("people", "list").ok().out
 
 
-def test_schedules_are_listed_and_removed_through_a_running_gateway(house: CommandHome) -> None:
-    house.start_gateway()
-    told = house.run_in_process("send", "/schedule daily 08:30 good morning").ok().out
+def test_schedules_are_listed_and_removed_through_a_running_gateway(command_home: CommandHome) -> None:
+    command_home.start_gateway()
+    told = command_home.run_in_process("send", "/schedule daily 08:30 good morning").ok().out
     id = told.partition("(")[2].partition(")")[0]
-    (listed,) = house.run_in_process("schedules", "list", "--json").ok().json["schedules"]
+    (listed,) = command_home.run_in_process("schedules", "list", "--json").ok().json["schedules"]
     assert (listed["id"], listed["when"], listed["text"]) == (id, "daily 08:30", "good morning")
-    assert "good morning" in house.run_in_process("schedules", "list").ok().out
-    house.run_in_process("schedules", "remove", id).ok()
-    assert house.run_in_process("schedules", "remove", id).code == 1
-    assert house.run_in_process("schedules", "list", "--json").ok().json["schedules"] == []
+    assert "good morning" in command_home.run_in_process("schedules", "list").ok().out
+    command_home.run_in_process("schedules", "remove", id).ok()
+    assert command_home.run_in_process("schedules", "remove", id).code == 1
+    assert command_home.run_in_process("schedules", "list", "--json").ok().json["schedules"] == []
 
 
-def test_status_names_accounts_that_do_not_work(house: CommandHome) -> None:
-    (house.path / "config.yaml").write_text(
+def test_status_names_accounts_that_do_not_work(command_home: CommandHome) -> None:
+    (command_home.path / "config.yaml").write_text(
         CONFIG + "platforms: {telegram: {main: {token_env: BOT, access: {direct: [ada]}}}}\n"
     )
-    house.start_gateway()
-    done = house.run_in_process("status")
+    command_home.start_gateway()
+    done = command_home.run_in_process("status")
     assert done.code == 1
     assert "BOT is not set" in done.out
 
 
-def test_status_names_chats_where_agents_were_silenced_or_talked_too_much(house: CommandHome) -> None:
-    (house.path / "config.yaml").write_text(CONFIG)
+def test_status_names_chats_where_agents_were_silenced_or_talked_too_much(command_home: CommandHome) -> None:
+    (command_home.path / "config.yaml").write_text(CONFIG)
 
     async def trouble() -> dict[str, Any]:
-        home = Home(house.path).create()
+        home = Home(command_home.path).create()
         app = GatewayApp(
             home, load_home_settings(home, environ={}), log=open_log(clock=SystemClock(), level="error"), environ={}
         )
@@ -138,15 +138,15 @@ def test_status_names_chats_where_agents_were_silenced_or_talked_too_much(house:
         return found
 
     assert ("agents answered each other too often in telegram:-100 (main)", "a human's word there lets them go on") in (
-        list_complaints(asyncio.run(trouble()))
+        list_problems(asyncio.run(trouble()))
     )
-    done = house.run("status")
+    done = command_home.run("status")
     assert done.code == 1
     assert "telegram:-200 was silenced by ada" in done.out
     assert "/wake" in done.out
 
 
-def test_a_word_alone_shows_what_there_is(house: CommandHome, codes: list[str]) -> None:
-    assert len(house.run("pairing", "--json").ok().json["waiting"]) == len(codes)
-    assert "ada" in house.run("people").ok().out
-    assert "Nothing is scheduled" in house.run("schedules").ok().err
+def test_a_word_alone_shows_what_there_is(command_home: CommandHome, codes: list[str]) -> None:
+    assert len(command_home.run("pairing", "--json").ok().json["waiting"]) == len(codes)
+    assert "ada" in command_home.run("people").ok().out
+    assert "Nothing is scheduled" in command_home.run("schedules").ok().err

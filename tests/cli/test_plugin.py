@@ -202,7 +202,7 @@ async def test_a_stranger_s_tool_is_offered_and_run(here: Path, monkeypatch: pyt
             # two of one name: the first has it, and the other is named with the reason
             assert t.app.agents.get_runtime("other", {}).tools["roll"].deadline == 6.0
             (problem,) = t.app.describe()["problems"]
-            assert (problem["key"], "another tool is called roll" in problem["message"]) == ("tools.big", True)
+            assert (problem["key"], "another tool is already called roll" in problem["message"]) == ("tools.big", True)
             config["tools"]["big"]["sides"] = "many"
             t.configure(json.dumps(config))
             server.add_steps(ModelServerReply(text="As before."))
@@ -210,7 +210,7 @@ async def test_a_stranger_s_tool_is_offered_and_run(here: Path, monkeypatch: pyt
             assert [it["key"] for it in t.app.describe()["refused"]] == ["tools.big.sides"]
 
 
-@pytest.mark.parametrize("wrong, says", [("raise OSError('no dice')", "no dice"), ("return 3", "is no tool")])
+@pytest.mark.parametrize("wrong, says", [("raise OSError('no dice')", "no dice"), ("return 3", "is not a tool")])
 async def test_a_tool_that_cannot_be_built_costs_itself_only(
     here: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, says: str
 ) -> None:

@@ -19,16 +19,16 @@ pytestmark = pytest.mark.prove
 
 @pytest.mark.parametrize("seed", range(max(2, int(os.environ.get("EVERHOLD_KILLS", "20")) // 50)))
 def test_killed_anywhere_a_restore_is_safe_to_repeat(
-    house: CommandHome, tmp_path: Path, plugin: Path, seed: int
+    command_home: CommandHome, tmp_path: Path, plugin: Path, seed: int
 ) -> None:
-    house.run("send", "one").ok()
-    house.run("backup").ok()
-    house.run("send", "two").ok()
+    command_home.run("send", "one").ok()
+    command_home.run("backup").ok()
+    command_home.run("send", "two").ok()
     chance = random.Random(seed)
     ended = 0
     for round in range(5):
         home = CommandHome(tmp_path / f"copy-{round}", plugin)
-        shutil.copytree(house.path, home.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("api.sock"))
+        shutil.copytree(command_home.path, home.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("api.sock"))
         process = subprocess.Popen(
             build_command("restore", "--yes"), env=home.env(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

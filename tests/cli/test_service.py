@@ -126,7 +126,7 @@ class SystemdMachine:
 
 @pytest.fixture(params=["stand-in", pytest.param("systemd", marks=pytest.mark.prove)])
 def machine(
-    request: pytest.FixtureRequest, house: CommandHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, command_home: CommandHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[SystemdMachine]:
     root = tmp_path / "user"
     for folder in ("bin", "state", "config"):
@@ -138,9 +138,9 @@ def machine(
         program = root / "bin" / "systemctl"
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{Path(__file__).with_name("systemctl.py")}" "$@"\n')
         program.chmod(0o755)
-    _configure(house)
-    monkeypatch.syspath_prepend(house.plugin)
-    made = SystemdMachine(house, root, monkeypatch)
+    _configure(command_home)
+    monkeypatch.syspath_prepend(command_home.plugin)
+    made = SystemdMachine(command_home, root, monkeypatch)
     try:
         if request.param == "systemd":
             made.start_systemd()
@@ -149,8 +149,8 @@ def machine(
         made.close()
 
 
-def _configure(house: CommandHome, more: str = "") -> None:
-    (house.path / "config.yaml").write_text(f"{CONFIG}http: {{port: 0}}\n{more}")
+def _configure(command_home: CommandHome, more: str = "") -> None:
+    (command_home.path / "config.yaml").write_text(f"{CONFIG}http: {{port: 0}}\n{more}")
 
 
 # -- from the first to the last ----------------------------------------------------------------------------------------
@@ -242,12 +242,12 @@ def test_what_does_not_get_better_by_trying_is_not_tried_again(machine: SystemdM
 
 
 @pytest.mark.parametrize("code", [0, 78])
-def test_whoever_cannot_tell_exit_codes_chooses_the_one_for_giving_up(house: CommandHome, code: int) -> None:
-    (house.path / "everhold.db").write_bytes(b"this is no database" * 400)
-    done = house.run("up", "--port", "0", "--quiet", "--give-up-with", str(code))
+def test_whoever_cannot_tell_exit_codes_chooses_the_one_for_giving_up(command_home: CommandHome, code: int) -> None:
+    (command_home.path / "everhold.db").write_bytes(b"this is no database" * 400)
+    done = command_home.run("up", "--port", "0", "--quiet", "--give-up-with", str(code))
     assert done.code == code
     assert "everhold.db" in done.err
-    assert house.run("up", "--give-up-with", "300").code == 2
+    assert command_home.run("up", "--give-up-with", "300").code == 2
 
 
 def test_what_may_get_better_is_tried_again() -> None:
@@ -257,10 +257,10 @@ def test_what_may_get_better_is_tried_again() -> None:
         assert _is_final(final)
 
 
-def test_a_quiet_gateway_logs_to_its_home_alone(house: CommandHome) -> None:
-    gateway = house.start_gateway("--quiet")
-    house.run_in_process("send", "hello").ok()
-    wait_until(lambda: "turn.completed" in (house.path / "logs" / "everhold.log").read_text())
+def test_a_quiet_gateway_logs_to_its_home_alone(command_home: CommandHome) -> None:
+    gateway = command_home.start_gateway("--quiet")
+    command_home.run_in_process("send", "hello").ok()
+    wait_until(lambda: "turn.completed" in (command_home.path / "logs" / "everhold.log").read_text())
     gateway.signal(signal.SIGTERM)
     assert gateway.wait_until_ended() == 0
     assert gateway.log == []
@@ -379,9 +379,9 @@ def test_doctor_looks_at_the_unit(machine: SystemdMachine, tmp_path: Path) -> No
 
     text = machine.unit.read_text()
     machine.unit.write_text(text.replace("RestartSec=5", "RestartSec=50"))
-    assert any("was changed by somebody" in it for it in _doctor(machine, 0))
+    assert any("was changed since everhold wrote it" in it for it in _doctor(machine, 0))
     machine.unit.write_text(text.replace(str(Path(sys.executable).parent), str(tmp_path / "gone")))
-    assert any("which is not there" in it for it in _doctor(machine, 1))
+    assert any("which does not exist" in it for it in _doctor(machine, 1))
     machine.unit.write_text(text.replace(str(machine.home.path), str(tmp_path / "elsewhere")))
     assert any(f"starts another home: {tmp_path / 'elsewhere'}" in it for it in _doctor(machine, 0))
     gateway.kill()

@@ -32,17 +32,17 @@ def server() -> Iterator[ModelServer]:
 @pytest.fixture
 def fresh(tmp_path: Path, plugin: Path) -> CommandHome:
     """A home nobody has configured."""
-    house = CommandHome(tmp_path / "home", plugin)
-    (house.path / "config.yaml").unlink()
-    return house
+    command_home = CommandHome(tmp_path / "home", plugin)
+    (command_home.path / "config.yaml").unlink()
+    return command_home
 
 
-def config(house: CommandHome) -> str:
-    return (house.path / "config.yaml").read_text()
+def config(command_home: CommandHome) -> str:
+    return (command_home.path / "config.yaml").read_text()
 
 
-def env(house: CommandHome) -> str:
-    return (house.path / ".env").read_text()
+def env(command_home: CommandHome) -> str:
+    return (command_home.path / ".env").read_text()
 
 
 def unseen(done: CommandResult) -> CommandResult:
@@ -80,7 +80,7 @@ def test_offline_needs_nothing(fresh: CommandHome) -> None:
 
 def test_comments_and_other_keys_stay(fresh: CommandHome, server: ModelServer) -> None:
     (fresh.path / "config.yaml").write_text(
-        "# my house\n"
+        "# my command_home\n"
         "models:\n"
         "  big:  # the clever one\n"
         "    provider: openai\n"
@@ -92,7 +92,7 @@ def test_comments_and_other_keys_stay(fresh: CommandHome, server: ModelServer) -
     flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin", "--as", "big")
     fresh.run(*FLAGS, *flags, input=KEY).ok()
     text = config(fresh)
-    for kept in ("# my house", "# the clever one", "price: {input: 1, output: 2}  # see the bill", "# not more"):
+    for kept in ("# my command_home", "# the clever one", "price: {input: 1, output: 2}  # see the bill", "# not more"):
         assert kept in text
     assert "name: clever" in text
     assert "old" not in text

@@ -51,9 +51,9 @@ class Shy(MemoryProvider):
 
 
 @pytest.fixture
-def house(house: CommandHome) -> CommandHome:
-    (house.path / "config.yaml").write_text("# mine, and it stays\n" + CONFIG)
-    return house
+def command_home(command_home: CommandHome) -> CommandHome:
+    (command_home.path / "config.yaml").write_text("# mine, and it stays\n" + CONFIG)
+    return command_home
 
 
 @contextlib.contextmanager
@@ -62,76 +62,80 @@ def run_service(name: str) -> Iterator[LoopbackService]:
         yield service
 
 
-def setup(house: CommandHome, *more: str, input: str = f"{KEY}\n") -> CommandResult:
+def setup(command_home: CommandHome, *more: str, input: str = f"{KEY}\n") -> CommandResult:
     """In this process: a new one for each of them would take longer than everything it does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", io.StringIO(input))
-        done = house.run_in_process("setup", "memory", *more)
+        done = command_home.run_in_process("setup", "memory", *more)
     assert KEY not in done.out + done.err
     return done
 
 
-def config(house: CommandHome) -> str:
-    return (house.path / "config.yaml").read_text()
+def config(command_home: CommandHome) -> str:
+    return (command_home.path / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
-def test_a_service_is_tried_written_attached_and_what_comes_next_is_said(house: CommandHome, name: str) -> None:
+def test_a_service_is_tried_written_attached_and_what_comes_next_is_said(command_home: CommandHome, name: str) -> None:
     with run_service(name) as service:
-        done = setup(house, name, "--no-input", "--stdin", "--set", f"base_url={service.url}").ok()
+        done = setup(command_home, name, "--no-input", "--stdin", "--set", f"base_url={service.url}").ok()
         assert f"{name} answers" in done.out
         assert "everhold up" in done.out
         assert f"everhold memory backfill {name}" in done.out
         assert "remembers for: main" in done.out
         assert "the doctor finds nothing wrong" in done.out
-        assert "# mine, and it stays" in config(house)
-        assert f"api_key_env: {name.upper()}_API_KEY" in config(house)
-        assert f"{name.upper()}_API_KEY={KEY}" in (house.path / ".env").read_text()
-        again = setup(house, name, "--no-input", "--set", "share_agents=true", input="").ok()
+        assert "# mine, and it stays" in config(command_home)
+        assert f"api_key_env: {name.upper()}_API_KEY" in config(command_home)
+        assert f"{name.upper()}_API_KEY={KEY}" in (command_home.path / ".env").read_text()
+        again = setup(command_home, name, "--no-input", "--set", "share_agents=true", input="").ok()
         assert f"{name} answers" in again.out, "the key and the address that are there will do"
-        assert "share_agents: true" in config(house)
-        assert config(house).count(f"{service.url}") == 1
-    check = house.run_in_process("config", "get", "defaults.memories", "--json")
+        assert "share_agents: true" in config(command_home)
+        assert config(command_home).count(f"{service.url}") == 1
+    check = command_home.run_in_process("config", "get", "defaults.memories", "--json")
     assert json.loads(check.ok().out) == [name]
 
 
-def test_what_does_not_answer_is_not_written(house: CommandHome) -> None:
+def test_what_does_not_answer_is_not_written(command_home: CommandHome) -> None:
     with run_service("honcho") as service:
-        before = config(house)
-        wrong = setup(house, "honcho", "--no-input", "--stdin", "--set", f"base_url={service.url}", input="nonsense\n")
+        before = config(command_home)
+        wrong = setup(
+            command_home, "honcho", "--no-input", "--stdin", "--set", f"base_url={service.url}", input="nonsense\n"
+        )
         assert wrong.code == 1
-        gone = setup(house, "honcho", "--no-input", "--stdin", "--set", "base_url=http://127.0.0.1:9")
+        gone = setup(command_home, "honcho", "--no-input", "--stdin", "--set", "base_url=http://127.0.0.1:9")
         assert gone.code != 0
-        assert (config(house), (house.path / ".env").exists()) == (before, False)
-        asked = setup(house, "honcho", input=f"nonsense\n{service.url}\n\nyes\n{KEY}\n{service.url}\nhome\n").ok()
+        assert (config(command_home), (command_home.path / ".env").exists()) == (before, False)
+        asked = setup(
+            command_home, "honcho", input=f"nonsense\n{service.url}\n\nyes\n{KEY}\n{service.url}\nhome\n"
+        ).ok()
         assert "honcho answers" in asked.out, "and one may try again"
-        assert "workspace: home" in config(house)
-    untried = setup(house, "other", "--provider", "honcho", "--no-input", "--no-test", "--no-attach").ok()
+        assert "workspace: home" in config(command_home)
+    untried = setup(command_home, "other", "--provider", "honcho", "--no-input", "--no-test", "--no-attach").ok()
     assert "nobody yet" in untried.out
 
 
-def test_a_plugin_asks_its_own_questions_and_gets_the_answers(house: CommandHome, tmp_path: Path) -> None:
+def test_a_plugin_asks_its_own_questions_and_gets_the_answers(command_home: CommandHome, tmp_path: Path) -> None:
     plugin = tmp_path / "shy"
     plugin.mkdir()
     (plugin / "__init__.py").write_text(PLUGIN)
     flags = ("shy", "--provider", f"hermes-plugin:{plugin}", "--no-input")
-    local = setup(house, *flags, input="")
+    local = setup(command_home, *flags, input="")
     assert local.code != 0
     assert "not available" in local.err, "it was asked whether it can be used"
-    assert "hermes-plugin" not in config(house)
-    assert "one of local, cloud" in setup(house, *flags, "--set", "mode=moon").err
-    assert "nobody asks for 'colour'" in setup(house, *flags, "--set", "colour=red").err
-    assert "token is not given" in setup(house, *flags, "--set", "mode=cloud", input="").err
-    done = setup(house, "shy", "--provider", f"hermes-plugin:{plugin}", input=f"cloud\n{KEY}\n\n").ok()
+    assert "hermes-plugin" not in config(command_home)
+    assert "one of local, cloud" in setup(command_home, *flags, "--set", "mode=moon").err
+    assert "nobody asks for 'colour'" in setup(command_home, *flags, "--set", "colour=red").err
+    assert "token is not given" in setup(command_home, *flags, "--set", "mode=cloud", input="").err
+    done = setup(command_home, "shy", "--provider", f"hermes-plugin:{plugin}", input=f"cloud\n{KEY}\n\n").ok()
     assert "https://shy.example/keys" in done.err
-    assert "SHY_TOKEN_env: SHY_TOKEN" in config(house)
-    assert f"SHY_TOKEN={KEY}" in (house.path / ".env").read_text()
+    assert "SHY_TOKEN_env: SHY_TOKEN" in config(command_home)
+    assert f"SHY_TOKEN={KEY}" in (command_home.path / ".env").read_text()
 
-    house.start_gateway()
-    house.run_in_process("send", "hello").ok()
+    command_home.start_gateway()
+    command_home.run_in_process("send", "hello").ok()
     (kept,) = [
-        *house.path.glob("memories/shy/*/kept.jsonl"),
-        house.path / "memories" / "shy" / "hermes" / "kept.jsonl",
+        *command_home.path.glob("memories/shy/*/kept.jsonl"),
+        command_home.path / "memories" / "shy" / "hermes" / "kept.jsonl",
     ][:1]
     wait_until(lambda: kept.exists() and kept.read_text())  # it is there before anything is in it
     assert json.loads(kept.read_text()) == ["hello", KEY, {"mode": "cloud", "depth": "3"}]
@@ -148,20 +152,20 @@ def test_a_plugin_asks_its_own_questions_and_gets_the_answers(house: CommandHome
         (["notes", "--provider", "hermes-plugin", "--no-input"], "--set path="),
     ],
 )
-def test_what_makes_no_sense_is_said(house: CommandHome, more: list[str], told: str) -> None:
-    before = config(house)
-    done = setup(house, *more)
+def test_what_makes_no_sense_is_said(command_home: CommandHome, more: list[str], told: str) -> None:
+    before = config(command_home)
+    done = setup(command_home, *more)
     assert done.code != 0
     assert told in done.err
-    assert config(house) == before
+    assert config(command_home) == before
 
 
-def test_one_agent_only(house: CommandHome) -> None:
-    with (house.path / "config.yaml").open("a") as file:
+def test_one_agent_only(command_home: CommandHome) -> None:
+    with (command_home.path / "config.yaml").open("a") as file:
         file.write("agents: {main: {}, coder: {persona: You write code.}}\n")
     with run_service("hindsight") as service:
         done = setup(
-            house,
+            command_home,
             "work",
             "--provider",
             "hindsight",

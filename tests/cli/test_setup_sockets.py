@@ -12,38 +12,41 @@ from tests.platforms.remote_discord import TOKEN
 from tests.platforms.remote_slack import APP_TOKEN, BOT_TOKEN
 
 
-def test_a_bot_on_discord_is_tried_written_and_told_how_to_bring_it_along(house: CommandHome) -> None:
+def test_a_bot_on_discord_is_tried_written_and_told_how_to_bring_it_along(command_home: CommandHome) -> None:
     with serve_in_thread(DiscordServer) as running:
         running.server.add_bot(TOKEN, username="my-bot")
         given = ("setup", "discord", "--set", f"base_url={running.server.api}", "--no-input", "--stdin")
-        wrong = house.run(*given, input="wrong\n")
+        wrong = command_home.run(*given, input="wrong\n")
         assert wrong.code == 1
         assert "developer portal" in wrong.err
-        assert not (house.path / ".env").exists()
-        done = house.run(*given, input=f"{TOKEN}\n").ok()
+        assert not (command_home.path / ".env").exists()
+        done = command_home.run(*given, input=f"{TOKEN}\n").ok()
     assert "my-bot" in done.out
     assert "oauth2/authorize" in done.out
     assert TOKEN not in done.out + done.err
-    config = (house.path / "config.yaml").read_text()
+    config = (command_home.path / "config.yaml").read_text()
     assert "token_env: DISCORD_MAIN_TOKEN" in config
     assert TOKEN not in config
-    assert f"DISCORD_MAIN_TOKEN={TOKEN}" in (house.path / ".env").read_text()
+    assert f"DISCORD_MAIN_TOKEN={TOKEN}" in (command_home.path / ".env").read_text()
 
 
 @pytest.mark.parametrize("tokens", [f"{BOT_TOKEN}\nwrong\n", f"wrong\n{APP_TOKEN}\n"])
-def test_an_app_on_slack_is_not_written_unless_both_its_tokens_work(house: CommandHome, tokens: str) -> None:
-    before = (house.path / "config.yaml").read_text()
+def test_an_app_on_slack_is_not_written_unless_both_its_tokens_work(command_home: CommandHome, tokens: str) -> None:
+    before = (command_home.path / "config.yaml").read_text()
     with serve_in_thread(SlackServer) as running:
         running.server.add_app(BOT_TOKEN, APP_TOKEN, name="my-app")
         given = ("setup", "slack", "--set", f"base_url={running.server.url}/api/", "--no-input", "--stdin")
-        wrong = house.run(*given, input=tokens)
+        wrong = command_home.run(*given, input=tokens)
         assert wrong.code == 1
         assert "does not accept this token" in wrong.err
-        assert ((house.path / "config.yaml").read_text(), (house.path / ".env").exists()) == (before, False)
-        done = house.run(*given, input=f"{BOT_TOKEN}\n{APP_TOKEN}\n").ok()
+        assert ((command_home.path / "config.yaml").read_text(), (command_home.path / ".env").exists()) == (
+            before,
+            False,
+        )
+        done = command_home.run(*given, input=f"{BOT_TOKEN}\n{APP_TOKEN}\n").ok()
     assert "@my-app" in done.out
-    kept = (house.path / ".env").read_text()
+    kept = (command_home.path / ".env").read_text()
     assert f"SLACK_MAIN_BOT_TOKEN={BOT_TOKEN}" in kept
     assert f"SLACK_MAIN_APP_TOKEN={APP_TOKEN}" in kept
     for token in (BOT_TOKEN, APP_TOKEN):
-        assert token not in done.out + done.err + (house.path / "config.yaml").read_text()
+        assert token not in done.out + done.err + (command_home.path / "config.yaml").read_text()

@@ -20,19 +20,19 @@ def older(path: Path) -> None:
     run_coroutine(store.close())
 
 
-def test_an_upgrade_says_where_what_was_there_lies(house: CommandHome) -> None:
-    older(house.path / "everhold.db")
-    done = house.run("status")
-    (saved,) = (house.path / "backups").iterdir()
+def test_an_upgrade_says_where_what_was_there_lies(command_home: CommandHome) -> None:
+    older(command_home.path / "everhold.db")
+    done = command_home.run("status")
+    (saved,) = (command_home.path / "backups").iterdir()
     assert str(saved) in done.err
     assert apsw.Connection(str(saved), flags=apsw.SQLITE_OPEN_READONLY).pragma("user_version") == 1
-    assert str(saved) not in house.run("status").err, "once"
-    assert "hello" in house.run("send", "hello").ok().out
+    assert str(saved) not in command_home.run("status").err, "once"
+    assert "hello" in command_home.run("send", "hello").ok().out
 
 
-def test_a_gateway_says_so_too(house: CommandHome) -> None:
-    older(house.path / "everhold.db")
-    gateway = house.start_gateway()
+def test_a_gateway_says_so_too(command_home: CommandHome) -> None:
+    older(command_home.path / "everhold.db")
+    gateway = command_home.start_gateway()
     assert any("store.upgraded" in line and "before-" in line for line in gateway.log), gateway.log
 
 
@@ -45,59 +45,59 @@ vfs.disk.fsync_fails_with = pathlib.Path(os.environ["TROUBLE"])
 """
 
 
-def test_a_gateway_whose_disk_takes_nothing_more_ends_and_says_so(house: CommandHome, tmp_path: Path) -> None:
+def test_a_gateway_whose_disk_takes_nothing_more_ends_and_says_so(command_home: CommandHome, tmp_path: Path) -> None:
     """A sync that worked after one that failed would prove nothing: only a new process knows what there is."""
     trouble = tmp_path / "trouble"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(FAILING)
-    found = os.pathsep.join(map(str, (tmp_path / "site", house.plugin, Path(__file__).parents[2])))
-    gateway = house.start_gateway(PYTHONPATH=found, TROUBLE=str(trouble))
-    house.run("send", "kept").ok()
+    found = os.pathsep.join(map(str, (tmp_path / "site", command_home.plugin, Path(__file__).parents[2])))
+    gateway = command_home.start_gateway(PYTHONPATH=found, TROUBLE=str(trouble))
+    command_home.run("send", "kept").ok()
     trouble.touch()
-    refused = house.run("send", "not kept")
+    refused = command_home.run("send", "not kept")
     assert (refused.code, "disk" in refused.err) == (1, True), refused
     assert gateway.wait_until_ended() == 1
     assert "the disk failed" in gateway.log[-1], gateway.log
     trouble.unlink()
-    house.start_gateway()
-    house.run_in_process("audit").ok()
-    shown = house.run_in_process("sessions", "show", "last", "--json").json["entries"]
+    command_home.start_gateway()
+    command_home.run_in_process("audit").ok()
+    shown = command_home.run_in_process("sessions", "show", "last", "--json").json["entries"]
     assert [entry["body"]["text"] for entry in shown if entry["kind"] == "heard"][:1] == ["kept"]
 
 
 @pytest.mark.parametrize("command", [("send", "hello"), ("up", "--port", "0"), ("status",), ("backup",)])
-def test_a_store_of_a_later_version_is_left_alone(house: CommandHome, command: tuple[str, ...]) -> None:
-    house.run("send", "first").ok()
-    db = apsw.Connection(str(house.path / "everhold.db"))
+def test_a_store_of_a_later_version_is_left_alone(command_home: CommandHome, command: tuple[str, ...]) -> None:
+    command_home.run("send", "first").ok()
+    db = apsw.Connection(str(command_home.path / "everhold.db"))
     db.pragma("user_version", migrate.list_migrations()[-1].number + 1)
     db.close()
-    before = (house.path / "everhold.db").read_bytes()
-    done = house.run(*command)
+    before = (command_home.path / "everhold.db").read_bytes()
+    done = command_home.run(*command)
     assert done.code == 1
     assert "install the newer everhold" in done.err
-    assert (house.path / "everhold.db").read_bytes() == before
+    assert (command_home.path / "everhold.db").read_bytes() == before
 
 
-def test_a_damaged_store_is_refused_with_page_session_and_the_command_that_helps(house: CommandHome) -> None:
+def test_a_damaged_store_is_refused_with_page_session_and_the_command_that_helps(command_home: CommandHome) -> None:
     """And that command does help: the last copy is back, what was there is kept."""
     for text in ("first", "second"):
-        house.run("send", "--session", text, f"{text} " + "m" * 3000).ok()
-    house.run("backup").ok()
-    store = house.path / "everhold.db"
+        command_home.run("send", "--session", text, f"{text} " + "m" * 3000).ok()
+    command_home.run("backup").ok()
+    store = command_home.path / "everhold.db"
     data = bytearray(store.read_bytes())
     at = data.index(b"second mmm") // 4096 * 4096
     data[at : at + 4096] = bytes(byte ^ 0x5A for byte in data[at : at + 4096])
     store.write_bytes(data)
-    before = fingerprint_files(house.path / "backups")
+    before = fingerprint_files(command_home.path / "backups")
     for command in (("up", "--port", "0"), ("send", "hello")):
-        done = house.run(*command)
+        done = command_home.run(*command)
         assert done.code == 1
         assert "page" in done.err
-        assert "cannot be read whole: session 01" in done.err
+        assert "cannot be read completely: session 01" in done.err
         assert "everhold restore" in done.err
     assert store.read_bytes() == bytes(data)
-    assert fingerprint_files(house.path / "backups") == before
-    assert "does not read" in house.run("restore").ok().out
-    house.run("restore", "--yes").ok()
-    assert "second mmm" in house.run("sessions", "show", "last").ok().out
-    house.run("audit").ok()
+    assert fingerprint_files(command_home.path / "backups") == before
+    assert "cannot be read" in command_home.run("restore").ok().out
+    command_home.run("restore", "--yes").ok()
+    assert "second mmm" in command_home.run("sessions", "show", "last").ok().out
+    command_home.run("audit").ok()

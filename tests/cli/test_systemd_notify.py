@@ -72,8 +72,8 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServiceM
 # -- the whole gateway -------------------------------------------------------------------------------------------------
 
 
-def test_ready_alive_and_stopping_are_said_when_they_are_so(house: CommandHome, manager: ServiceManager) -> None:
-    gateway = house.start_gateway(NOTIFY_SOCKET=manager.address, WATCHDOG_USEC=str(int(OFTEN * 1e6)))
+def test_ready_alive_and_stopping_are_said_when_they_are_so(command_home: CommandHome, manager: ServiceManager) -> None:
+    gateway = command_home.start_gateway(NOTIFY_SOCKET=manager.address, WATCHDOG_USEC=str(int(OFTEN * 1e6)))
     first = manager.receive()
     assert first["READY"] == "1"
     assert "1 agent" in first["STATUS"]
@@ -89,22 +89,22 @@ def test_ready_alive_and_stopping_are_said_when_they_are_so(house: CommandHome, 
     assert gateway.wait_until_ended() == 0
 
 
-def test_a_loop_that_hangs_is_not_alive(house: CommandHome, tmp_path: Path) -> None:
+def test_a_loop_that_hangs_is_not_alive(command_home: CommandHome, tmp_path: Path) -> None:
     manager = ServiceManager(str(tmp_path / "n"))
-    house.start_gateway(NOTIFY_SOCKET=manager.address, WATCHDOG_USEC=str(int(OFTEN * 1e6)))
+    command_home.start_gateway(NOTIFY_SOCKET=manager.address, WATCHDOG_USEC=str(int(OFTEN * 1e6)))
     assert "READY" in manager.receive()
     assert manager.receive() == {"WATCHDOG": "1"}
     free = tmp_path / "free"
-    house.start_command("send", f"freeze {free}")
+    command_home.start_command("send", f"freeze {free}")
     wait_until(manager.is_silent)
     free.touch()
     assert manager.receive() == {"WATCHDOG": "1"}, "and it is again once it goes on"
 
 
-def test_a_refused_configuration_is_never_ready_and_ends_with_78(house: CommandHome, tmp_path: Path) -> None:
+def test_a_refused_configuration_is_never_ready_and_ends_with_78(command_home: CommandHome, tmp_path: Path) -> None:
     manager = ServiceManager(str(tmp_path / "n"))
-    (house.path / "config.yaml").write_text("agents: {main: {modle: m}}\n")
-    assert house.run("up", "--port", "0", NOTIFY_SOCKET=manager.address).code == 78
+    (command_home.path / "config.yaml").write_text("agents: {main: {modle: m}}\n")
+    assert command_home.run("up", "--port", "0", NOTIFY_SOCKET=manager.address).code == 78
     assert manager.is_silent()
 
 
@@ -166,12 +166,12 @@ async def test_somebody_elses_lock_is_no_reason_to_start_anew(tmp_path: Path, ma
 async def test_nor_is_a_full_disk(tmp_path: Path, manager: ServiceManager) -> None:
     """The pulse meets somebody's message there that finds no room: they are refused together."""
     vfs = FaultyVFS()
-    store, scene = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
+    store, scenario = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
     together = 0
 
     async def pulse() -> None:
         nonlocal together
-        message = asyncio.ensure_future(scene.commit_heard())
+        message = asyncio.ensure_future(scenario.commit_heard())
         await asyncio.sleep(0)
         try:
             await store.ping_writer()
@@ -219,7 +219,7 @@ def test_where_a_loop_knows_no_signals_the_first_one_still_stops_it() -> None:
 
     async def play() -> tuple[bool, bool]:
         signals = _StopSignals()
-        signals.install()
+        signals.install_handlers()
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(signals.first.wait(), LIMIT_SECONDS)
         return signals.first.is_set(), signals.second.is_set()

@@ -27,62 +27,62 @@ from tests.cli.command_home import CommandHome, wait_until
 from tests.waiting import LIMIT_SECONDS
 
 
-def test_a_newcomer_needs_no_home_and_no_configuration(house: CommandHome) -> None:
-    (house.path / "config.yaml").unlink()
-    done = house.run("send", "hello", "--timeout", "0.2")
+def test_a_newcomer_needs_no_home_and_no_configuration(command_home: CommandHome) -> None:
+    (command_home.path / "config.yaml").unlink()
+    done = command_home.run("send", "hello", "--timeout", "0.2")
     assert done.code in (0, 75)  # without a model the message is kept all the same
-    assert stat.S_IMODE(house.path.stat().st_mode) == 0o700
-    assert [entry["kind"] for entry in house.run_in_process("sessions", "show", "last", "--json").json["entries"]][
-        :1
-    ] == ["heard"]
+    assert stat.S_IMODE(command_home.path.stat().st_mode) == 0o700
+    assert [
+        entry["kind"] for entry in command_home.run_in_process("sessions", "show", "last", "--json").json["entries"]
+    ][:1] == ["heard"]
 
 
-def test_looking_at_nothing_creates_nothing(tmp_path: Path, house: CommandHome) -> None:
+def test_looking_at_nothing_creates_nothing(tmp_path: Path, command_home: CommandHome) -> None:
     elsewhere = tmp_path / "elsewhere"
     for argv in (["sessions"], ["status"], ["audit"], ["undo", "last"], ["logs"], ["dead-letters", "list"]):
-        done = house.run_in_process(*argv, "--home", str(elsewhere))
+        done = command_home.run_in_process(*argv, "--home", str(elsewhere))
         assert done.code == 1, argv
         assert "  → " in done.err
-    house.run_in_process("config", "check", "--home", str(elsewhere)).ok()
-    house.run_in_process("agents", "--home", str(elsewhere)).ok()
+    command_home.run_in_process("config", "check", "--home", str(elsewhere)).ok()
+    command_home.run_in_process("agents", "--home", str(elsewhere)).ok()
     assert not elsewhere.exists()
 
 
-def test_send_answers_by_itself_and_leaves_everything_in_order(house: CommandHome) -> None:
-    assert house.run("send", "hello", "--session", "work").ok().out == "You said: hello\n"
-    again = house.run("send", "again", "--session", "work", "--json").ok().json
+def test_send_answers_by_itself_and_leaves_everything_in_order(command_home: CommandHome) -> None:
+    assert command_home.run("send", "hello", "--session", "work").ok().out == "You said: hello\n"
+    again = command_home.run("send", "again", "--session", "work", "--json").ok().json
     assert again["seq"] == 6
-    assert not (house.path / "api.sock").exists()
-    house.run_in_process("audit").ok()
-    status = house.run_in_process("status", "--json").json
+    assert not (command_home.path / "api.sock").exists()
+    command_home.run_in_process("audit").ok()
+    status = command_home.run_in_process("status", "--json").json
     assert (status["running"], status["pending"]) == (False, 0)
-    assert "message.accepted" in (house.path / "logs" / "everhold.log").read_text()
+    assert "message.accepted" in (command_home.path / "logs" / "everhold.log").read_text()
 
 
-def test_what_is_not_answered_in_time_is_kept_and_answered_later(house: CommandHome, tmp_path: Path) -> None:
+def test_what_is_not_answered_in_time_is_kept_and_answered_later(command_home: CommandHome, tmp_path: Path) -> None:
     late = tmp_path / "late"
-    done = house.run("send", f"hold {late}", "--timeout", "0.5", "--json")
+    done = command_home.run("send", f"hold {late}", "--timeout", "0.5", "--json")
     assert (done.code, done.json["outcome"], done.json["reply"]) == (75, "waiting", None)
     assert "kept as entry 1 of session" in done.err
     late.touch()
-    gateway = house.start_gateway()
+    gateway = command_home.start_gateway()
     assert " · resuming 1 message" in gateway.ready
-    wait_until(lambda: "Holding is over" in house.run_in_process("sessions", "show", "last").out)
-    house.run_in_process("audit").ok()
+    wait_until(lambda: "Holding is over" in command_home.run_in_process("sessions", "show", "last").out)
+    command_home.run_in_process("audit").ok()
 
 
-def test_messages_without_anybody_to_answer_them_are_wrong(house: CommandHome, tmp_path: Path) -> None:
-    assert house.run("send", f"down {tmp_path / 'back'}", "--timeout", "0.2").code == 75
-    done = house.run_in_process("status")
+def test_messages_without_anybody_to_answer_them_are_wrong(command_home: CommandHome, tmp_path: Path) -> None:
+    assert command_home.run("send", f"down {tmp_path / 'back'}", "--timeout", "0.2").code == 75
+    done = command_home.run_in_process("status")
     assert done.code == 1
     assert "1 message without anybody to answer" in done.out
 
 
-def test_a_model_that_is_down_answers_once_it_is_back(house: CommandHome, tmp_path: Path) -> None:
+def test_a_model_that_is_down_answers_once_it_is_back(command_home: CommandHome, tmp_path: Path) -> None:
     back = tmp_path / "back"
-    house.start_gateway()
-    asking = house.start_command("send", f"down {back}", "--json")
-    wait_until(lambda: "cannot be reached" in house.run_in_process("sessions", "show", "last").out)
+    command_home.start_gateway()
+    asking = command_home.start_command("send", f"down {back}", "--json")
+    wait_until(lambda: "cannot be reached" in command_home.run_in_process("sessions", "show", "last").out)
     back.touch()
     out, err = asking.communicate(timeout=LIMIT_SECONDS)
     assert asking.returncode == 0, err
@@ -92,48 +92,50 @@ def test_a_model_that_is_down_answers_once_it_is_back(house: CommandHome, tmp_pa
 # -- two at once -------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_gateway_exits_at_once_and_says_who_is_there(house: CommandHome) -> None:
-    gateway = house.start_gateway()
-    second = house.run("up", "--port", "0")
+def test_a_second_gateway_exits_at_once_and_says_who_is_there(command_home: CommandHome) -> None:
+    gateway = command_home.start_gateway()
+    second = command_home.run("up", "--port", "0")
     assert second.code == 1
-    assert f"another everhold (process {gateway.process.pid}) is using {house.path}" in second.err
+    assert f"another everhold (process {gateway.process.pid}) is using {command_home.path}" in second.err
     assert second.out == ""
 
 
-def test_many_commands_at_once_without_a_gateway_all_succeed(house: CommandHome) -> None:
-    house.run("send", "hello").ok()
-    running = [house.start_command("send", f"message {n}", "--session", "crowd") for n in range(3)]
-    running += [house.start_command("sessions", "show", "last", "--json") for _ in range(2)]
+def test_many_commands_at_once_without_a_gateway_all_succeed(command_home: CommandHome) -> None:
+    command_home.run("send", "hello").ok()
+    running = [command_home.start_command("send", f"message {n}", "--session", "crowd") for n in range(3)]
+    running += [command_home.start_command("sessions", "show", "last", "--json") for _ in range(2)]
     for process in running:
         _, err = process.communicate(timeout=LIMIT_SECONDS)
         # 75: whoever held the home left in this very moment; it says so, and nothing is lost
         assert process.returncode in (0, 75), err
     told = sum(process.returncode == 0 for process in running[:3])
     assert told
-    shown = house.run_in_process("sessions", "show", "agent:main:terminal:dm:crowd", "--json").ok().json["entries"]
+    shown = (
+        command_home.run_in_process("sessions", "show", "agent:main:terminal:dm:crowd", "--json").ok().json["entries"]
+    )
     # messages that wait together are answered by one turn
     assert told <= sum(entry["kind"] == "heard" for entry in shown) <= 3
     assert 1 <= sum(entry["kind"] == "said" for entry in shown) <= 3
-    house.run_in_process("audit").ok()
+    command_home.run_in_process("audit").ok()
 
 
-def test_a_home_that_is_held_by_somebody_silent_is_waited_for_then_named(house: CommandHome) -> None:
-    args = parse_arguments(["--home", str(house.path), "sessions"])
+def test_a_home_that_is_held_by_somebody_silent_is_waited_for_then_named(command_home: CommandHome) -> None:
+    args = parse_arguments(["--home", str(command_home.path), "sessions"])
     screen = CommandScreen.from_streams(sys.stdout, sys.stderr, environ={}, json=False)
-    with HomeLock(house.path / "lock"), pytest.raises(HomeBusy, match=f"process {os.getpid()}"):
+    with HomeLock(command_home.path / "lock"), pytest.raises(HomeBusy, match=f"process {os.getpid()}"):
         asyncio.run(connect_gateway(args, screen, role="", starts=False, patience=0.3))
 
 
-def test_a_socket_that_nobody_listens_at_any_more_is_replaced(house: CommandHome) -> None:
-    house.start_gateway().kill()
-    assert (house.path / "api.sock").exists()
-    house.run("send", "hello").ok()
-    house.start_gateway()
-    assert house.run_in_process("status", "--json").json["running"]
+def test_a_socket_that_nobody_listens_at_any_more_is_replaced(command_home: CommandHome) -> None:
+    command_home.start_gateway().kill()
+    assert (command_home.path / "api.sock").exists()
+    command_home.run("send", "hello").ok()
+    command_home.start_gateway()
+    assert command_home.run_in_process("status", "--json").json["running"]
 
 
-def test_a_port_in_use_exits_1_and_names_the_option(house: CommandHome, tmp_path: Path, plugin: Path) -> None:
-    url = re.search(r"http://127.0.0.1:(\d+)", house.start_gateway().ready)
+def test_a_port_in_use_exits_1_and_names_the_option(command_home: CommandHome, tmp_path: Path, plugin: Path) -> None:
+    url = re.search(r"http://127.0.0.1:(\d+)", command_home.start_gateway().ready)
     assert url is not None
     other = CommandHome(tmp_path / "other", plugin)
     done = other.run("up", "--port", url[1])
@@ -148,86 +150,91 @@ BROKEN = "defaults: {model: m, memories: [], tools: []}\nmodels: {m: {provider: 
 
 
 @pytest.mark.parametrize("argv", [["up", "--port", "0"], ["send", "hello"], ["chat"], ["config", "show"]])
-def test_a_refused_configuration_exits_78_with_file_line_key_and_remedy(house: CommandHome, argv: list[str]) -> None:
-    (house.path / "config.yaml").write_text(BROKEN)
-    done = house.run(*argv)
+def test_a_refused_configuration_exits_78_with_file_line_key_and_remedy(
+    command_home: CommandHome, argv: list[str]
+) -> None:
+    (command_home.path / "config.yaml").write_text(BROKEN)
+    done = command_home.run(*argv)
     assert done.code == 78
-    assert f"everhold: {house.path}/config.yaml:3: agnets: " in done.err
+    assert f"everhold: {command_home.path}/config.yaml:3: agnets: " in done.err
     assert "  → did you mean `agents`?" in done.err
     assert "Traceback" not in done.err
 
 
-def test_looking_goes_on_by_the_last_good_configuration(house: CommandHome) -> None:
-    house.run("send", "hello").ok()
-    (house.path / "config.yaml").write_text(BROKEN)
-    done = house.run("sessions", "--json").ok()
+def test_looking_goes_on_by_the_last_good_configuration(command_home: CommandHome) -> None:
+    command_home.run("send", "hello").ok()
+    (command_home.path / "config.yaml").write_text(BROKEN)
+    done = command_home.run("sessions", "--json").ok()
     assert len(done.json["sessions"]) == 1
     assert "going by the last good one" in done.err
 
 
-def test_up_prints_one_line_and_nothing_behind_it(house: CommandHome) -> None:
-    house.start_gateway()
-    wait_until(lambda: house.run_in_process("send", "hello").code == 0)
-    log = (house.path / "logs" / "everhold.log").read_text().splitlines()
+def test_up_prints_one_line_and_nothing_behind_it(command_home: CommandHome) -> None:
+    command_home.start_gateway()
+    wait_until(lambda: command_home.run_in_process("send", "hello").code == 0)
+    log = (command_home.path / "logs" / "everhold.log").read_text().splitlines()
     assert [line for line in log if " session=" not in line] == [], "whatever is told is what somebody did"
 
 
-def test_up_starts_with_the_last_good_configuration_if_asked(house: CommandHome) -> None:
-    house.run("send", "hello").ok()
-    (house.path / "config.yaml").write_text(BROKEN)
-    gateway = house.start_gateway("--last-good")
+def test_up_starts_with_the_last_good_configuration_if_asked(command_home: CommandHome) -> None:
+    command_home.run("send", "hello").ok()
+    (command_home.path / "config.yaml").write_text(BROKEN)
+    gateway = command_home.start_gateway("--last-good")
     assert gateway.ready.startswith("ready · 1 agent · resuming 0 messages")
-    wait_until(lambda: house.run_in_process("status", "--json").json["refused"])
-    assert any("config.yaml:3" in wrong["what"] for wrong in house.run_in_process("status", "--json").json["wrong"])
-    house.run_in_process("send", "still here").ok()
+    wait_until(lambda: command_home.run_in_process("status", "--json").json["refused"])
+    assert any(
+        "config.yaml:3" in wrong["what"] for wrong in command_home.run_in_process("status", "--json").json["wrong"]
+    )
+    command_home.run_in_process("send", "still here").ok()
 
 
 @pytest.mark.parametrize("argv", [["up", "--port", "0"], ["sessions"], ["send", "hello"]])
-def test_a_damaged_store_exits_1_with_the_reason(house: CommandHome, argv: list[str]) -> None:
-    (house.path / "everhold.db").write_bytes(b"this is no database" * 400)
-    done = house.run(*argv)
+def test_a_damaged_store_exits_1_with_the_reason(command_home: CommandHome, argv: list[str]) -> None:
+    (command_home.path / "everhold.db").write_bytes(b"this is no database" * 400)
+    done = command_home.run(*argv)
     assert done.code == 1
     assert "everhold.db" in done.err
     assert "  → " in done.err
 
 
-def test_a_tampered_entry_breaks_a_promise_and_the_audit_says_which(house: CommandHome) -> None:
-    house.run("send", "hello").ok()
-    with closing(apsw.Connection(str(house.path / "everhold.db"))) as db:
+def test_a_tampered_entry_breaks_a_promise_and_the_audit_says_which(command_home: CommandHome) -> None:
+    command_home.run("send", "hello").ok()
+    with closing(apsw.Connection(str(command_home.path / "everhold.db"))) as db:
         db.execute("update entries set body = replace(body, 'hello', 'hullo') where seq = 1")
-    done = house.run_in_process("audit")
+    done = command_home.run_in_process("audit")
     assert done.code == 1
     assert "P8  BROKEN" in done.out
-    report = house.run_in_process("audit", "--json").json
+    report = command_home.run_in_process("audit", "--json").json
     assert [line["promise"] for line in report["promises"] if not line["holds"]] == ["P8"]
 
 
-def test_what_was_given_up_on_is_shown_everywhere_and_can_go_again(house: CommandHome) -> None:
-    session = house.run("send", "hello", "--json").ok().json["session"]
-    with closing(apsw.Connection(str(house.path / "everhold.db"))) as db:
+def test_what_was_given_up_on_is_shown_everywhere_and_can_go_again(command_home: CommandHome) -> None:
+    session = command_home.run("send", "hello", "--json").ok().json["session"]
+    with closing(apsw.Connection(str(command_home.path / "everhold.db"))) as db:
         db.execute(
             "insert into dead_letters(consumer, session, seq, reason, in_doubt, at) values (?, ?, 4, 'no room', 1, 0)",
             ("memory:far", session),
         )
-    parked = house.run_in_process("dead-letters", "list", "--json").ok().json["dead_letters"]
-    assert [(item["consumer"], item["seq"], item["in_doubt"]) for item in parked] == [("memory:far", 4, True)]
-    assert "may have arrived" in house.run_in_process("dead-letters").ok().out
-    status = house.run_in_process("status", "--json")
+    dead_letters = command_home.run_in_process("dead-letters", "list", "--json").ok().json["dead_letters"]
+    assert [(item["consumer"], item["seq"], item["in_doubt"]) for item in dead_letters] == [("memory:far", 4, True)]
+    assert "may have arrived" in command_home.run_in_process("dead-letters").ok().out
+    status = command_home.run_in_process("status", "--json")
     assert (status.code, status.json["in_doubt"]) == (1, 1)
-    doubtful = house.run_in_process("audit").ok().out  # a doubt is listed, not hidden, and breaks nothing
+    doubtful = command_home.run_in_process("audit").ok().out  # a doubt is listed, not hidden, and breaks nothing
     assert "doubt  " in doubtful
     assert "memory:far: entry 4 may have arrived: no room" in doubtful
     assert (
-        house.run_in_process("dead-letters", "replay", str(parked[0]["id"])).ok().out == "1 item will be sent again\n"
+        command_home.run_in_process("dead-letters", "replay", str(dead_letters[0]["id"])).ok().out
+        == "1 item will be sent again\n"
     )
-    assert house.run_in_process("dead-letters", "--json").ok().json == {"dead_letters": []}
+    assert command_home.run_in_process("dead-letters", "--json").ok().json == {"dead_letters": []}
 
 
-def test_a_home_that_others_can_write_to_is_refused(house: CommandHome) -> None:
-    house.path.chmod(0o777)
-    done = house.run("send", "hello")
+def test_a_home_that_others_can_write_to_is_refused(command_home: CommandHome) -> None:
+    command_home.path.chmod(0o777)
+    done = command_home.run("send", "hello")
     assert done.code == 78
-    assert f"chmod 700 {house.path}" in done.err
+    assert f"chmod 700 {command_home.path}" in done.err
 
 
 BUG = """
@@ -238,9 +245,13 @@ main.run(["completion", "bash"])
 
 
 @pytest.mark.parametrize("debug", ["", "1"])
-def test_a_bug_is_one_line_unless_somebody_wants_the_trace(house: CommandHome, debug: str) -> None:
+def test_a_bug_is_one_line_unless_somebody_wants_the_trace(command_home: CommandHome, debug: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", BUG], env=house.env(EVERHOLD_DEBUG=debug), capture_output=True, text=True, check=False
+        [sys.executable, "-c", BUG],
+        env=command_home.env(EVERHOLD_DEBUG=debug),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert "everhold: a mistake of everhold's own: ZeroDivisionError" in done.stderr
@@ -250,10 +261,10 @@ def test_a_bug_is_one_line_unless_somebody_wants_the_trace(house: CommandHome, d
 # -- how a gateway ends ------------------------------------------------------------------------------------------------
 
 
-def test_sigterm_lets_a_running_turn_end(house: CommandHome, tmp_path: Path) -> None:
-    gateway = house.start_gateway()
+def test_sigterm_lets_a_running_turn_end(command_home: CommandHome, tmp_path: Path) -> None:
+    gateway = command_home.start_gateway()
     late = tmp_path / "late"
-    asking = house.start_command("send", f"hold {late}", "--timeout", "300")
+    asking = command_home.start_command("send", f"hold {late}", "--timeout", "300")
     wait_until(lambda: any("turn.started" in line for line in gateway.log))
     gateway.signal(signal.SIGTERM)
     wait_until(lambda: any(" stopping" in line for line in gateway.log))
@@ -263,37 +274,37 @@ def test_sigterm_lets_a_running_turn_end(house: CommandHome, tmp_path: Path) -> 
     assert (asking.returncode, "Holding is over" in out) == (0, True)
 
 
-def test_a_second_signal_stops_at_once_and_the_turn_resumes(house: CommandHome, tmp_path: Path) -> None:
-    gateway = house.start_gateway()
+def test_a_second_signal_stops_at_once_and_the_turn_resumes(command_home: CommandHome, tmp_path: Path) -> None:
+    gateway = command_home.start_gateway()
     late = tmp_path / "late"
-    assert house.run("send", f"hold {late}", "--timeout", "0.3").code == 75
+    assert command_home.run("send", f"hold {late}", "--timeout", "0.3").code == 75
     gateway.signal(signal.SIGINT)
     wait_until(lambda: any(" stopping" in line for line in gateway.log))
     gateway.signal(signal.SIGINT)
     assert gateway.wait_until_ended(timeout=DRAIN_SECONDS - 10) == 0
-    assert not (house.path / "api.sock").exists()
+    assert not (command_home.path / "api.sock").exists()
     late.touch()
-    assert " · resuming 1 message" in house.start_gateway().ready
-    wait_until(lambda: "Holding is over" in house.run_in_process("sessions", "show", "last").out)
+    assert " · resuming 1 message" in command_home.start_gateway().ready
+    wait_until(lambda: "Holding is over" in command_home.run_in_process("sessions", "show", "last").out)
 
 
-def test_up_prints_json_lines_if_asked(house: CommandHome) -> None:
-    gateway = house.start_gateway("--log", "json")
-    house.run_in_process("send", "hello").ok()
+def test_up_prints_json_lines_if_asked(command_home: CommandHome) -> None:
+    gateway = command_home.start_gateway("--log", "json")
+    command_home.run_in_process("send", "hello").ok()
     wait_until(lambda: any("turn.completed" in line for line in gateway.log))
     assert all(json.loads(line)["event"] for line in gateway.log)
-    assert "message.accepted" in house.run_in_process("logs").ok().out
+    assert "message.accepted" in command_home.run_in_process("logs").ok().out
     assert any(
         json.loads(line)["event"] == "turn.completed"
-        for line in house.run_in_process("logs", "--json").out.splitlines()
+        for line in command_home.run_in_process("logs", "--json").out.splitlines()
     )
 
 
-def test_the_last_log_lines_are_followed_through_a_rotation(house: CommandHome) -> None:
-    log = Home(house.path).logs / "everhold.log"
+def test_the_last_log_lines_are_followed_through_a_rotation(command_home: CommandHome) -> None:
+    log = Home(command_home.path).logs / "everhold.log"
     log.parent.mkdir()
     log.write_text("".join(f"2026-01-01T00:00:00.000Z info    tick n={n}\n" for n in range(10)))
-    following = house.start_command("logs", "-f", "-n", "2", "--json")
+    following = command_home.start_command("logs", "-f", "-n", "2", "--json")
     assert following.stdout is not None
     assert [json.loads(following.stdout.readline())["n"] for _ in range(2)] == [8, 9]
     log.rename(log.with_name("everhold.log.1"))

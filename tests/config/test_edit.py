@@ -141,7 +141,7 @@ def test_what_is_shared_by_an_alias_is_not_changed_behind_somebodys_back() -> No
 
 
 def test_a_key_inside_a_text_cannot_be_set() -> None:
-    with pytest.raises(ConfigError, match="no mapping"):
+    with pytest.raises(ConfigError, match="not a mapping"):
         edit_text("timezone: UTC\n", ("timezone", "x"), 1)
     with pytest.raises(ConfigError, match="has 1 items"):
         edit_text("a: [1]\n", ("a", 5), 1)

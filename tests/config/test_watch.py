@@ -284,7 +284,7 @@ def test_deleting_the_file_keeps_what_it_said(world: WatcherWorld) -> None:
     world.run(5)
     assert world.settings_for_message().timezone == "Europe/Berlin"
     assert world.told.event_names[-1] == "config.refused"
-    assert "gone or empty" in world.told.lines[-1][1]["problems"][0]
+    assert "missing or empty" in world.told.lines[-1][1]["problems"][0]
     world.write("timezone: Europe/Paris\n")
     assert world.settings_for_message().timezone == "Europe/Paris"
 

@@ -61,13 +61,13 @@ class NaiveReader:
         self.parent: BranchedFrom | None = None
         self.turns: list[int] = []
         self.ends: dict[int, Entry] = {}
-        self.folds: list[Entry] = []
+        self.compressions: list[Entry] = []
         """In the order they were made; what is no longer true is taken out again."""
         for entry in self.log:
             if entry.seq < before:
                 self.read(entry)
         # an erased summary can be shown to nobody, not even to one who looks at an earlier time
-        self.folds = [fold for fold in self.folds if fold.body is not None]
+        self.compressions = [compression for compression in self.compressions if compression.body is not None]
 
     def read(self, entry: Entry) -> None:
         match entry.body:
@@ -76,26 +76,28 @@ class NaiveReader:
             case Ended():
                 self.ends[entry.op or 0] = entry
             case Changed(change=ContextReset()):
-                self.turns, self.folds, self.parent = [], [], None
+                self.turns, self.compressions, self.parent = [], [], None
                 self.reset_seq = entry.seq
             case Changed(change=BranchedFrom() as branched):
                 self.parent = branched
             case Changed(change=OperationsUndone(ops=ops)):
                 turns = [op for op in ops if self.is_turn(op)]
                 self.turns = [op for op in self.turns if op not in ops]
-                self.folds = [
-                    fold
-                    for fold in self.folds
-                    if fold.op not in ops and not any(op <= self.covered_upto(fold) for op in turns)
+                self.compressions = [
+                    compression
+                    for compression in self.compressions
+                    if compression.op not in ops and not any(op <= self.covered_upto(compression) for op in turns)
                 ]
-            case Erased(compressions=folds):
-                self.folds = [fold for fold in self.folds if fold.op not in folds]
+            case Erased(compressions=compressions):
+                self.compressions = [
+                    compression for compression in self.compressions if compression.op not in compressions
+                ]
             case Compressed(covers=covers):
                 # one whose mark lies before a fresh context speaks of what was left behind there
                 if covers >= self.reset_seq:
-                    self.folds.append(entry)
+                    self.compressions.append(entry)
             case None if entry.kind is EntryKind.COMPRESSED:
-                self.folds.append(entry)
+                self.compressions.append(entry)
             case _:
                 pass
 
@@ -105,24 +107,24 @@ class NaiveReader:
         began = self.log[op - 1].body
         return isinstance(began, Began) and began.type == "turn"
 
-    def covered_upto(self, fold: Entry) -> int:
-        return fold.body.covers if isinstance(fold.body, Compressed) else 0
+    def covered_upto(self, compression: Entry) -> int:
+        return compression.body.covers if isinstance(compression.body, Compressed) else 0
 
     def read_context(self, pin: int | None = None) -> list[Shown]:
         """What is in sight. `pin`: the fold to show it under (0: none), wherever in the log that stands."""
         if pin is None:
-            fold = self.folds[-1] if self.folds else None
+            compression = self.compressions[-1] if self.compressions else None
         else:
             pinned = [entry for entry in self.log if entry.op == pin and isinstance(entry.body, Compressed)]
-            fold = pinned[0] if pinned else None
+            compression = pinned[0] if pinned else None
         out: list[Shown] = []
-        if fold is not None:
-            assert isinstance(fold.body, Compressed)
-            out.append(("note", fold.body.summary))
+        if compression is not None:
+            assert isinstance(compression.body, Compressed)
+            out.append(("note", compression.body.summary))
         elif self.parent is not None:
             out += NaiveReader(self.logs, self.parent.parent, self.parent.at + 1, ended=True).read_context()
         for op in self.turns:
-            if fold is None or op > self.covered_upto(fold):
+            if compression is None or op > self.covered_upto(compression):
                 out += self.read_turn(op)
         return out
 

@@ -39,7 +39,7 @@ from everhold.core.entries import (
     ToolCall,
     get_body_kind,
 )
-from everhold.ports.store import Change, Opening, Step
+from everhold.ports.store import Change, SessionOpening, Step
 
 Action: TypeAlias = tuple[str, int, int]
 """What happens, in which session, and a number that decides the rest."""
@@ -51,12 +51,12 @@ WEIGHTS = {
     "run": 4,
     "steer": 2,
     "end": 6,
-    "fold_begin": 3,
-    "fold_end": 3,
+    "compression_begin": 3,
+    "compression_end": 3,
     "pin": 1,
     "fresh": 1,
     "undo": 2,
-    "undo_fold": 1,
+    "undo_compression": 1,
     "erase": 1,
     "branch": 1,
     "note": 1,
@@ -218,7 +218,7 @@ class RandomLog:
     def branch_off(self, parent: str, at: int) -> RandomSession:
         chapter = RandomSession(id=f"{self.name}{len(self.sessions)}", parent=parent, parent_at=at)
         self.sessions[chapter.id] = chapter
-        opens = Opening(agent="main", address=f"test:{chapter.id}", parent=parent, parent_at=at)
+        opens = SessionOpening(agent="main", address=f"test:{chapter.id}", parent=parent, parent_at=at)
         first = (Changed(change=BranchedFrom(parent=parent, at=at)),) if parent else ()
         self.commit(chapter, *first, opens=opens)
         return chapter
@@ -322,10 +322,10 @@ class RandomLog:
         """The mark of a fold over the `count` oldest exchanges in sight, and always over all that is inherited."""
         own = self.visible(chapter)
         inherited = chapter.parent and not chapter.reset_seq and not chapter.compressions
-        folded = own[:count]
-        return folded[-1].op if folded else 0 if inherited else None
+        compressed = own[:count]
+        return compressed[-1].op if compressed else 0 if inherited else None
 
-    def _fold_begin(self, chapter: RandomSession, number: int) -> None:
+    def _compression_begin(self, chapter: RandomSession, number: int) -> None:
         covers = self._covers(chapter, 1 + number % 4)
         if chapter.running_compression or covers is None:
             return
@@ -333,7 +333,7 @@ class RandomLog:
         op = self.commit(chapter, Began(type="compression", generation=generation, consumer="compression"))
         chapter.running_compression = RunningCompression(op=op, covers=covers, generation=generation)
 
-    def _fold_end(self, chapter: RandomSession, number: int) -> None:
+    def _compression_end(self, chapter: RandomSession, number: int) -> None:
         work = chapter.running_compression
         if work is None:
             return
@@ -344,8 +344,8 @@ class RandomLog:
         chapter.running_compression = None
 
     def _commit_compression(self, chapter: RandomSession, work: RunningCompression) -> None:
-        folded = Compressed(summary=f"fold-{chapter.id}-{work.op}", covers=work.covers, generation=work.generation)
-        self.commit(chapter, folded, Ended(), op=work.op)
+        compressed = Compressed(summary=f"fold-{chapter.id}-{work.op}", covers=work.covers, generation=work.generation)
+        self.commit(chapter, compressed, Ended(), op=work.op)
         chapter.compressions[work.op] = work.covers
         chapter.own_generation += 1
 
@@ -394,7 +394,7 @@ class RandomLog:
         first = min(turn.op for turn in turns)
         chapter.compressions = {op: covers for op, covers in chapter.compressions.items() if covers < first}
 
-    def _undo_fold(self, chapter: RandomSession, _number: int) -> None:
+    def _undo_compression(self, chapter: RandomSession, _number: int) -> None:
         if not chapter.compressions:
             return
         newest = max(chapter.compressions)
@@ -417,16 +417,19 @@ class RandomLog:
         }
         summaries = [e.op or 0 for e in chapter.log if e.seq in seqs and e.kind is EntryKind.COMPRESSED]
         made = {e.op: e for e in chapter.log if e.kind is EntryKind.COMPRESSED and e.op is not None}
-        folds = {
+        compressions = {
             op
             for op, e in made.items()
             if isinstance(e.body, Compressed)
-            and (any(holder <= e.body.covers for holder in holders) or any(op >= fold for fold in summaries))
+            and (
+                any(holder <= e.body.covers for holder in holders)
+                or any(op >= compression for compression in summaries)
+            )
         }
-        gone = tuple(sorted(seqs | {made[op].seq for op in folds}))
+        gone = tuple(sorted(seqs | {made[op].seq for op in compressions}))
         ends = [work.op for work in (chapter.running, chapter.running_compression) if work is not None]
         seq = chapter.last + 1
-        drafts = [EntryDraft(body=Erased(seqs=gone, compressions=tuple(sorted(folds))), author="agent:main")]
+        drafts = [EntryDraft(body=Erased(seqs=gone, compressions=tuple(sorted(compressions))), author="agent:main")]
         drafts += [EntryDraft(body=Ended(outcome="erased"), author="agent:main", op=op) for op in ends]
         for draft in drafts:
             self._append(chapter, draft.body, draft.op)
@@ -437,7 +440,7 @@ class RandomLog:
         chapter.own_generation += 1
         chapter.erasures += 1
         chapter.pending = [one for one in chapter.pending if one not in gone]
-        chapter.compressions = {op: covers for op, covers in chapter.compressions.items() if op not in folds}
+        chapter.compressions = {op: covers for op, covers in chapter.compressions.items() if op not in compressions}
         if chapter.running is not None:
             chapter.running.state = "erased"
             self.give_back(chapter, chapter.running)

@@ -81,10 +81,10 @@ class LogWriter:
         self.write(Compressed(summary="so far", covers=covers, generation=generation), Ended(), op=op)
         return op
 
-    def write_erasure(self, *seqs: int, folds: tuple[int, ...] = ()) -> None:
+    def write_erasure(self, *seqs: int, compressions: tuple[int, ...] = ()) -> None:
         for seq in seqs:
             self.log[seq - 1] = structs.replace(self.log[seq - 1], body=None)
-        self.write(Erased(seqs=seqs, compressions=folds))
+        self.write(Erased(seqs=seqs, compressions=compressions))
 
     def find_problems(self) -> list[AuditFinding]:
         return audit_session("s", self.log)[0]
@@ -258,21 +258,21 @@ DAMAGE = [
     (two_turns_at_once, "P3", "began while"),
     (a_turn_during_a_blocking_compression, "P3", "began while"),
     (a_blocking_compression_during_a_turn, "P3", "began while"),
-    (two_compressions_at_once, "P3", "began while fold"),
+    (two_compressions_at_once, "P3", "began while compression"),
     (taken_twice, "P2", "was taken by"),
     (taken_twice_by_steering, "P2", "was taken by"),
     (taken_before_it_was_heard, "P2", "before it was heard"),
-    (taken_although_it_is_no_message, "P2", "which is no message"),
+    (taken_although_it_is_no_message, "P2", "which is not a message"),
     (a_thought_over_open_calls, "P2", "had no result"),
-    (a_result_of_nothing, "P2", "that nobody made"),
-    (two_results_of_one_call, "P2", "that nobody made"),
+    (a_result_of_nothing, "P2", "which no thought asked for"),
+    (two_results_of_one_call, "P2", "which no thought asked for"),
     (ended_over_open_calls, "P2", "ended with calls"),
     (started_twice, "P2", "was started twice"),
-    (started_for_nobody, "P2", "that nobody waits for"),
-    (a_compression_of_another_context, "P1", "another view"),
-    (a_compression_of_a_future_context, "P1", "another view"),
-    (a_compression_of_a_context_before_an_erasure, "P1", "another view"),
-    (a_branchs_compression_of_an_earlier_context, "P1", "another view"),
+    (started_for_nobody, "P2", "no thought asked for it"),
+    (a_compression_of_another_context, "P1", "another context"),
+    (a_compression_of_a_future_context, "P1", "another context"),
+    (a_compression_of_a_context_before_an_erasure, "P1", "another context"),
+    (a_branchs_compression_of_an_earlier_context, "P1", "another context"),
     (a_compression_over_a_running_turn, "P3", "which was running"),
     (undone_what_never_was, "P8", "never began"),
     (undone_while_it_ran, "P3", "undone while it was running"),
@@ -379,9 +379,9 @@ def released_and_taken_again(pen: LogWriter) -> None:
 
 def a_compression_during_a_turn(pen: LogWriter) -> None:
     first = pen.write_turn()
-    fold = pen.write(Began(type="compression"))
+    compression = pen.write(Began(type="compression"))
     pen.write_turn()
-    pen.write(Compressed(summary="s", covers=first), Ended(), op=fold)
+    pen.write(Compressed(summary="s", covers=first), Ended(), op=compression)
 
 
 def erased_thought(pen: LogWriter) -> None:
@@ -402,7 +402,7 @@ def erased_result_before_another_round(pen: LogWriter) -> None:
 def erased_compression_before_another(pen: LogWriter) -> None:
     first = pen.write_turn()
     op = pen.write_compression(first, generation=0)
-    pen.write_erasure(op + 1, folds=(op,))
+    pen.write_erasure(op + 1, compressions=(op,))
     pen.write_compression(pen.write_turn(), generation=2)
 
 

@@ -28,25 +28,25 @@ def spend_a_day(
 ) -> None:
     """Calls begin and end in any order, each costing at most its worst case. No purse is ever overdrawn."""
     limits, events = day
-    purses = [DailyBudget(name=f"purse {n}", limit=limit) for n, limit in enumerate(limits)]
+    budgets = [DailyBudget(name=f"purse {n}", limit=limit) for n, limit in enumerate(limits)]
     open_calls: list[tuple[float, float]] = []
     cost = 0.0
     for begin, worst, eighths, which in events:
         if begin:
-            outcome = reserve_(purses, worst)
+            outcome = reserve_(budgets, worst)
             if isinstance(outcome, BudgetRefusal):
                 continue
-            purses = outcome
+            budgets = outcome
             open_calls.append((worst, worst * eighths / 8))
         elif open_calls:
             worst, actual = open_calls.pop(which % len(open_calls))
-            purses = settle_reservation(purses, reserved=worst, actual=actual)
+            budgets = settle_reservation(budgets, reserved=worst, actual=actual)
             cost += actual
         held = sum(worst for worst, _ in open_calls)
-        for purse in purses:
-            assert purse.spent == cost
-            assert purse.reserved == held
-            assert purse.limit is None or purse.spent + purse.reserved <= purse.limit, "more than there was"
+        for budget in budgets:
+            assert budget.spent == cost
+            assert budget.reserved == held
+            assert budget.limit is None or budget.spent + budget.reserved <= budget.limit, "more than there was"
 
 
 @settings(max_examples=250, deadline=None)
@@ -57,34 +57,34 @@ def test_no_order_of_calls_spends_beyond_a_limit(
     spend_a_day(day)
 
 
-def blind_to_others(purses: Iterable[DailyBudget], amount: float) -> list[DailyBudget] | BudgetRefusal:
+def blind_to_others(budgets: Iterable[DailyBudget], amount: float) -> list[DailyBudget] | BudgetRefusal:
     """Forgets what other calls hold at the same time."""
-    purses = list(purses)
-    for purse in purses:
-        if purse.limit is not None and purse.limit - purse.spent < amount:
-            return BudgetRefusal(budget=purse.name, remaining=purse.remaining, requested=amount)
-    return [structs.replace(purse, reserved=purse.reserved + amount) for purse in purses]
+    budgets = list(budgets)
+    for budget in budgets:
+        if budget.limit is not None and budget.limit - budget.spent < amount:
+            return BudgetRefusal(budget=budget.name, remaining=budget.remaining, requested=amount)
+    return [structs.replace(budget, reserved=budget.reserved + amount) for budget in budgets]
 
 
-def only_the_first(purses: Iterable[DailyBudget], amount: float) -> list[DailyBudget] | BudgetRefusal:
-    purses = list(purses)
-    outcome = reserve_amount(purses[:1], amount)
+def only_the_first(budgets: Iterable[DailyBudget], amount: float) -> list[DailyBudget] | BudgetRefusal:
+    budgets = list(budgets)
+    outcome = reserve_amount(budgets[:1], amount)
     if isinstance(outcome, BudgetRefusal):
         return outcome
-    return [structs.replace(purse, reserved=purse.reserved + amount) for purse in purses]
+    return [structs.replace(budget, reserved=budget.reserved + amount) for budget in budgets]
 
 
-def touching_before_refusing(purses: Iterable[DailyBudget], amount: float) -> list[DailyBudget] | BudgetRefusal:
+def touching_before_refusing(budgets: Iterable[DailyBudget], amount: float) -> list[DailyBudget] | BudgetRefusal:
     done: list[DailyBudget] = []
-    for purse in purses:
-        if purse.remaining < amount:
-            return [*done, purse]
-        done.append(structs.replace(purse, reserved=purse.reserved + amount))
+    for budget in budgets:
+        if budget.remaining < amount:
+            return [*done, budget]
+        done.append(structs.replace(budget, reserved=budget.reserved + amount))
     return done
 
 
 @pytest.mark.parametrize("bug", [blind_to_others, only_the_first, touching_before_refusing])
-def test_a_purse_that_can_be_overdrawn_is_found(bug: Reserve) -> None:
+def test_a_budget_that_can_be_overdrawn_is_found(bug: Reserve) -> None:
     find_failing_example(DAY, lambda day: spend_a_day(day, bug), within=1_000)
 
 
@@ -93,20 +93,20 @@ def test_a_purse_that_can_be_overdrawn_is_found(bug: Reserve) -> None:
     st.lists(st.builds(DailyBudget, name=st.text(max_size=3), limit=st.none() | MONEY, spent=MONEY, reserved=MONEY)),
     MONEY,
 )
-def test_a_refusal_touches_nothing_and_names_a_purse_that_is_too_small(
-    purses: list[DailyBudget], amount: float
+def test_a_refusal_touches_nothing_and_names_a_budget_that_is_too_small(
+    budgets: list[DailyBudget], amount: float
 ) -> None:
-    before = list(purses)
-    outcome = reserve_amount(iter(purses), amount)
-    assert purses == before
+    before = list(budgets)
+    outcome = reserve_amount(iter(budgets), amount)
+    assert budgets == before
     if isinstance(outcome, BudgetRefusal):
-        assert any(purse.name == outcome.budget and purse.remaining == outcome.remaining for purse in purses)
+        assert any(budget.name == outcome.budget and budget.remaining == outcome.remaining for budget in budgets)
         assert outcome.remaining < amount or outcome.remaining == 0
         assert outcome.requested == amount
     else:
-        assert [purse.reserved for purse in outcome] == [purse.reserved + amount for purse in purses]
-        assert [purse.spent for purse in outcome] == [purse.spent for purse in purses]
-        assert all(purse.remaining >= amount for purse in purses)
+        assert [budget.reserved for budget in outcome] == [budget.reserved + amount for budget in budgets]
+        assert [budget.spent for budget in outcome] == [budget.spent for budget in budgets]
+        assert all(budget.remaining >= amount for budget in budgets)
 
 
 def test_without_a_limit_nothing_is_refused() -> None:
@@ -115,29 +115,29 @@ def test_without_a_limit_nothing_is_refused() -> None:
     ]
 
 
-def test_an_empty_purse_refuses_even_what_looks_free() -> None:
+def test_an_empty_budget_refuses_even_what_looks_free() -> None:
     assert isinstance(reserve_amount([DailyBudget(name="p", limit=0.0)], 0.0), BudgetRefusal)
     assert isinstance(reserve_amount([DailyBudget(name="p", limit=1.0, spent=1.0)], 0.0), BudgetRefusal)
 
 
 def test_what_cost_more_than_was_reserved_is_told_as_it_was_and_stops_the_next() -> None:
-    purses = reserve_amount([DailyBudget(name="p", limit=1.0)], 0.5)
-    assert not isinstance(purses, BudgetRefusal)
-    (purse,) = settle_reservation(purses, reserved=0.5, actual=3.0)
-    assert (purse.spent, purse.reserved, purse.remaining) == (3.0, 0.0, 0.0)
-    assert isinstance(reserve_amount([purse], 0.125), BudgetRefusal)
+    budgets = reserve_amount([DailyBudget(name="p", limit=1.0)], 0.5)
+    assert not isinstance(budgets, BudgetRefusal)
+    (budget,) = settle_reservation(budgets, reserved=0.5, actual=3.0)
+    assert (budget.spent, budget.reserved, budget.remaining) == (3.0, 0.0, 0.0)
+    assert isinstance(reserve_amount([budget], 0.125), BudgetRefusal)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(0, 10), max_size=20))
 def test_reservations_that_are_all_settled_leave_nothing_behind(amounts: list[float]) -> None:
-    purses = [DailyBudget(name="p", limit=1_000.0)]
+    budgets = [DailyBudget(name="p", limit=1_000.0)]
     for amount in amounts:
-        outcome = reserve_amount(purses, amount)
+        outcome = reserve_amount(budgets, amount)
         assert not isinstance(outcome, BudgetRefusal)
-        purses = outcome
+        budgets = outcome
     for amount in amounts:
-        purses = settle_reservation(purses, reserved=amount, actual=0.0)
-    assert purses[0].reserved == pytest.approx(0.0, abs=1e-9)
-    assert purses[0].reserved >= 0.0
-    assert purses[0].spent == 0.0
+        budgets = settle_reservation(budgets, reserved=amount, actual=0.0)
+    assert budgets[0].reserved == pytest.approx(0.0, abs=1e-9)
+    assert budgets[0].reserved >= 0.0
+    assert budgets[0].spent == 0.0

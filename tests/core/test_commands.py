@@ -126,7 +126,7 @@ def test_these_commands_need_an_owner_in_a_group_and_no_other_rule_exists() -> N
 
 
 def test_the_reference_page_is_what_the_table_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == chat_reference.render(), (
+    assert PAGE.read_text(encoding="utf-8") == chat_reference.render_reference(), (
         "python -m everhold.cli.chat_reference > docs/reference/chat-commands.md"
     )
 
@@ -224,7 +224,7 @@ def test_a_number_of_any_length_is_bounded() -> None:
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_no_argument_keeps_the_next_command_from_being_obeyed(name: str, tmp_path: Path) -> None:
     """Commands are obeyed in order: one that cannot be would hold up all that come after it."""
-    house = InProcessGateway(tmp_path)
+    gateway = InProcessGateway(tmp_path)
     arguments = (
         "",
         "²",
@@ -239,26 +239,26 @@ def test_no_argument_keeps_the_next_command_from_being_obeyed(name: str, tmp_pat
         "\ud800",
         "🙂",
     )
-    with house.run_started():
-        house.send_message("hello")
+    with gateway.run_started():
+        gateway.send_message("hello")
         for argument in arguments:
-            house.send_message(f"/{name} {argument}", rest=False)
-            house.pass_time(1)
-        house.send_message("/whoami", rest=False)
-        house.pass_time(10)
-        assert any(text.startswith("You are ada") for text in house.list_shown_texts()[-3:])
-        assert not house.logger.find_events("consumer.failed")
-        house.assert_sound()
+            gateway.send_message(f"/{name} {argument}", rest=False)
+            gateway.pass_time(1)
+        gateway.send_message("/whoami", rest=False)
+        gateway.pass_time(10)
+        assert any(text.startswith("You are ada") for text in gateway.list_shown_texts()[-3:])
+        assert not gateway.logger.find_events("consumer.failed")
+        gateway.assert_sound()
 
 
 def test_a_command_of_another_version_is_answered_with_the_help(tmp_path: Path) -> None:
     """A log outlives the version that wrote it."""
-    house = InProcessGateway(tmp_path)
-    with house.run_started():
-        house.send_message("hello")
+    gateway = InProcessGateway(tmp_path)
+    with gateway.run_started():
+        gateway.send_message("hello")
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(COMMANDS, "nosuch", CommandSpec("nosuch", "Do something that this version cannot"))
-            house.send_message("/nosuch", rest=False)
-            house.pass_time(1)
-        assert house.list_shown_texts()[-1] == render_help()
-        house.assert_sound()
+            gateway.send_message("/nosuch", rest=False)
+            gateway.pass_time(1)
+        assert gateway.list_shown_texts()[-1] == render_help()
+        gateway.assert_sound()

@@ -56,10 +56,10 @@ def commit_plan(chronicle: RandomLog, chapter: RandomSession, made: CompressionP
     """Commit the fold that was planned."""
     generation = chronicle.generation(chapter)
     op = chronicle.commit(chapter, Began(type="compression", generation=generation))
-    folded = Compressed(
+    compressed = Compressed(
         summary=f"fold-{op}", covers=made.covers, generation=generation, kept=made.kept, effects=made.effects
     )
-    chronicle.commit(chapter, folded, Ended(), op=op)
+    chronicle.commit(chapter, compressed, Ended(), op=op)
     chapter.compressions[op] = made.covers
     chapter.own_generation += 1
 
@@ -74,26 +74,26 @@ def check_random_compression(seed: int, keep: int, plan_: Planner = plan_compres
     if made is None:
         assert sum(over) <= keep, "there was something to fold"
         return False
-    folded = len(made.covered_context.turns)
-    assert made.covered_context.turns == view.turns[:folded], "not from the oldest on"
-    assert all(over[:folded]), "what still runs is folded"
+    compressed = len(made.covered_context.turns)
+    assert made.covered_context.turns == view.turns[:compressed], "not from the oldest on"
+    assert all(over[:compressed]), "what still runs is folded"
     inherited = sum(exchange.steps[0].session != chapter.id for exchange in view.turns)
-    assert folded == max(sum(over) - keep, inherited)
+    assert compressed == max(sum(over) - keep, inherited)
     assert made.tokens_before == estimate_message_tokens(render_messages(view))
     before = render_messages(view)
     commit_plan(chronicle, chapter, made)
     after = render_messages(select_context(chronicle, chapter))
-    rest = render_messages(SessionContext(turns=view.turns[folded:]))
+    rest = render_messages(SessionContext(turns=view.turns[compressed:]))
     assert after[0].name == "everhold"
     assert after[1:] == rest, "something that was to stay is gone, or came twice"
     assert made.tokens_kept == estimate_message_tokens(rest)
-    chronicle.perform_action(("undo_fold", list(chronicle.sessions).index(chapter.id), 0))
+    chronicle.perform_action(("undo_compression", list(chronicle.sessions).index(chapter.id), 0))
     assert render_messages(select_context(chronicle, chapter)) == before
     return True
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2])
-def test_a_fold_hides_what_it_stands_for_and_nothing_else(keep: int) -> None:
+def test_a_compression_hides_what_it_stands_for_and_nothing_else(keep: int) -> None:
     assert sum(check_random_compression(seed, keep) for seed in range(250)) > 15
 
 
@@ -133,7 +133,7 @@ def test_a_plan_that_hides_too_much_or_too_little_is_found(bug: Planner) -> None
     find_first_failing(range(500), prop)
 
 
-def test_what_nobody_has_consumed_is_never_hidden_by_a_fold() -> None:
+def test_what_nobody_has_consumed_is_never_hidden_by_a_compression() -> None:
     """D3: the message that triggered it, and what arrived meanwhile, is in the next turn's context, in order."""
     for seed in range(60):
         chronicle = RandomLog().perform(make_random_actions(seed))
@@ -183,7 +183,7 @@ def make_plan(chronicle: RandomLog, chapter: RandomSession, keep: int = 0) -> Co
     return made
 
 
-def test_rules_and_corrections_stay_through_every_fold() -> None:
+def test_rules_and_corrections_stay_through_every_compression() -> None:
     rules = ("Never call me before nine.", "No, I meant the other one.", "Merk dir: kein Zucker")
     chronicle, chapter = make_exchanges(*((text, ()) for text in ("hello", *rules, "what a nice day")))
     for _ in range(4):
@@ -296,7 +296,7 @@ def test_what_is_said_in_the_same_chat_is_no_deed_and_elsewhere_is() -> None:
     assert "to another" in effects[0]
 
 
-def test_deeds_are_carried_from_fold_to_fold_and_bounded() -> None:
+def test_deeds_are_carried_from_compression_to_compression_and_bounded() -> None:
     def deed(n: int) -> tuple[EntryBody, ...]:
         return (
             Thought(calls=(ToolCall(id="a", tool=f"deed-{n}"),)),
@@ -357,7 +357,7 @@ def test_the_summariser_is_not_told_again_what_stays_word_for_word() -> None:
     assert "Bob knows" in dropped
 
 
-def test_a_fold_ahead_of_need_waits_until_it_is_worth_it() -> None:
+def test_a_compression_ahead_of_need_waits_until_it_is_worth_it() -> None:
     chronicle, chapter = make_exchanges(*((f"{n} {'x' * 400}", ()) for n in range(6)))
     made = make_plan(chronicle, chapter, keep=2)
     said = estimate_message_tokens(render_messages(SessionContext(turns=made.covered_context.turns)))
@@ -385,17 +385,17 @@ def test_a_summary_must_shrink_what_it_replaces(length: int) -> None:
 def test_the_tokens_that_are_left_are_the_summary_and_what_stays() -> None:
     chronicle, chapter = make_exchanges(("hello " * 300, ()), ("never " * 30, ()), ("last", ()))
     made = make_plan(chronicle, chapter, keep=1)
-    folded = Compressed(summary="short", covers=made.covers, kept=made.kept, effects=made.effects)
+    compressed = Compressed(summary="short", covers=made.covers, kept=made.kept, effects=made.effects)
     commit_plan(chronicle, chapter, made)
     shown = render_messages(select_context(chronicle, chapter))
     expected = estimate_message_tokens(
         (ModelMessage(role="user", text=render_summary("short", made.kept, made.effects)), *shown[1:])
     )
-    assert estimate_tokens_after(folded, made) == expected
-    assert estimate_tokens_after(folded, made) < made.tokens_before
+    assert estimate_tokens_after(compressed, made) == expected
+    assert estimate_tokens_after(compressed, made) < made.tokens_before
 
 
-def test_a_preview_says_what_would_fold_and_what_stays() -> None:
+def test_a_preview_says_what_would_be_compressed_and_what_stays() -> None:
     chronicle, chapter = make_exchanges(("never at night", ()), ("hello", ()), ("last", ()))
     text = render_preview(make_plan(chronicle, chapter, keep=1))
     assert "2 exchanges (2 messages)" in text

@@ -57,7 +57,7 @@ def operations(chapter: RandomSession) -> list[Operation]:
     for entry in chapter.log:
         seq = entry.seq
         match entry.body:
-            case Began(type=what, takes=takes, compression=fold):
+            case Began(type=what, takes=takes, compression=compression):
                 ops[seq] = Operation(
                     session=chapter.id,
                     op=seq,
@@ -65,7 +65,7 @@ def operations(chapter: RandomSession) -> list[Operation]:
                     state="running",
                     first=min((*takes, seq)),
                     last=0,
-                    compression=fold,
+                    compression=compression,
                 )
             case Changed(change=ContextReset()):
                 ops[seq] = Operation(
@@ -81,8 +81,8 @@ def operations(chapter: RandomSession) -> list[Operation]:
                 for op in {*undone, *void}:
                     if not ops[op].undone_at:
                         change(op, undone_at=seq)
-            case Erased(compressions=folds):
-                for op in folds:
+            case Erased(compressions=compressions):
+                for op in compressions:
                     if not ops[op].undone_at:
                         change(op, undone_at=seq)
             case _:
@@ -95,14 +95,14 @@ def select_context(
     chapter: RandomSession,
     *,
     at: int | None = None,
-    fold: int | None = None,
+    compression: int | None = None,
     over: bool = False,
     choose_: Choose = select_operations,
 ) -> SessionContext:
     """The view, by way of core."""
     gone = {entry.op for entry in chapter.log if entry.kind == "compressed" and entry.body is None}
     known = [operation for operation in operations(chapter) if operation.op not in gone]
-    selection = choose_(known, at=chapter.last + 1 if at is None else at, fold=fold, over=over)
+    selection = choose_(known, at=chapter.last + 1 if at is None else at, compression=compression, over=over)
     view = assemble_context(selection, chapter.log)
     if selection.is_whole and chapter.parent:
         parent = chronicle.sessions[chapter.parent]
@@ -120,7 +120,9 @@ def check_readers_agree(story: list[Action], choose_: Choose = select_operations
         check_calls_have_results(now)
         for turn in chapter.turns.values():
             for pin in list_pinned_compressions(chapter.log, turn.op):
-                before = render_messages(select_context(chronicle, chapter, at=turn.op, fold=pin, choose_=choose_))
+                before = render_messages(
+                    select_context(chronicle, chapter, at=turn.op, compression=pin, choose_=choose_)
+                )
                 assert summarize_messages(before) == NaiveReader(logs, chapter.id, turn.op).read_context(pin)
         for mark in chapter.marks[::4]:
             branch = render_messages(select_context(chronicle, chapter, at=mark + 1, over=True, choose_=choose_))
@@ -187,10 +189,12 @@ def takes(what: str, state: str, instead: str) -> Callable[[Operation], Operatio
     return lambda it: structs.replace(it, state=instead) if (it.type, it.state) == (what, state) else it
 
 
-def oldest_compression(known: Sequence[Operation], *, fold: int | None = None, **how: Any) -> ContextSelection:
+def oldest_compression(known: Sequence[Operation], *, compression: int | None = None, **how: Any) -> ContextSelection:
     done = [it.op for it in known if it.type == "compression" and it.state == "done"]
     return select_operations(
-        [it for it in known if it.type != "compression" or it.op in (*done[:1], fold)], compression=fold, **how
+        [it for it in known if it.type != "compression" or it.op in (*done[:1], compression)],
+        compression=compression,
+        **how,
     )
 
 
@@ -231,7 +235,7 @@ def a_late_summary_of_what_was_left(known: Sequence[Operation], *, at: int, **ho
         pytest.param(every(takes("turn", "erased", "done")), id="erased turns are shown"),
         pytest.param(every(takes("turn", "failed", "refused")), id="failed turns are hidden"),
         pytest.param(every(takes("turn", "stopped", "refused")), id="stopped turns are hidden"),
-        pytest.param(every(same, fold=None), id="pins are ignored"),
+        pytest.param(every(same, compression=None), id="pins are ignored"),
         pytest.param(every(same, over=False), id="a branch sees what its parent had not finished"),
         pytest.param(
             every(lambda it: structs.replace(it, covers=it.covers - 1) if it.covers else it),
@@ -320,25 +324,25 @@ def make_idle_log(seed: int) -> tuple[RandomLog, RandomSession]:
     if chapter.running:
         chronicle.finish(chapter, "done")
     if chapter.running_compression:
-        chronicle.perform_action(("fold_end", 0, 0))
+        chronicle.perform_action(("compression_end", 0, 0))
     return chronicle, chapter
 
 
 def test_undoing_a_compression_restores_the_exact_earlier_context() -> None:
-    folded = 0
+    compressed = 0
     for seed in range(200):
         chronicle, chapter = make_idle_log(seed)
         before = render_messages(select_context(chronicle, chapter))
-        chronicle.perform_action(("fold_begin", 0, 1))
+        chronicle.perform_action(("compression_begin", 0, 1))
         if chapter.running_compression is None:
             continue
-        chronicle.perform_action(("fold_end", 0, 1))
+        chronicle.perform_action(("compression_end", 0, 1))
         during = render_messages(select_context(chronicle, chapter))
         assert during != before
-        chronicle.perform_action(("undo_fold", 0, 0))
+        chronicle.perform_action(("undo_compression", 0, 0))
         assert render_messages(select_context(chronicle, chapter)) == before
-        folded += 1
-    assert folded > 50
+        compressed += 1
+    assert compressed > 50
 
 
 def test_undoing_a_turn_restores_the_exact_earlier_context() -> None:
@@ -361,7 +365,7 @@ def test_after_a_fresh_start_there_is_nothing_and_nothing_comes_back() -> None:
         chronicle, chapter = make_idle_log(seed)
         chronicle.perform_action(("fresh", 0, 0))
         assert render_messages(select_context(chronicle, chapter)) == ()
-        chronicle.perform_action(("undo_fold", 0, 0))
+        chronicle.perform_action(("undo_compression", 0, 0))
         assert render_messages(select_context(chronicle, chapter)) == ()
 
 

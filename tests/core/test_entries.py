@@ -73,7 +73,7 @@ def test_a_reserved_kind_is_nobodys(kind: str) -> None:
     assert kind not in {snake_case(it.__name__) for it in (*BODY_TYPES.values(), *get_args(ChangeBody))}
     with pytest.raises(ValueError, match="reserved"):
         EntryKind(kind)
-    with pytest.raises(ValueError, match="not a valid Kind"):
+    with pytest.raises(ValueError, match="not a valid EntryKind"):
         EntryKind("dreamt")
 
 

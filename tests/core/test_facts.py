@@ -80,7 +80,7 @@ NOTES = st.lists(
 
 
 @given(NOTES)
-def test_the_fold_agrees_with_the_plain_way(notes: list[Entry]) -> None:
+def test_the_facts_agree_with_a_naive_computation(notes: list[Entry]) -> None:
     found = build_fact_versions(notes, agent="main")
     assert [((it.id, it.text, it.target, frozenset(it.stamp.audience)), it.valid_until) for it in found] == before(
         notes

@@ -30,10 +30,10 @@ NO_TEXT = "caf\udce9.txt"
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[InProcessGateway]:
-    house = InProcessGateway(tmp_path)
-    with house.run_started():
-        yield house
+def gateway(tmp_path: Path) -> Iterator[InProcessGateway]:
+    gateway = InProcessGateway(tmp_path)
+    with gateway.run_started():
+        yield gateway
 
 
 @settings(max_examples=60, deadline=None)
@@ -55,16 +55,16 @@ def test_what_is_no_text_is_replaced_however_deep_it_lies() -> None:
     assert len(clean.calls[0].arguments) == 2
 
 
-def test_a_model_that_says_no_text_is_answered_with_the_rest(house: InProcessGateway) -> None:
-    house.runtimes.model = FakeModel([ModelResponse(text=f"it is {NO_TEXT}")])
-    house.send_message("what is it?")
-    assert [text[:9] for text in house.list_shown_texts()] == ["it is caf"]
-    house.assert_sound()
+def test_a_model_that_says_no_text_is_answered_with_the_rest(gateway: InProcessGateway) -> None:
+    gateway.runtimes.model = FakeModel([ModelResponse(text=f"it is {NO_TEXT}")])
+    gateway.send_message("what is it?")
+    assert [text[:9] for text in gateway.list_shown_texts()] == ["it is caf"]
+    gateway.assert_sound()
 
 
 @pytest.mark.parametrize("effect", list(ToolEffect))
 def test_a_tool_that_returns_no_text_is_run_once_and_the_model_sees_the_rest(
-    house: InProcessGateway, effect: ToolEffect
+    gateway: InProcessGateway, effect: ToolEffect
 ) -> None:
     place = ChatLocation(platform="fake", account="main", chat="elsewhere")
     result = ToolResult(text=NO_TEXT, notes=[Noted(text=NO_TEXT)], send_requests=[SendRequest(text=NO_TEXT, to=place)])
@@ -78,11 +78,11 @@ def test_a_tool_that_returns_no_text_is_run_once_and_the_model_sees_the_rest(
             else ModelResponse(calls=(ToolCall(id="c", tool="list"),))
         )
 
-    house.runtimes.tools = {"list": tool}
-    house.runtimes.model = FakeModel(answer)
-    session = house.send_message("list the files").session
+    gateway.runtimes.tools = {"list": tool}
+    gateway.runtimes.model = FakeModel(answer)
+    session = gateway.send_message("list the files").session
     assert sum(tool.started.values()) == 1
-    assert house.read_bodies(session, Returned)[0].text.startswith("caf")
-    assert house.read_bodies(session, Noted)[0].text.startswith("caf")
-    assert len(house.list_shown_texts()) == 2
-    house.assert_sound()
+    assert gateway.read_bodies(session, Returned)[0].text.startswith("caf")
+    assert gateway.read_bodies(session, Noted)[0].text.startswith("caf")
+    assert len(gateway.list_shown_texts()) == 2
+    gateway.assert_sound()

@@ -49,8 +49,8 @@ def heard(who: str, text: str) -> tuple[str, EntryBody, None]:
     return f"person:{who}", Heard(origin=AT, text=text, stamp=Stamp(person=who)), None
 
 
-def said(whom: str, text: str, op: int) -> tuple[str, EntryBody, int]:
-    return "agent:main", Said(text=text, to=AT, stamp=Stamp(person=whom)), op
+def said(person: str, text: str, op: int) -> tuple[str, EntryBody, int]:
+    return "agent:main", Said(text=text, to=AT, stamp=Stamp(person=person)), op
 
 
 def test_a_conversation_of_one_is_all_theirs_but_for_what_holds_it_together() -> None:

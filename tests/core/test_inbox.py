@@ -41,84 +41,88 @@ class InboxState(Struct, frozen=True, kw_only=True):
     most: int = 500
 
     def decide(self, decide_: Decide = decide_next_step) -> InboxDecision:
-        return decide_(self.messages, running=self.running, folding=self.compressing, busy=self.busy, most=self.most)
+        return decide_(
+            self.messages, running=self.running, compressing=self.compressing, busy=self.busy, most=self.most
+        )
 
 
-def compute_expected_decision(scene: InboxState) -> InboxDecision:
+def compute_expected_decision(state: InboxState) -> InboxDecision:
     """The rules of E4 as one would tell them, letter by letter."""
-    waiting = [letter for letter in scene.messages if letter.command is None]
-    asking = [letter for letter in waiting if letter.asks]
-    if scene.running is None:
-        if scene.compressing or not asking:
+    waiting = [message for message in state.messages if message.command is None]
+    asking = [message for message in waiting if message.asks]
+    if state.running is None:
+        if state.compressing or not asking:
             return StayIdle()
         taken: list[int] = []
         answers = False
-        for letter in waiting:
-            if len(taken) >= scene.most and answers:
+        for message in waiting:
+            if len(taken) >= state.most and answers:
                 break
-            taken.append(letter.seq)
-            answers = answers or letter.asks
+            taken.append(message.seq)
+            answers = answers or message.asks
         return BeginTurn(tuple(taken))
-    if scene.running.stop_requested:
+    if state.running.stop_requested:
         return CutTurn("stopped")
-    wishes = {letter.seq: letter.busy or scene.busy for letter in asking}
+    wishes = {message.seq: message.busy or state.busy for message in asking}
     if "interrupt" in wishes.values():
         return CutTurn("interrupted")
-    if scene.running.at_boundary and "steer" in wishes.values():
+    if state.running.at_boundary and "steer" in wishes.values():
         taken = []
-        for letter in waiting:
-            if wishes.get(letter.seq) == "queue" or len(taken) == scene.most:
+        for message in waiting:
+            if wishes.get(message.seq) == "queue" or len(taken) == state.most:
                 break
-            taken.append(letter.seq)
+            taken.append(message.seq)
         return SteerTurn(tuple(taken)) if taken else ContinueTurn()
     return ContinueTurn()
 
 
-def check_invariants(scene: InboxState, decide_: Decide = decide_next_step) -> None:
+def check_invariants(state: InboxState, decide_: Decide = decide_next_step) -> None:
     """What holds of any decision, whatever the rules are."""
-    decision = scene.decide(decide_)
-    assert decision == scene.decide(decide_), "the same mail, another decision"
-    by_seq = {letter.seq: letter for letter in scene.messages}
+    decision = state.decide(decide_)
+    assert decision == state.decide(decide_), "the same mail, another decision"
+    by_seq = {message.seq: message for message in state.messages}
     if isinstance(decision, BeginTurn | SteerTurn):
         taken = decision.takes
-        order = [letter.seq for letter in scene.messages]
+        order = [message.seq for message in state.messages]
         assert taken, "an operation over nothing"
         assert len(set(taken)) == len(taken), "taken twice"
         assert [seq for seq in order if seq in taken] == list(taken), "out of order"
         assert not any(by_seq[seq].command for seq in taken), "a command is not for the mind"
-        left = [letter for letter in scene.messages if letter.seq not in taken and letter.command is None]
-        assert all(letter.seq > taken[-1] for letter in left), "somebody was overtaken"
+        left = [message for message in state.messages if message.seq not in taken and message.command is None]
+        assert all(message.seq > taken[-1] for message in left), "somebody was overtaken"
     match decision:
         case BeginTurn(takes):
-            assert scene.running is None, "two turns at once"
-            assert not scene.compressing, "a turn beside a blocking fold"
-            assert any(letter.asks for letter in scene.messages if letter.seq in takes), "a turn that nobody asked for"
+            assert state.running is None, "two turns at once"
+            assert not state.compressing, "a turn beside a blocking fold"
+            assert any(message.asks for message in state.messages if message.seq in takes), (
+                "a turn that nobody asked for"
+            )
             chatter = next((n for n, seq in enumerate(takes) if by_seq[seq].asks), 0)
-            assert len(takes) <= max(scene.most, chatter + 1)
+            assert len(takes) <= max(state.most, chatter + 1)
         case SteerTurn(takes):
-            assert scene.running is not None
-            assert scene.running.at_boundary, "steered between two gears"
-            assert len(takes) <= scene.most
-            wishes = {letter.seq: letter.busy or scene.busy for letter in scene.messages if letter.asks}
+            assert state.running is not None
+            assert state.running.at_boundary, "steered between two gears"
+            assert len(takes) <= state.most
+            wishes = {message.seq: message.busy or state.busy for message in state.messages if message.asks}
             assert all(wishes.get(seq, "steer") == "steer" for seq in takes), "it wanted to wait its turn"
         case CutTurn() | ContinueTurn():
-            assert scene.running is not None
+            assert state.running is not None
         case StayIdle():
-            assert scene.running is None
-    assert decision == compute_expected_decision(scene)
+            assert state.running is None
+    assert decision == compute_expected_decision(state)
 
 
 def make_random_state(seed: int) -> InboxState:
     chance = Random(seed)
-    mail = []
+    messages = []
     for seq in sorted(chance.sample(range(1, 40), chance.randrange(8))):
         kind = chance.choice(("asks", "asks", "asks", "chatter", "command"))
         command = ChatCommand(name="status") if kind == "command" else None
         wish = chance.choice(("", "", *MANNERS[:2], "interrupt" if chance.random() < 0.2 else ""))
-        mail.append(PendingMessage(seq=seq, asks=kind != "chatter", command=command, busy=wish))
+        messages.append(PendingMessage(seq=seq, asks=kind != "chatter", command=command, busy=wish))
     running = RunningTurn(op=9, at_boundary=chance.random() < 0.6, stop_requested=chance.random() < 0.1)
     return InboxState(
-        messages=tuple(mail),
+        messages=tuple(messages),
         running=chance.choice((None, running)),
         compressing=chance.random() < 0.15,
         busy=chance.choice(MANNERS),
@@ -126,64 +130,66 @@ def make_random_state(seed: int) -> InboxState:
     )
 
 
-def test_two_thousand_mailboxes_are_treated_as_the_rules_say() -> None:
+def test_two_thousand_inboxes_are_treated_as_the_rules_say() -> None:
     kinds = set()
     for seed in range(2_000):
-        scene = make_random_state(seed)
-        check_invariants(scene)
-        kinds.add(type(scene.decide()))
+        state = make_random_state(seed)
+        check_invariants(state)
+        kinds.add(type(state.decide()))
     assert kinds == {BeginTurn, SteerTurn, CutTurn, ContinueTurn, StayIdle}
 
 
 # -- planted bugs ------------------------------------------------------------------------------------------------------
 
 
-def takes_commands(mail: tuple[PendingMessage, ...], **rest: Any) -> InboxDecision:
-    return decide_next_step(tuple(structs.replace(letter, command=None) for letter in mail), **rest)
+def takes_commands(messages: tuple[PendingMessage, ...], **rest: Any) -> InboxDecision:
+    return decide_next_step(tuple(structs.replace(message, command=None) for message in messages), **rest)
 
 
-def answers_chatter(mail: tuple[PendingMessage, ...], **rest: Any) -> InboxDecision:
-    return decide_next_step(tuple(structs.replace(letter, asks=True) for letter in mail), **rest)
+def answers_chatter(messages: tuple[PendingMessage, ...], **rest: Any) -> InboxDecision:
+    return decide_next_step(tuple(structs.replace(message, asks=True) for message in messages), **rest)
 
 
-def drops_chatter(mail: tuple[PendingMessage, ...], **rest: Any) -> InboxDecision:
-    return decide_next_step(tuple(letter for letter in mail if letter.asks), **rest)
+def drops_chatter(messages: tuple[PendingMessage, ...], **rest: Any) -> InboxDecision:
+    return decide_next_step(tuple(message for message in messages if message.asks), **rest)
 
 
-def newest_first(mail: tuple[PendingMessage, ...], **rest: Any) -> InboxDecision:
-    return decide_next_step(tuple(reversed(mail)), **rest)
+def newest_first(messages: tuple[PendingMessage, ...], **rest: Any) -> InboxDecision:
+    return decide_next_step(tuple(reversed(messages)), **rest)
 
 
-def deaf_to_wishes(mail: tuple[PendingMessage, ...], **rest: Any) -> InboxDecision:
-    return decide_next_step(tuple(structs.replace(letter, busy="") for letter in mail), **rest)
+def deaf_to_wishes(messages: tuple[PendingMessage, ...], **rest: Any) -> InboxDecision:
+    return decide_next_step(tuple(structs.replace(message, busy="") for message in messages), **rest)
 
 
-def ignores_compressions(mail: tuple[PendingMessage, ...], **rest: Any) -> InboxDecision:
-    return decide_next_step(mail, **{**rest, "folding": False})
+def ignores_compressions(messages: tuple[PendingMessage, ...], **rest: Any) -> InboxDecision:
+    return decide_next_step(messages, **{**rest, "compressing": False})
 
 
-def steers_anywhere(mail: tuple[PendingMessage, ...], *, running: RunningTurn | None, **rest: Any) -> InboxDecision:
-    return decide_next_step(mail, running=structs.replace(running, at_boundary=True) if running else None, **rest)
+def steers_anywhere(messages: tuple[PendingMessage, ...], *, running: RunningTurn | None, **rest: Any) -> InboxDecision:
+    return decide_next_step(messages, running=structs.replace(running, at_boundary=True) if running else None, **rest)
 
 
-def steers_past_the_queue(mail: tuple[PendingMessage, ...], *, busy: BusyPolicy, **rest: Any) -> InboxDecision:
-    decision = decide_next_step(mail, busy=busy, **rest)
+def steers_past_the_queue(messages: tuple[PendingMessage, ...], *, busy: BusyPolicy, **rest: Any) -> InboxDecision:
+    decision = decide_next_step(messages, busy=busy, **rest)
     if isinstance(decision, SteerTurn):
-        return SteerTurn(tuple(m.seq for m in mail if m.command is None and (m.busy or busy) == "steer"))
+        return SteerTurn(tuple(m.seq for m in messages if m.command is None and (m.busy or busy) == "steer"))
     return decision
 
 
-def cuts_by_count(mail: tuple[PendingMessage, ...], *, most: int, **rest: Any) -> InboxDecision:
-    decision = decide_next_step(mail, most=500, **rest)
+def cuts_by_count(messages: tuple[PendingMessage, ...], *, most: int, **rest: Any) -> InboxDecision:
+    decision = decide_next_step(messages, most=500, **rest)
     return BeginTurn(decision.takes[:most]) if isinstance(decision, BeginTurn) else decision
 
 
-def takes_all(mail: tuple[PendingMessage, ...], *, most: int, **rest: Any) -> InboxDecision:
-    return decide_next_step(mail, most=500, **rest)
+def takes_all(messages: tuple[PendingMessage, ...], *, most: int, **rest: Any) -> InboxDecision:
+    return decide_next_step(messages, most=500, **rest)
 
 
-def will_not_stop(mail: tuple[PendingMessage, ...], *, running: RunningTurn | None, **rest: Any) -> InboxDecision:
-    return decide_next_step(mail, running=structs.replace(running, stop_requested=False) if running else None, **rest)
+def will_not_stop(messages: tuple[PendingMessage, ...], *, running: RunningTurn | None, **rest: Any) -> InboxDecision:
+    return decide_next_step(
+        messages, running=structs.replace(running, stop_requested=False) if running else None, **rest
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,8 +208,8 @@ def will_not_stop(mail: tuple[PendingMessage, ...], *, running: RunningTurn | No
         will_not_stop,
     ],
 )
-def test_a_mailbox_that_breaks_a_rule_is_found(bug: Decide) -> None:
-    find_first_failing(map(make_random_state, range(2_000)), lambda scene: check_invariants(scene, bug))
+def test_an_inbox_that_breaks_a_rule_is_found(bug: Decide) -> None:
+    find_first_failing(map(make_random_state, range(2_000)), lambda state: check_invariants(state, bug))
 
 
 # -- a whole conversation ----------------------------------------------------------------------------------------------
@@ -218,7 +224,7 @@ class InboxMachine(RuleBasedStateMachine):
         self.seq = 0
         self.op: int | None = None
         self.stop = False
-        self.folding = False
+        self.compressing = False
         self.mine: list[int] = []
         """What the running turn has taken."""
         self.taken: list[int] = []
@@ -234,18 +240,18 @@ class InboxMachine(RuleBasedStateMachine):
     def write(self, asks: bool, busy: str, command: bool) -> None:
         self.seq += 1
         wanted = ChatCommand(name="status") if command else None
-        letter = PendingMessage(seq=self.seq, asks=asks or command, busy=busy, command=wanted)
-        self.pending.append(letter)
-        self.written.append(letter)
+        message = PendingMessage(seq=self.seq, asks=asks or command, busy=busy, command=wanted)
+        self.pending.append(message)
+        self.written.append(message)
 
     @rule(boundary=st.booleans())
     def look(self, boundary: bool) -> None:
         running = None if self.op is None else RunningTurn(op=self.op, at_boundary=boundary, stop_requested=self.stop)
-        scene = InboxState(
-            messages=tuple(self.pending), running=running, compressing=self.folding, busy=self.busy, most=self.most
+        state = InboxState(
+            messages=tuple(self.pending), running=running, compressing=self.compressing, busy=self.busy, most=self.most
         )
-        check_invariants(scene)
-        match scene.decide():
+        check_invariants(state)
+        match state.decide():
             case BeginTurn(takes):
                 self.seq += 1
                 self.op, self.stop = self.seq, False
@@ -258,7 +264,7 @@ class InboxMachine(RuleBasedStateMachine):
                 self._end()
 
     def _take(self, takes: tuple[int, ...]) -> None:
-        self.pending = [letter for letter in self.pending if letter.seq not in takes]
+        self.pending = [message for message in self.pending if message.seq not in takes]
         self.mine += takes
 
     def _end(self) -> None:
@@ -274,8 +280,8 @@ class InboxMachine(RuleBasedStateMachine):
     @rule()
     def release(self) -> None:
         """Nobody to ask: the messages are pending again, where they stood."""
-        back = [letter for letter in self.written if letter.seq in self.mine]
-        self.pending = sorted(self.pending + back, key=lambda letter: letter.seq)
+        back = [message for message in self.written if message.seq in self.mine]
+        self.pending = sorted(self.pending + back, key=lambda message: message.seq)
         self.op, self.stop, self.mine = None, False, []
 
     @precondition(lambda self: self.op is not None)
@@ -286,20 +292,20 @@ class InboxMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.op is None)
     @rule()
     def run_compression(self) -> None:
-        self.folding = not self.folding
+        self.compressing = not self.compressing
 
     @rule()
     def take_command(self) -> None:
         """The desk takes a command from between the letters; nobody at the mailbox notices."""
-        command = next((letter for letter in self.pending if letter.command), None)
+        command = next((message for message in self.pending if message.command), None)
         if command:
             self.pending.remove(command)
             self.written.remove(command)
 
     @invariant()
     def nothing_is_lost_or_doubled(self) -> None:
-        where = sorted([*self.taken, *self.mine, *(letter.seq for letter in self.pending)])
-        assert where == [letter.seq for letter in self.written]
+        where = sorted([*self.taken, *self.mine, *(message.seq for message in self.pending)])
+        assert where == [message.seq for message in self.written]
 
     @invariant()
     def what_was_said_first_is_taken_first(self) -> None:
@@ -307,14 +313,16 @@ class InboxMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Left alone, everything that asks is taken."""
-        self.folding = False
+        self.compressing = False
         for _ in range(4 * len(self.written) + 4):
-            if not any(letter.asks and not letter.command for letter in self.pending):
+            if not any(message.asks and not message.command for message in self.pending):
                 break
             self.look(True)
             if self.op is not None:
                 self._end()
-        assert not [letter for letter in self.pending if letter.asks and not letter.command], "somebody waits for ever"
+        assert not [message for message in self.pending if message.asks and not message.command], (
+            "somebody waits for ever"
+        )
         self.nothing_is_lost_or_doubled()
         self.what_was_said_first_is_taken_first()
 
@@ -327,20 +335,20 @@ TestAConversation = InboxMachine.TestCase
 
 
 def test_by_default_the_next_turn_takes_all_that_is_pending() -> None:
-    mail = tuple(PendingMessage(seq=seq) for seq in range(1, 401))
-    assert decide_next_step(mail) == BeginTurn(tuple(range(1, 401)))
-    assert decide_next_step(mail, running=RunningTurn(op=500, at_boundary=True)) == ContinueTurn()
+    messages = tuple(PendingMessage(seq=seq) for seq in range(1, 401))
+    assert decide_next_step(messages) == BeginTurn(tuple(range(1, 401)))
+    assert decide_next_step(messages, running=RunningTurn(op=500, at_boundary=True)) == ContinueTurn()
 
 
 def test_a_turn_takes_no_more_than_it_may_and_the_rest_stays_for_the_next() -> None:
-    mail = tuple(PendingMessage(seq=seq) for seq in range(1, 1_201))
-    assert decide_next_step(mail) == BeginTurn(tuple(range(1, 501)))
-    assert decide_next_step(mail[500:]) == BeginTurn(tuple(range(501, 1_001)))
+    messages = tuple(PendingMessage(seq=seq) for seq in range(1, 1_201))
+    assert decide_next_step(messages) == BeginTurn(tuple(range(1, 501)))
+    assert decide_next_step(messages[500:]) == BeginTurn(tuple(range(501, 1_001)))
 
 
 def test_however_much_chatter_comes_before_it_a_question_is_in_the_turn_it_starts() -> None:
-    mail = (*(PendingMessage(seq=seq, asks=False) for seq in range(1, 1_001)), PendingMessage(seq=1_001))
-    assert decide_next_step(mail) == BeginTurn(tuple(range(1, 1_002)))
+    messages = (*(PendingMessage(seq=seq, asks=False) for seq in range(1, 1_001)), PendingMessage(seq=1_001))
+    assert decide_next_step(messages) == BeginTurn(tuple(range(1, 1_002)))
 
 
 def test_a_command_neither_starts_a_turn_nor_interrupts_one() -> None:

@@ -50,7 +50,7 @@ def test_jitter_spreads_a_crowd_over_half_the_wait(attempt: int, one: float, oth
 
 @settings(deadline=None)
 @given(st.integers(MAX_ATTEMPTS, 10**30), JITTER)
-def test_after_the_last_attempt_it_is_parked_for_good(attempt: int, jitter: float) -> None:
+def test_after_the_last_attempt_it_is_dead_lettered_for_good(attempt: int, jitter: float) -> None:
     assert retry_delay_seconds(attempt, jitter=jitter) is None
 
 
@@ -69,9 +69,9 @@ def test_an_outage_of_days_is_waited_out() -> None:
         (DeliveryGuarantee.PROBE, "hold", "probe"),
         (DeliveryGuarantee.PROBE, "resend", "probe"),
         (DeliveryGuarantee.BLIND, "hold", "hold"),
-        (DeliveryGuarantee.BLIND, "resend", "gamble"),
+        (DeliveryGuarantee.BLIND, "resend", "blind_resend"),
         (DeliveryGuarantee.UNACKNOWLEDGED, "hold", "hold"),
-        (DeliveryGuarantee.UNACKNOWLEDGED, "resend", "gamble"),
+        (DeliveryGuarantee.UNACKNOWLEDGED, "resend", "blind_resend"),
     ],
 )
 def test_what_is_in_doubt_is_resolved_as_the_far_side_allows(

@@ -32,55 +32,61 @@ def refuse_with_echo(server: LoopbackServer, call: str, status: int, *tokens: st
     server.plan_fault(call, "answer", answer=LoopbackResponse.json(told, status=status))
 
 
-async def _write(text: str, phone: TelegramServer, game: discord.RemoteDiscord, office: slack.RemoteSlack) -> None:
-    await phone.write_message(text)
-    await game.write(text, to=game.chat)
-    await office.write(text, to=office.chat)
+async def _write(
+    text: str, telegram_server: TelegramServer, discord_server: discord.RemoteDiscord, slack_server: slack.RemoteSlack
+) -> None:
+    await telegram_server.write_message(text)
+    await discord_server.write(text, to=discord_server.chat)
+    await slack_server.write(text, to=slack_server.chat)
 
 
 async def test_no_token_is_found_anywhere_and_everything_is_its_owner_s_alone(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         m = await stack.enter_async_context(ModelServer(key=KEY))
-        phone = (await stack.enter_async_context(telegram.open_remote_telegram())).server
-        game = await stack.enter_async_context(discord.open_remote_discord())
-        office = await stack.enter_async_context(slack.open_remote_slack())
+        telegram_server = (await stack.enter_async_context(telegram.open_remote_telegram())).server
+        discord_server = await stack.enter_async_context(discord.open_remote_discord())
+        slack_server = await stack.enter_async_context(slack.open_remote_slack())
         accounts: dict[str, dict[str, Any]] = {
-            "telegram": {"token_env": "TELEGRAM", "base_url": phone.url, "poll_seconds": 1},
-            "discord": {"token_env": "DISCORD", "base_url": game.server.api},
-            "slack": {"bot_token_env": "BOT", "app_token_env": "APP", "base_url": f"{office.server.url}/api/"},
+            "telegram": {"token_env": "TELEGRAM", "base_url": telegram_server.url, "poll_seconds": 1},
+            "discord": {"token_env": "DISCORD", "base_url": discord_server.server.api},
+            "slack": {"bot_token_env": "BOT", "app_token_env": "APP", "base_url": f"{slack_server.server.url}/api/"},
         }
         platforms = {name: {"main": {**it, "access": {"direct": ["*"]}}} for name, it in accounts.items()}
         config = json.dumps({"models": {"m": make_model_section(m.openai)}, "platforms": platforms})
         m.default = lambda _: ModelServerReply(text="short", stream=False)
-        async with RunningGateway(tmp_path, config, env=ENV) as town:
-            await town.wait_until(
-                lambda: game.server.identified == 1
+        async with RunningGateway(tmp_path, config, env=ENV) as gateway:
+            await gateway.wait_until(
+                lambda: discord_server.server.identified == 1
             )  # a first word before that would not be found there
-            await _write("hello", phone, game, office)
-            await town.wait_until(
+            await _write("hello", telegram_server, discord_server, slack_server)
+            await gateway.wait_until(
                 lambda: bool(
-                    phone.list_bot_texts(1001) and game.list_shown(game.chat) and office.list_shown(office.chat)
+                    telegram_server.list_bot_texts(1001)
+                    and discord_server.list_shown(discord_server.chat)
+                    and slack_server.list_shown(slack_server.chat)
                 )
             )
-            await town.wait_until_idle()
-            refuse_with_echo(phone, "sendMessage", 400, telegram.TOKEN)
-            refuse_with_echo(phone, "getUpdates", 502, telegram.TOKEN)
-            refuse_with_echo(game.server, "POST messages", 400, discord.TOKEN)
-            refuse_with_echo(office.server, "chat.postMessage", 200, slack.BOT_TOKEN, slack.APP_TOKEN)
-            await _write("once more", phone, game, office)
+            await gateway.wait_until_idle()
+            refuse_with_echo(telegram_server, "sendMessage", 400, telegram.TOKEN)
+            refuse_with_echo(telegram_server, "getUpdates", 502, telegram.TOKEN)
+            refuse_with_echo(discord_server.server, "POST messages", 400, discord.TOKEN)
+            refuse_with_echo(slack_server.server, "chat.postMessage", 200, slack.BOT_TOKEN, slack.APP_TOKEN)
+            await _write("once more", telegram_server, discord_server, slack_server)
 
             async def refused() -> bool:
-                return len(await town.app.store.list_dead_letters()) == 3
+                return len(await gateway.app.store.list_dead_letters()) == 3
 
-            await town.wait_until(refused)
-            await town.wait_until_idle()
-            about = str(town.app.describe())
-        assert not [canary for canary in CANARIES if canary in about + town.log.getvalue()]
-        files = [path for path in town.home.path.rglob("*") if path.is_file() and path.name != ".env"]
+            await gateway.wait_until(refused)
+            await gateway.wait_until_idle()
+            about = str(gateway.app.describe())
+        assert not [canary for canary in CANARIES if canary in about + gateway.log.getvalue()]
+        files = [path for path in gateway.home.path.rglob("*") if path.is_file() and path.name != ".env"]
         assert {"everhold.db", "config.yaml"} <= {path.name for path in files}
         found = [(path.name, canary) for path in files for canary in CANARIES if canary.encode() in path.read_bytes()]
         assert found == []
-        modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in [town.home.path, *town.home.path.rglob("*")]}
+        modes = {
+            path: stat.S_IMODE(path.lstat().st_mode) for path in [gateway.home.path, *gateway.home.path.rglob("*")]
+        }
         made = {
             path: oct(mode) for path, mode in modes.items() if path.name != "config.yaml"
         }  # the test wrote that one

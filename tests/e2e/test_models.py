@@ -208,7 +208,7 @@ async def test_while_every_model_is_down_messages_are_kept_and_one_turn_answers_
         await t.assert_sound()
 
 
-async def test_what_is_too_long_is_folded_and_answered(tmp_path: Path, server: ModelServer) -> None:
+async def test_a_request_that_is_too_long_is_compressed_and_answered(tmp_path: Path, server: ModelServer) -> None:
     server.context_tokens = 2_500
     server.default = ModelServerReply(text="Noted.")
     compression = {"model": "offline", "keep_exchanges": 1}
@@ -294,29 +294,29 @@ def test_a_gateway_killed_in_the_middle_of_a_stream_replies_once(tmp_path: Path,
     text = "one two three four five six seven eight"
     server.default = ModelServerReply(text=text, pause_seconds=0.05)
     with server.threaded():
-        house = CommandHome(tmp_path / "home", plugin)
-        (house.path / "config.yaml").write_text(config({"m": make_model_section(server.openai)}))
-        (house.path / ".env").touch(mode=0o600)
-        (house.path / ".env").write_text(f"MODEL_KEY={KEY}\n")
+        command_home = CommandHome(tmp_path / "home", plugin)
+        (command_home.path / "config.yaml").write_text(config({"m": make_model_section(server.openai)}))
+        (command_home.path / ".env").touch(mode=0o600)
+        (command_home.path / ".env").write_text(f"MODEL_KEY={KEY}\n")
         try:
-            gateway = house.start_gateway()
-            sending = house.start_command("send", "count", "--timeout", "300")
+            gateway = command_home.start_gateway()
+            sending = command_home.start_command("send", "count", "--timeout", "300")
             wait_until(lambda: server.requests)
             time.sleep(0.05 * words)
             gateway.kill()
-            house.start_gateway()
+            command_home.start_gateway()
             sending.wait(timeout=LIMIT_SECONDS)
-            wait_until(lambda: house.run("sessions", "list", "--json").json["sessions"][0]["pending"] == 0)
+            wait_until(lambda: command_home.run("sessions", "list", "--json").json["sessions"][0]["pending"] == 0)
 
             def said() -> list[str]:
-                shown = house.run("sessions", "show", "last", "--json").ok().json["entries"]
+                shown = command_home.run("sessions", "show", "last", "--json").ok().json["entries"]
                 return [entry["body"]["text"] for entry in shown if entry["kind"] == "said"]
 
             wait_until(said)
             assert said() == [text]
-            house.run("audit").ok()
+            command_home.run("audit").ok()
         finally:
-            house.close()
+            command_home.close()
 
 
 # -- what it costs -----------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ async def test_usage_and_cost_are_kept_per_turn_agent_person_and_day(tmp_path: P
             assert usage.usd == pytest.approx((usage.input * 2 + usage.output * 10) / 1e6)
             assert usage.input > 0
         spent = {
-            purse: await t.app.store.get_spend(purse, day) for purse in ("agent:main", "agent:other", "person:ada")
+            budget: await t.app.store.get_spend(budget, day) for budget in ("agent:main", "agent:other", "person:ada")
         }
         total = sum(usage.usd for usage in usages)
         assert spent["agent:main"].usd + spent["agent:other"].usd == pytest.approx(total)
@@ -470,11 +470,11 @@ async def test_what_a_call_may_cost_is_held_until_what_it_cost_is_committed(
     budget = {"tokens_per_day": 1_000_000, "background": {"tokens_per_day": 1_000_000}}
     async with run_gateway(tmp_path, server, budget=budget) as t:
         held: list[int] = []
-        told, purses = t.app.store.on_commit, t.app.supervisor.budgets
+        told, budgets = t.app.store.on_commit, t.app.supervisor.budgets
 
         def committed(change: Change) -> None:
             told(change)
-            held.extend([purses.get_reserved("agent:main").tokens] if change.spends else [])
+            held.extend([budgets.get_reserved("agent:main").tokens] if change.spends else [])
 
         t.app.store.on_commit = committed
         assert await t.send_and_wait("hello") == "Well."
@@ -482,7 +482,7 @@ async def test_what_a_call_may_cost_is_held_until_what_it_cost_is_committed(
         await t.wait_until(lambda: len(held) >= 3)
         await t.wait_until_idle()
         assert all(tokens > 4_000 for tokens in held)
-        assert purses.get_reserved("agent:main").tokens == 0
+        assert budgets.get_reserved("agent:main").tokens == 0
 
 
 # -- the configuration -------------------------------------------------------------------------------------------------

@@ -42,47 +42,51 @@ async def model() -> AsyncIterator[ModelServer]:
 
 
 async def test_on_discord(tmp_path: Path, model: ModelServer) -> None:
-    async with open_remote_discord() as stage:
-        server = stage.server
-        access = {"direct": ["discord:1001"], "groups": {stage.group: ["discord:1001"]}}
+    async with open_remote_discord() as remote:
+        server = remote.server
+        access = {"direct": ["discord:1001"], "groups": {remote.group: ["discord:1001"]}}
         account = {"token_env": "BOT", "base_url": server.api, "access": access}
         async with run_gateway(tmp_path, "discord", account, model, f"BOT={TOKEN}") as running:
-            await server.write_message(f"<@{server.bots[TOKEN].id}> tell me all", channel=stage.group)
-            await running.wait_until(lambda: "Paragraph 13" in "".join(it.text for it in stage.list_shown(stage.group)))
+            await server.write_message(f"<@{server.bots[TOKEN].id}> tell me all", channel=remote.group)
+            await running.wait_until(
+                lambda: "Paragraph 13" in "".join(it.text for it in remote.list_shown(remote.group))
+            )
             await running.wait_until_idle()
-            shown = stage.list_shown(stage.group)
+            shown = remote.list_shown(remote.group)
             assert len(shown) >= 4
             assert max(len(it.text) for it in shown) <= 2000
             assert "".join("".join(it.text for it in shown).split()) == "".join(LONG.split())
-            assert server.messages[stage.group][shown[0].id]["edited_timestamp"], "it was seen growing"
-            assert stage.group in server.typing
-            await server.use_command("status", channel=stage.group)
-            await running.wait_until(lambda: len(stage.list_shown(stage.group)) > len(shown))
+            assert server.messages[remote.group][shown[0].id]["edited_timestamp"], "it was seen growing"
+            assert remote.group in server.typing
+            await server.use_command("status", channel=remote.group)
+            await running.wait_until(lambda: len(remote.list_shown(remote.group)) > len(shown))
             await running.assert_sound()
 
 
 async def test_on_slack(tmp_path: Path, model: ModelServer) -> None:
-    async with open_remote_slack() as stage:
-        server = stage.server
+    async with open_remote_slack() as remote:
+        server = remote.server
         url = f"{server.url}/api/"
-        access = {"direct": ["slack:UADA"], "groups": {stage.group: ["slack:UADA"]}}
+        access = {"direct": ["slack:UADA"], "groups": {remote.group: ["slack:UADA"]}}
         account = {"bot_token_env": "BOT", "app_token_env": "APP", "base_url": url, "access": access}
         async with run_gateway(tmp_path, "slack", account, model, f"BOT={BOT_TOKEN}\nAPP={APP_TOKEN}") as running:
             released = model.hold()
             server.ack_seconds = LIMIT_SECONDS
-            parent = await server.write_message("a topic", channel=stage.group)
-            await server.write_message(f"<@{server.apps[0].user}> tell me all", channel=stage.group, thread=parent)
+            parent = await server.write_message("a topic", channel=remote.group)
+            await server.write_message(f"<@{server.apps[0].user}> tell me all", channel=remote.group, thread=parent)
             # Slack waits for three seconds, and so for no answer
             await running.wait_until(lambda: len(model.requests) >= 1 and len(server.apps[0].confirmed) >= 2)
             released.set()
-            await running.wait_until(lambda: "Paragraph 13" in "".join(it.text for it in stage.list_shown(stage.group)))
+            await running.wait_until(
+                lambda: "Paragraph 13" in "".join(it.text for it in remote.list_shown(remote.group))
+            )
             await running.wait_until_idle()
-            shown = server.list_shown_messages(stage.group)
+            shown = server.list_shown_messages(remote.group)
             assert len(shown) >= 2
             assert {it["thread_ts"] for it in shown} == {parent}, "it is answered where it was asked"
             assert "".join(from_mrkdwn(it["text"], names={}) for it in shown) == LONG
             # what has to be escaped is longer there than an edit may be: then it is said anew, and the draft goes
             assert {"chat.update", "chat.delete"} <= {name for name, _ in server.calls}
-            await server.use_command("/everhold", "status", channel=stage.group)
-            await running.wait_until(lambda: len(server.list_shown_messages(stage.group)) > len(shown))
+            await server.use_command("/everhold", "status", channel=remote.group)
+            await running.wait_until(lambda: len(server.list_shown_messages(remote.group)) > len(shown))
             await running.assert_sound()

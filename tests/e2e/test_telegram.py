@@ -49,87 +49,87 @@ def config(telegram: TelegramServer, model: ModelServer, account: str = "", **mo
 ENV = f"MODEL_KEY={KEY}\nBOT={TOKEN}\n"
 
 
-async def wait_for_replies(town: RunningGateway, telegram: TelegramServer, chat: int, count: int) -> list[str]:
-    await town.wait_until(lambda: len(telegram.list_bot_texts(chat)) >= count)
+async def wait_for_replies(gateway: RunningGateway, telegram: TelegramServer, chat: int, count: int) -> list[str]:
+    await gateway.wait_until(lambda: len(telegram.list_bot_texts(chat)) >= count)
     return telegram.list_bot_texts(chat)
 
 
 async def test_somebody_who_is_let_in_is_answered(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
-    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as town:
+    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
         await telegram.write_message("hello")
-        assert await wait_for_replies(town, telegram, 1001, 1) == ["You said: Ada: hello"]
+        assert await wait_for_replies(gateway, telegram, 1001, 1) == ["You said: Ada: hello"]
         assert telegram.typing, "it was seen to be at work"
-        (account,) = town.app.describe()["accounts"]
+        (account,) = gateway.app.describe()["accounts"]
         assert (account["platform"], account["listening"]) == ("telegram", True)
-        (session,) = await town.app.store.list_sessions()
+        (session,) = await gateway.app.store.list_sessions()
         assert session.address == "agent:main:telegram:dm:1001"
-        await town.wait_until_idle()
-        await town.assert_sound()
+        await gateway.wait_until_idle()
+        await gateway.assert_sound()
 
 
 async def test_a_reply_grows_in_one_message(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
     text = "It began on a Tuesday, " + "and it went on and on, " * 40
     model.add_steps(ModelServerReply(text=text, pause_seconds=0.01))
-    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as town:
+    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
         await telegram.write_message("tell me a story")
-        await town.wait_until(lambda: telegram.list_bot_texts(1001) == [text])
+        await gateway.wait_until(lambda: telegram.list_bot_texts(1001) == [text])
         (shown,) = [it for it in telegram.list_shown_messages(1001) if it.sender_id != 1001]
         assert shown.edits >= 1, "it was seen to grow, and the final text took its place"
-        await town.wait_until_idle()
-        await town.assert_sound()
+        await gateway.wait_until_idle()
+        await gateway.assert_sound()
 
 
 async def test_a_long_reply_comes_in_parts(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
     text = "A paragraph of some length. " * 400
     model.add_steps(ModelServerReply(text=text, stream=False))
-    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as town:
+    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
         await telegram.write_message("everything, please")
-        await town.wait_until(lambda: "".join(telegram.list_bot_texts(1001)) == text)
+        await gateway.wait_until(lambda: "".join(telegram.list_bot_texts(1001)) == text)
         assert len(telegram.list_bot_texts(1001)) == 3
 
 
 async def test_a_stranger_is_paired_and_then_answered(
     tmp_path: Path, telegram: TelegramServer, model: ModelServer
 ) -> None:
-    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as town:
+    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
         await telegram.write_message("let me in", user=666, name="Eve")
-        (told,) = await wait_for_replies(town, telegram, 666, 1)
+        (told,) = await wait_for_replies(gateway, telegram, 666, 1)
         found = re.search(r"[A-Z2-9]{4}-[A-Z2-9]{4}", told)
         assert found
         assert not model.requests, "no model is asked on behalf of a stranger"
-        await client_of(town.app).approve_pairing(found[0], person="")
-        assert (await wait_for_replies(town, telegram, 666, 2))[1] == "You are let in. What can I do for you?"
+        await client_of(gateway.app).approve_pairing(found[0], person="")
+        assert (await wait_for_replies(gateway, telegram, 666, 2))[1] == "You have access now. What can I do for you?"
         await telegram.write_message("thank you", user=666)
-        assert (await wait_for_replies(town, telegram, 666, 3))[2] == "You said: Ada: thank you"
-        assert found[0] not in town.log.getvalue()
+        assert (await wait_for_replies(gateway, telegram, 666, 3))[2] == "You said: Ada: thank you"
+        assert found[0] not in gateway.log.getvalue()
 
 
 async def test_accounts_change_while_it_runs(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
-    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as town:
+    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
         await telegram.write_message("one")
-        await wait_for_replies(town, telegram, 1001, 1)
+        await wait_for_replies(gateway, telegram, 1001, 1)
         telegram.add_bot(OTHER, username="other_bot")
-        town.write_secrets(ENV.replace(TOKEN, OTHER))
+        gateway.write_secrets(ENV.replace(TOKEN, OTHER))
         await telegram.write_message("two")
-        await town.wait_until(lambda: any(name == "getUpdates" for name, _ in telegram.calls[-3:]))
-        await town.app.watcher.get_fresh_settings()
+        await gateway.wait_until(lambda: any(name == "getUpdates" for name, _ in telegram.calls[-3:]))
+        await gateway.app.watcher.get_fresh_settings()
         # the old bot is left with what it was not asked for any more; the new one hears
         before = len(telegram.list_bot_texts(1001))
         await telegram.write_message("three")
-        await town.wait_until(lambda: "You said: Ada: three" in telegram.list_bot_texts(1001)[before - 1 :])
+        await gateway.wait_until(lambda: "You said: Ada: three" in telegram.list_bot_texts(1001)[before - 1 :])
 
 
 async def test_a_missing_token_disables_the_account_and_nothing_else(
     tmp_path: Path, telegram: TelegramServer, model: ModelServer
 ) -> None:
-    async with RunningGateway(tmp_path, config(telegram, model), env=f"MODEL_KEY={KEY}\n") as town:
-        assert await town.send_and_wait("hello") == "You said: hello"
-        (problem,) = town.app.describe()["problems"]
+    async with RunningGateway(tmp_path, config(telegram, model), env=f"MODEL_KEY={KEY}\n") as gateway:
+        assert await gateway.send_and_wait("hello") == "You said: hello"
+        (problem,) = gateway.app.describe()["problems"]
         assert (problem["disables"], "BOT=" in problem["remedy"]) == ("platforms.telegram.main", True)
         await telegram.write_message("anybody?")
-        town.write_secrets(ENV)
-        await town.app.watcher.get_fresh_settings()
-        assert await wait_for_replies(town, telegram, 1001, 1) == ["You said: Ada: anybody?"], (
+        gateway.write_secrets(ENV)
+        await gateway.app.watcher.get_fresh_settings()
+        assert await wait_for_replies(gateway, telegram, 1001, 1) == ["You said: Ada: anybody?"], (
             "and what was written meanwhile is heard"
         )
 
@@ -139,14 +139,14 @@ async def test_a_lost_answer_follows_the_policy_and_is_counted(
     tmp_path: Path, telegram: TelegramServer, model: ModelServer, policy: str, shown: int
 ) -> None:
     model.default = lambda _: ModelServerReply(text="short", stream=False)
-    async with RunningGateway(tmp_path, config(telegram, model, f", in_doubt: {policy}"), env=ENV) as town:
-        town.app.supervisor.send_deadline = 1.0  # until then a request may still be carried out
+    async with RunningGateway(tmp_path, config(telegram, model, f", in_doubt: {policy}"), env=ENV) as gateway:
+        gateway.app.supervisor.send_deadline = 1.0  # until then a request may still be carried out
         telegram.plan_fault("sendMessage", "drop after")
         await telegram.write_message("hello")
-        await wait_for_replies(town, telegram, 1001, shown)
-        await town.wait_until_idle()
+        await wait_for_replies(gateway, telegram, 1001, shown)
+        await gateway.wait_until_idle()
         assert telegram.list_bot_texts(1001) == ["short"] * shown
-        status = await client_of(town.app).show_status()
+        status = await client_of(gateway.app).show_status()
         assert status["in_doubt"] == 1, "whichever way, somebody can see it"
 
 
@@ -156,105 +156,105 @@ async def test_what_is_sent_while_it_is_down_is_answered_once(
     model.default = lambda received: ModelServerReply(
         text="noted: " + received.json["messages"][-1]["content"], stream=False
     )
-    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as town:
+    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
         await telegram.write_message("one")
-        await wait_for_replies(town, telegram, 1001, 1)
+        await wait_for_replies(gateway, telegram, 1001, 1)
     for text in ("two", "three"):
         await telegram.write_message(text)
-    async with town:
-        await town.wait_until(lambda: "three" in "".join(telegram.list_bot_texts(1001)))
-        await town.wait_until_idle()
-        (session,) = await town.app.store.list_sessions()
-        assert await town.read_heard(session.id) == ["one", "two", "three"]
-        await town.assert_sound()
+    async with gateway:
+        await gateway.wait_until(lambda: "three" in "".join(telegram.list_bot_texts(1001)))
+        await gateway.wait_until_idle()
+        (session,) = await gateway.app.store.list_sessions()
+        assert await gateway.read_heard(session.id) == ["one", "two", "three"]
+        await gateway.assert_sound()
 
 
 async def test_a_halt_word_ends_what_runs_in_a_group(
     tmp_path: Path, telegram: TelegramServer, model: ModelServer
 ) -> None:
     model.default = lambda _: ModelServerReply(text="on and on " * 500, pause_seconds=0.05)
-    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as town:
+    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
         await telegram.write_message("/status", chat=-100)
-        await wait_for_replies(town, telegram, -100, 1)
+        await wait_for_replies(gateway, telegram, -100, 1)
         await telegram.write_message("@everhold_bot talk", chat=-100)
-        await town.wait_until(lambda: any("on and on" in text for text in telegram.list_bot_texts(-100)))
+        await gateway.wait_until(lambda: any("on and on" in text for text in telegram.list_bot_texts(-100)))
         await telegram.write_message("/halt", chat=-100)
-        await town.wait_until(lambda: any("Halted" in text for text in telegram.list_bot_texts(-100)))
-        await town.wait_until_idle()
+        await gateway.wait_until(lambda: any("Halted" in text for text in telegram.list_bot_texts(-100)))
+        await gateway.wait_until_idle()
         (draft,) = [text for text in telegram.list_bot_texts(-100) if "on and on" in text]
         assert draft.endswith("… (stopped)"), "what was seen of it does not look as if more would come"
         asked = len(model.requests)
         await telegram.write_message("@everhold_bot are you there?", chat=-100)
         await telegram.wait_until_confirmed(TOKEN)
-        await town.wait_until_idle()
+        await gateway.wait_until_idle()
         assert len(model.requests) == asked
         await telegram.write_message("/wake", chat=-100)
         model.default = lambda _: ModelServerReply(text="here I am", stream=False)
         await telegram.write_message("@everhold_bot and now?", chat=-100)
-        await town.wait_until(lambda: "here I am" in telegram.list_bot_texts(-100))
-        await town.assert_sound()
+        await gateway.wait_until(lambda: "here I am" in telegram.list_bot_texts(-100))
+        await gateway.assert_sound()
 
 
 async def test_no_secret_is_written_anywhere(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
-    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as town:
-        town.app.supervisor.send_deadline = 1.0
+    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
+        gateway.app.supervisor.send_deadline = 1.0
         telegram.plan_fault("sendMessage", "drop before")
         telegram.plan_fault("getUpdates", "drop after")
         await telegram.write_message("hello")
-        await wait_for_replies(town, telegram, 1001, 1)
-        status = str(await client_of(town.app).show_status())
+        await wait_for_replies(gateway, telegram, 1001, 1)
+        status = str(await client_of(gateway.app).show_status())
     for file in [
         file
         for file in tmp_path.rglob("*")  # noqa: ASYNC240  # nothing else is waiting
         if file.is_file() and file.name != ".env"
     ]:
         assert TOKEN.encode() not in file.read_bytes(), file
-    assert TOKEN not in town.log.getvalue() + status
+    assert TOKEN not in gateway.log.getvalue() + status
 
 
 async def test_a_group_that_becomes_a_supergroup_keeps_its_session(
     tmp_path: Path, telegram: TelegramServer, model: ModelServer
 ) -> None:
-    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as town:
+    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
         await telegram.write_message("@everhold_bot one", chat=-100)
-        await wait_for_replies(town, telegram, -100, 1)
+        await wait_for_replies(gateway, telegram, -100, 1)
         await telegram.upgrade_group(-100, -1009)
         await telegram.write_message("@everhold_bot two", chat=-1009)
-        assert await wait_for_replies(town, telegram, -1009, 1) == ["You said: Ada: @everhold_bot two"]
-        (session,) = await town.app.store.list_sessions()
+        assert await wait_for_replies(gateway, telegram, -1009, 1) == ["You said: Ada: @everhold_bot two"]
+        (session,) = await gateway.app.store.list_sessions()
         assert session.address.startswith("agent:main:telegram:group:-100:")
         assert "@everhold_bot one" in str(model.requests[-1].body), "it remembers"
-        await town.wait_until_idle()
-        await town.assert_sound()
+        await gateway.wait_until_idle()
+        await gateway.assert_sound()
 
 
 async def test_a_group_that_moved_while_an_answer_was_made_gets_it(
     tmp_path: Path, telegram: TelegramServer, model: ModelServer
 ) -> None:
-    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as town:
+    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
         telegram.chat_errors[-100] = TelegramServerError(
             400, "Bad Request: group chat was upgraded", migrate_to_chat_id=-1009
         )
         await telegram.write_message("@everhold_bot one", chat=-100)
-        assert await wait_for_replies(town, telegram, -1009, 1) == ["You said: Ada: @everhold_bot one"]
+        assert await wait_for_replies(gateway, telegram, -1009, 1) == ["You said: Ada: @everhold_bot one"]
         await telegram.write_message("@everhold_bot two", chat=-1009)  # and nobody ever told that it moved
-        await wait_for_replies(town, telegram, -1009, 2)
-        assert len(await town.app.store.list_sessions()) == 1
+        await wait_for_replies(gateway, telegram, -1009, 2)
+        assert len(await gateway.app.store.list_sessions()) == 1
 
 
 async def test_a_file_goes_with_a_reply(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
     call = ToolCall(id="c1", tool="attach", arguments={"name": "table.csv", "text": "a,b"})
     model.add_steps(ModelServerReply(text="", calls=(call,)), ModelServerReply(text="Here it is."))
     settings = config(telegram, model).replace("tools: []", "tools: [attach]")
-    async with RunningGateway(tmp_path, settings, env=ENV) as town:
+    async with RunningGateway(tmp_path, settings, env=ENV) as gateway:
         await telegram.write_message("as a table, please")
-        await town.wait_until(lambda: any(it.file for it in telegram.list_shown_messages(1001)))
-        await town.wait_until_idle()
+        await gateway.wait_until(lambda: any(it.file for it in telegram.list_shown_messages(1001)))
+        await gateway.wait_until_idle()
         assert [it.file or it.text for it in telegram.list_shown_messages(1001)][1:] == [
             "Here it is.",
             ("table.csv", b"a,b"),
         ]
-        await town.assert_sound()
+        await gateway.assert_sound()
 
 
 async def test_an_account_that_gets_another_token_while_it_sends_says_what_it_had_to_say(
@@ -262,17 +262,17 @@ async def test_an_account_that_gets_another_token_while_it_sends_says_what_it_ha
 ) -> None:
     """The send hangs at the old bot until it is given up; the new one takes it from there, and that is counted."""
     model.default = lambda received: ModelServerReply(text=received.json["messages"][-1]["content"], stream=False)
-    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as town:
-        town.app.supervisor.send_deadline = 1.0
+    async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
+        gateway.app.supervisor.send_deadline = 1.0
         telegram.plan_fault("sendMessage", "hang")
         await telegram.write_message("one")
-        await town.wait_until(telegram.held.is_set)
+        await gateway.wait_until(telegram.held.is_set)
         telegram.add_bot(OTHER, username="other_bot")
-        town.write_secrets(ENV.replace(TOKEN, OTHER))
-        await town.app.watcher.get_fresh_settings()
+        gateway.write_secrets(ENV.replace(TOKEN, OTHER))
+        await gateway.app.watcher.get_fresh_settings()
         await telegram.write_message("two")
-        await wait_for_replies(town, telegram, 1001, 2)
-        await town.wait_until_idle()
+        await wait_for_replies(gateway, telegram, 1001, 2)
+        await gateway.wait_until_idle()
         assert telegram.list_bot_texts(1001) == ["Ada: one", "Ada: two"]
-        assert (await client_of(town.app).show_status())["in_doubt"] == 1
-        await town.assert_sound()
+        assert (await client_of(gateway.app).show_status())["in_doubt"] == 1
+        await gateway.assert_sound()

@@ -17,18 +17,18 @@ from everhold.testing.gateway import InProcessGateway
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[InProcessGateway]:
-    house = InProcessGateway(tmp_path)
-    with house.run_started():
-        yield house
+def gateway(tmp_path: Path) -> Iterator[InProcessGateway]:
+    gateway = InProcessGateway(tmp_path)
+    with gateway.run_started():
+        yield gateway
 
 
 class FailingStore:
     """A store that cannot do what is asked of it, until it is `over`."""
 
-    def __init__(self, house: InProcessGateway, error: StoreError) -> None:
-        assert house.process is not None
-        self.disk = house.process.disk
+    def __init__(self, gateway: InProcessGateway, error: StoreError) -> None:
+        assert gateway.process is not None
+        self.disk = gateway.process.disk
         self.error = error
         self.over = False
         self.met = 0

@@ -43,18 +43,18 @@ def obey_last_order(request: ModelRequest) -> ModelResponse:
 
 
 def add_memory_tools(
-    house: InProcessGateway, *, notices: bool = True, page: str = "", limits: dict[str, int] | None = None
+    gateway: InProcessGateway, *, notices: bool = True, page: str = "", limits: dict[str, int] | None = None
 ) -> FactCache:
     """Give the agent its memory tools, and `fetch`, which returns a page."""
-    facts = FactCache(house.store)
+    facts = FactCache(gateway.store)
     tools: dict[str, Tool] = dict(build_memory_tools(facts, limits=limits or {"user": 200, "memory": 200}))
-    house.runtimes.tools = {
+    gateway.runtimes.tools = {
         **tools,
         "fetch": FakeTool("fetch", ToolEffect.PURE, act=lambda _a, _c: ToolResult(text=page)),
     }
-    house.runtimes.model = house.runtimes.summariser = FakeModel(obey_last_order)
-    house.runtimes.settings.update(facts=facts, memory_notices=notices)
-    house.runtimes.memories = house.runtimes.memories or {"a": FindingProvider()}
+    gateway.runtimes.model = gateway.runtimes.summariser = FakeModel(obey_last_order)
+    gateway.runtimes.settings.update(facts=facts, memory_notices=notices)
+    gateway.runtimes.memories = gateway.runtimes.memories or {"a": FindingProvider()}
     return facts
 
 
@@ -62,9 +62,9 @@ def add(text: str, target: str = "user") -> tuple[str, dict[str, Any]]:
     return "memory", {"action": "add", "target": target, "content": text}
 
 
-def shown(house: InProcessGateway, turn: int = -1) -> str:
+def shown(gateway: InProcessGateway, turn: int = -1) -> str:
     """All that the model was shown."""
-    return "\n".join(message.text for message in house.runtimes.model.requests[turn].messages)
+    return "\n".join(message.text for message in gateway.runtimes.model.requests[turn].messages)
 
 
 class FindingProvider(FakeMemoryProvider):

@@ -34,168 +34,172 @@ def sent(platform: FakePlatform) -> list[str]:
 
 
 @pytest.fixture
-def desk(house: InProcessGateway) -> InProcessGateway:
-    house.runtimes.tools["attach"] = AttachTool(house.store)
-    return house
+def gateway(gateway: InProcessGateway) -> InProcessGateway:
+    gateway.runtimes.tools["attach"] = AttachTool(gateway.store)
+    return gateway
 
 
-def send_letter(house: InProcessGateway, **more: Any) -> str:
+def send_letter(gateway: InProcessGateway, **more: Any) -> str:
     """Ada sends a letter along."""
     letter = build_attachment(LETTER, name="letter.txt", media="text/plain")
-    return house.send_message("look at this", attachments=(letter,), files=(LETTER,), **more).session
+    return gateway.send_message("look at this", attachments=(letter,), files=(LETTER,), **more).session
 
 
 class TestWhatIsAttached:
-    def test_a_file_of_the_conversation_goes_with_the_reply_by_name_or_id(self, desk: InProcessGateway) -> None:
-        send_letter(desk)
+    def test_a_file_of_the_conversation_goes_with_the_reply_by_name_or_id(self, gateway: InProcessGateway) -> None:
+        send_letter(gateway)
         blob = build_attachment(LETTER).blob
         for wanted in ("letter.txt", blob, blob[:12]):
-            desk.runtimes.model = asks({"file": wanted})
-            desk.platform.shown_messages.clear()
-            desk.send_message("send it back")
-            assert sent(desk.platform) == ["Here you are.", "letter.txt"]
-            (file,) = [out.file for out in desk.platform.shown_messages if out.file]
-            assert desk.run(desk.store.get_blob(file.blob)) == LETTER
+            gateway.runtimes.model = asks({"file": wanted})
+            gateway.platform.shown_messages.clear()
+            gateway.send_message("send it back")
+            assert sent(gateway.platform) == ["Here you are.", "letter.txt"]
+            (file,) = [out.file for out in gateway.platform.shown_messages if out.file]
+            assert gateway.run(gateway.store.get_blob(file.blob)) == LETTER
 
-    def test_a_text_becomes_a_file(self, desk: InProcessGateway) -> None:
-        desk.runtimes.model = asks({"name": "../../a/table.csv", "text": "a,b\n1,2\n"})
-        session = desk.send_message("as a table, please").session
-        (said,) = desk.read_bodies(session, Said)
+    def test_a_text_becomes_a_file(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.model = asks({"name": "../../a/table.csv", "text": "a,b\n1,2\n"})
+        session = gateway.send_message("as a table, please").session
+        (said,) = gateway.read_bodies(session, Said)
         (file,) = said.attachments
         assert (file.name, file.media, file.size) == ("table.csv", "text/csv", 8)
-        assert desk.run(desk.store.get_blob(file.blob)) == b"a,b\n1,2\n"
-        assert sent(desk.platform) == ["Here you are.", "table.csv"]
+        assert gateway.run(gateway.store.get_blob(file.blob)) == b"a,b\n1,2\n"
+        assert sent(gateway.platform) == ["Here you are.", "table.csv"]
 
-    def test_what_a_tool_gives_back_is_kept_and_can_be_attached_in_a_later_turn(self, desk: InProcessGateway) -> None:
+    def test_what_a_tool_gives_back_is_kept_and_can_be_attached_in_a_later_turn(
+        self, gateway: InProcessGateway
+    ) -> None:
         class Draws(FakeTool):
             async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
                 return ToolResult(
                     text="drawn", files=(ToolFile(data=b"\x89PNG dots", name="dots.png", media="image/png"),)
                 )
 
-        desk.runtimes.tools["draw"] = Draws("draw", ToolEffect.ONCE)
-        desk.runtimes.model = asks({}, tool="draw", text="done")
-        session = desk.send_message("draw something").session
-        assert sent(desk.platform) == ["done"], "nobody asked for it to be sent"
-        returned = next(body for body in desk.read_bodies(session, Returned) if body.files)
-        assert desk.run(desk.store.get_blob(returned.files[0].blob)) == b"\x89PNG dots"
-        desk.runtimes.model = asks({"file": "dots.png"})
-        desk.send_message("now send it")
-        assert sent(desk.platform)[-1] == "dots.png"
+        gateway.runtimes.tools["draw"] = Draws("draw", ToolEffect.ONCE)
+        gateway.runtimes.model = asks({}, tool="draw", text="done")
+        session = gateway.send_message("draw something").session
+        assert sent(gateway.platform) == ["done"], "nobody asked for it to be sent"
+        returned = next(body for body in gateway.read_bodies(session, Returned) if body.files)
+        assert gateway.run(gateway.store.get_blob(returned.files[0].blob)) == b"\x89PNG dots"
+        gateway.runtimes.model = asks({"file": "dots.png"})
+        gateway.send_message("now send it")
+        assert sent(gateway.platform)[-1] == "dots.png"
 
-    def test_who_says_nothing_with_it_names_it(self, desk: InProcessGateway) -> None:
-        desk.runtimes.model = asks({"name": "a.txt", "text": "one"}, {"name": "b.txt", "text": "two"}, text="")
-        desk.send_message("both")
-        assert sent(desk.platform) == ["a.txt, b.txt", "a.txt", "b.txt"]
+    def test_who_says_nothing_with_it_names_it(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.model = asks({"name": "a.txt", "text": "one"}, {"name": "b.txt", "text": "two"}, text="")
+        gateway.send_message("both")
+        assert sent(gateway.platform) == ["a.txt, b.txt", "a.txt", "b.txt"]
 
     @pytest.mark.parametrize(
         "wanted",
         ["/etc/hostname", "../../etc/hostname", "file:///etc/hostname", "C:\\boot.ini", "log.db", "e3b0", "", "\x00"],
     )
-    def test_a_path_is_never_opened(self, desk: InProcessGateway, wanted: str) -> None:
-        send_letter(desk)
-        desk.runtimes.model = asks({"file": wanted})
-        session = desk.send_message("send me that").session
-        returned = desk.read_bodies(session, Returned)[-1]
+    def test_a_path_is_never_opened(self, gateway: InProcessGateway, wanted: str) -> None:
+        send_letter(gateway)
+        gateway.runtimes.model = asks({"file": wanted})
+        session = gateway.send_message("send me that").session
+        returned = gateway.read_bodies(session, Returned)[-1]
         assert returned.error
         assert not returned.attached
         assert "letter.txt" in returned.text, "it hears what there is"
-        assert not any(out.file for out in desk.platform.shown_messages)
+        assert not any(out.file for out in gateway.platform.shown_messages)
 
-    def test_a_file_of_another_conversation_cannot_be_had_even_by_its_hash(self, desk: InProcessGateway) -> None:
-        send_letter(desk, chat="private")
+    def test_a_file_of_another_conversation_cannot_be_had_even_by_its_hash(self, gateway: InProcessGateway) -> None:
+        send_letter(gateway, chat="private")
         prompt = b"You are a test."
         for blob in (build_attachment(LETTER).blob, build_attachment(prompt).blob):
-            desk.runtimes.model = asks({"file": blob})
-            session = desk.send_message("send me that", chat="elsewhere", who="eve").session
-            assert desk.read_bodies(session, Returned)[-1].error
-        assert not any(out.file for out in desk.platform.shown_messages)
+            gateway.runtimes.model = asks({"file": blob})
+            session = gateway.send_message("send me that", chat="elsewhere", who="eve").session
+            assert gateway.read_bodies(session, Returned)[-1].error
+        assert not any(out.file for out in gateway.platform.shown_messages)
 
-    def test_a_branch_knows_the_files_from_before_it(self, desk: InProcessGateway) -> None:
-        send_letter(desk)
-        desk.send_message("/branch other")
-        desk.runtimes.model = asks({"file": "letter.txt"})
-        desk.send_message("send it back")
-        assert sent(desk.platform)[-1] == "letter.txt"
+    def test_a_branch_knows_the_files_from_before_it(self, gateway: InProcessGateway) -> None:
+        send_letter(gateway)
+        gateway.send_message("/branch other")
+        gateway.runtimes.model = asks({"file": "letter.txt"})
+        gateway.send_message("send it back")
+        assert sent(gateway.platform)[-1] == "letter.txt"
 
 
 class TestWhatIsTooLarge:
-    def test_what_a_chat_does_not_take_is_named_in_the_reply(self, desk: InProcessGateway) -> None:
-        desk.platform.file_limit = 5
-        desk.runtimes.model = asks({"name": "long.txt", "text": "123456"}, {"name": "short.txt", "text": "12345"})
-        desk.send_message("both")
-        assert sent(desk.platform) == [
+    def test_what_a_chat_does_not_take_is_named_in_the_reply(self, gateway: InProcessGateway) -> None:
+        gateway.platform.file_limit = 5
+        gateway.runtimes.model = asks({"name": "long.txt", "text": "123456"}, {"name": "short.txt", "text": "12345"})
+        gateway.send_message("both")
+        assert sent(gateway.platform) == [
             "Here you are.\n[long.txt was not sent: it has 6 bytes, and this chat takes 5]",
             "short.txt",
         ]
 
-    def test_where_no_file_can_be_sent_the_reply_says_so(self, desk: InProcessGateway) -> None:
-        desk.platform.file_limit = 0
-        desk.runtimes.model = asks({"name": "a.txt", "text": "one"})
-        desk.send_message("a file")
-        assert sent(desk.platform) == ["Here you are.\n[a.txt was not sent: files cannot be sent here]"]
+    def test_where_no_file_can_be_sent_the_reply_says_so(self, gateway: InProcessGateway) -> None:
+        gateway.platform.file_limit = 0
+        gateway.runtimes.model = asks({"name": "a.txt", "text": "one"})
+        gateway.send_message("a file")
+        assert sent(gateway.platform) == ["Here you are.\n[a.txt was not sent: files cannot be sent here]"]
 
-    def test_what_turns_out_to_be_too_large_is_named_in_its_place(self, desk: InProcessGateway) -> None:
+    def test_what_turns_out_to_be_too_large_is_named_in_its_place(self, gateway: InProcessGateway) -> None:
         class Small(FakePlatform):
             async def send(self, out: OutgoingMessage) -> str:
                 if out.file is not None:
                     raise TooLong("less, please")
                 return await super().send(out)
 
-        desk.platform = Small()
-        desk.runtimes.platforms["fake", "main"] = desk.platform
-        desk.runtimes.model = asks({"name": "a.txt", "text": "one"})
-        desk.send_message("a file")
-        assert sent(desk.platform) == [
+        gateway.platform = Small()
+        gateway.runtimes.platforms["fake", "main"] = gateway.platform
+        gateway.runtimes.model = asks({"name": "a.txt", "text": "one"})
+        gateway.send_message("a file")
+        assert sent(gateway.platform) == [
             "Here you are.",
             "[a.txt was not sent: its 3 bytes are more than this chat takes]",
         ]
-        assert desk.run(desk.store.list_dead_letters()) == []
+        assert gateway.run(gateway.store.list_dead_letters()) == []
 
 
 class TestOnce:
-    def test_a_file_that_has_to_wait_does_not_have_the_words_said_again(self, desk: InProcessGateway) -> None:
-        platform = use(desk, DeliveryGuarantee.BLIND)
-        desk.runtimes.model = asks({"name": "a.txt", "text": "one"})
+    def test_a_file_that_has_to_wait_does_not_have_the_words_said_again(self, gateway: InProcessGateway) -> None:
+        platform = use(gateway, DeliveryGuarantee.BLIND)
+        gateway.runtimes.model = asks({"name": "a.txt", "text": "one"})
         platform.faults.succeed_next()
         platform.faults.fail_next(Transient("wait", retry_after=3.0))
-        desk.send_message("a file", rest=False)
-        desk.run_until_idle(10)
+        gateway.send_message("a file", rest=False)
+        gateway.run_until_idle(10)
         assert sent(platform) == ["Here you are.", "a.txt"]
 
-    def test_a_file_that_is_refused_takes_nothing_along(self, desk: InProcessGateway) -> None:
-        desk.runtimes.model = asks({"name": "a.txt", "text": "one"}, {"name": "b.txt", "text": "two"})
-        desk.platform.faults.succeed_next()
-        desk.platform.faults.fail_next(Refused("not this one"))
-        desk.send_message("both")
-        assert sent(desk.platform) == ["Here you are.", "b.txt"]
-        assert [item.reason for item in desk.run(desk.store.list_dead_letters())] == ["not this one"]
+    def test_a_file_that_is_refused_takes_nothing_along(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.model = asks({"name": "a.txt", "text": "one"}, {"name": "b.txt", "text": "two"})
+        gateway.platform.faults.succeed_next()
+        gateway.platform.faults.fail_next(Refused("not this one"))
+        gateway.send_message("both")
+        assert sent(gateway.platform) == ["Here you are.", "b.txt"]
+        assert [item.reason for item in gateway.run(gateway.store.list_dead_letters())] == ["not this one"]
 
     @pytest.mark.parametrize("after", [False, True])
     @pytest.mark.parametrize("step", [Step.THINK, Step.RETURN, Step.END, Step.DELIVERY_SEND, Step.DELIVERY_DONE])
-    def test_it_arrives_once_wherever_the_process_dies(self, desk: InProcessGateway, step: Step, after: bool) -> None:
+    def test_it_arrives_once_wherever_the_process_dies(
+        self, gateway: InProcessGateway, step: Step, after: bool
+    ) -> None:
         def answer(request: ModelRequest) -> ModelResponse:
             if request.messages[-1].role == "tool":
                 return ModelResponse(text="Here you are.")
             return ModelResponse(calls=(ToolCall(id="c", tool="attach", arguments={"name": "a.txt", "text": "one"}),))
 
-        desk.runtimes.model = FakeModel(answer)
-        crash_at_step(desk, step, after=after)
-        session = desk.send_message("a file", rest=False).session
-        desk.pass_time(1)
-        desk.start()
-        desk.runtimes.tools["attach"] = AttachTool(desk.store)
-        desk.run_until_idle(120)
-        assert sent(desk.platform) == ["Here you are.", "a.txt"]
-        (said,) = desk.read_bodies(session, Said)
+        gateway.runtimes.model = FakeModel(answer)
+        crash_at_step(gateway, step, after=after)
+        session = gateway.send_message("a file", rest=False).session
+        gateway.pass_time(1)
+        gateway.start()
+        gateway.runtimes.tools["attach"] = AttachTool(gateway.store)
+        gateway.run_until_idle(120)
+        assert sent(gateway.platform) == ["Here you are.", "a.txt"]
+        (said,) = gateway.read_bodies(session, Said)
         assert [file.name for file in said.attachments] == ["a.txt"]
-        desk.assert_sound()
+        gateway.assert_sound()
 
 
-def test_a_file_that_was_erased_is_not_known_any_more(desk: InProcessGateway) -> None:
-    send_letter(desk)
-    gone = Change(step=Step.ERASE, session="", at=desk.clock.now(), drop_blobs=(build_attachment(LETTER).blob,))
-    desk.run(desk.store.commit(gone))
-    desk.runtimes.model = asks({"file": "letter.txt"})
-    session = desk.send_message("send it back").session
-    assert desk.read_bodies(session, Returned)[-1].text == "There is no such file here. No file is stored here."
+def test_a_file_that_was_erased_is_not_known_any_more(gateway: InProcessGateway) -> None:
+    send_letter(gateway)
+    gone = Change(step=Step.ERASE, session="", at=gateway.clock.now(), drop_blobs=(build_attachment(LETTER).blob,))
+    gateway.run(gateway.store.commit(gone))
+    gateway.runtimes.model = asks({"file": "letter.txt"})
+    session = gateway.send_message("send it back").session
+    assert gateway.read_bodies(session, Returned)[-1].text == "There is no such file here. No file is stored here."

@@ -17,10 +17,10 @@ from everhold.testing.gateway import InProcessGateway
 from .conftest import HeldModel
 
 
-def say(house: InProcessGateway, text: str) -> str:
+def say(gateway: InProcessGateway, text: str) -> str:
     """What is seen last after somebody said this."""
-    house.send_message(text)
-    return house.list_shown_texts()[-1]
+    gateway.send_message(text)
+    return gateway.list_shown_texts()[-1]
 
 
 def named(text: str, *, name: str) -> FakeModel:
@@ -31,10 +31,10 @@ def named(text: str, *, name: str) -> FakeModel:
 
 
 @pytest.fixture
-def models(house: InProcessGateway) -> InProcessGateway:
-    house.runtimes.model = named("I am the first", name="first")
-    house.runtimes.other_models = {"first": house.runtimes.model, "second": named("I am the second", name="second")}
-    return house
+def models(gateway: InProcessGateway) -> InProcessGateway:
+    gateway.runtimes.model = named("I am the first", name="first")
+    gateway.runtimes.other_models = {"first": gateway.runtimes.model, "second": named("I am the second", name="second")}
+    return gateway
 
 
 def test_a_model_that_was_chosen_answers_until_it_is_taken_back(models: InProcessGateway) -> None:
@@ -72,12 +72,12 @@ def test_the_word_alone_shows_the_model_and_changes_nothing(models: InProcessGat
     )
 
 
-def busy(house: InProcessGateway, *, seconds: float) -> str:
+def busy(gateway: InProcessGateway, *, seconds: float) -> str:
     """The first model asks for time, and a message waits for it. Its session."""
-    house.runtimes.model.faults.fail_next(Overloaded("too much", retry_after=seconds), times=9)
-    session = house.send_message("hello", rest=False).session
-    house.pass_time(1)
-    assert "Your message is kept" in house.list_shown_texts()[-1]
+    gateway.runtimes.model.faults.fail_next(Overloaded("too much", retry_after=seconds), times=9)
+    session = gateway.send_message("hello", rest=False).session
+    gateway.pass_time(1)
+    assert "Your message is kept" in gateway.list_shown_texts()[-1]
     return session
 
 
@@ -135,45 +135,45 @@ def test_another_configuration_ends_a_wait_that_concerns_nobody_any_more(models:
 # -- /queue, /usage ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_queued_waits_its_turn_where_others_would_interrupt(house: InProcessGateway) -> None:
-    house.runtimes.settings["busy"] = "interrupt"
-    house.runtimes.model = held = HeldModel()
-    session = house.send_message("first", rest=False).session
-    house.pass_time()
-    house.send_message("/queue second", rest=False)
-    house.pass_time(5)
+def test_what_is_queued_waits_its_turn_where_others_would_interrupt(gateway: InProcessGateway) -> None:
+    gateway.runtimes.settings["busy"] = "interrupt"
+    gateway.runtimes.model = held = HeldModel()
+    session = gateway.send_message("first", rest=False).session
+    gateway.pass_time()
+    gateway.send_message("/queue second", rest=False)
+    gateway.pass_time(5)
     assert len(held.requests) == 1, "the running turn goes on"
     held.free = True
-    house.run_until_idle(5)
+    gateway.run_until_idle(5)
     assert [request.messages[-1].text for request in held.requests] == ["first", "second"]
-    assert house.list_shown_texts() == ["at last", "at last"]
-    assert [body.command for body in house.read_bodies(session, Heard)] == [None, None], "it is said, not ordered"
-    house.assert_sound()
+    assert gateway.list_shown_texts() == ["at last", "at last"]
+    assert [body.command for body in gateway.read_bodies(session, Heard)] == [None, None], "it is said, not ordered"
+    gateway.assert_sound()
 
 
-def test_usage_is_what_the_turns_have_cost(house: InProcessGateway) -> None:
-    assert say(house, "/usage").splitlines()[0] == "0 tokens in, 0 out, 0.0000 USD."
+def test_usage_is_what_the_turns_have_cost(gateway: InProcessGateway) -> None:
+    assert say(gateway, "/usage").splitlines()[0] == "0 tokens in, 0 out, 0.0000 USD."
     for _ in range(3):
-        house.send_message("hello")
-    here, everywhere = say(house, "/usage").splitlines()
+        gateway.send_message("hello")
+    here, everywhere = say(gateway, "/usage").splitlines()
     assert here == "30 tokens in, 15 out, 0.0000 USD."
     assert everywhere == "You, everywhere, today: 45 tokens, 0.0000 USD."
-    house.send_message("/undo")
-    assert say(house, "/usage").startswith("30 tokens in"), "what was taken back was paid for"
+    gateway.send_message("/undo")
+    assert say(gateway, "/usage").startswith("30 tokens in"), "what was taken back was paid for"
 
 
 # -- what is no use as it was said -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("argument", ["abc", "0", "-1", "two", "1 2", "²"])
-def test_undo_takes_back_nothing_that_nobody_asked_for(house: InProcessGateway, argument: str) -> None:
-    session = house.send_message("hello").session
-    assert say(house, f"/undo {argument}") == "Say /undo, /undo N for the last N turns, or /undo compress."
-    assert house.read_bodies(session, Changed) == []
+def test_undo_takes_back_nothing_that_nobody_asked_for(gateway: InProcessGateway, argument: str) -> None:
+    session = gateway.send_message("hello").session
+    assert say(gateway, f"/undo {argument}") == "Say /undo, /undo N for the last N turns, or /undo compress."
+    assert gateway.read_bodies(session, Changed) == []
 
 
 @pytest.mark.parametrize("word", ["queue", "steer"])
-def test_nothing_is_not_put_to_a_model(house: InProcessGateway, word: str) -> None:
-    assert say(house, f"/{word}") == f"Say what: /{word} TEXT"
-    assert say(house, f"/{word} something") == "You said: something"
-    assert len(house.runtimes.model.requests) == 1
+def test_nothing_is_not_put_to_a_model(gateway: InProcessGateway, word: str) -> None:
+    assert say(gateway, f"/{word}") == f"Say what: /{word} TEXT"
+    assert say(gateway, f"/{word} something") == "You said: something"
+    assert len(gateway.runtimes.model.requests) == 1

@@ -22,28 +22,28 @@ from .test_accept import texts
 from .test_context import LONG, make_compressing
 
 
-def talk(house: InProcessGateway, count: int, *, start: int = 0) -> str:
+def talk(gateway: InProcessGateway, count: int, *, start: int = 0) -> str:
     session = ""
     for n in range(start, start + count):
-        session = house.send_message(f"message {n} {LONG}").session
+        session = gateway.send_message(f"message {n} {LONG}").session
     return session
 
 
 @pytest.fixture
-def wide(house: InProcessGateway) -> InProcessGateway:
+def wide(gateway: InProcessGateway) -> InProcessGateway:
     """A house that folds only when it is told to."""
-    make_compressing(house, window=1_000_000)
-    return house
+    make_compressing(gateway, window=1_000_000)
+    return gateway
 
 
 class TestCommand:
-    def test_compress_folds_and_says_so(self, wide: InProcessGateway) -> None:
+    def test_compress_makes_a_compression_and_says_so(self, wide: InProcessGateway) -> None:
         session = talk(wide, 5)
         wide.send_message("/compress")
-        fold = wide.read_bodies(session, Compressed)[0]
-        assert fold.trigger == "command"
-        assert fold.messages == 4
-        assert fold.tokens_after < fold.tokens_before
+        compression = wide.read_bodies(session, Compressed)[0]
+        assert compression.trigger == "command"
+        assert compression.messages == 4
+        assert compression.tokens_after < compression.tokens_before
         assert any(text.startswith("Compressed 4 messages") for text in wide.list_shown_texts())
         assert wide.send_message("still me?").session == session
         wide.assert_sound()
@@ -185,8 +185,8 @@ class TestBudget:
         )
         wide.send_message("/compress")
         assert wide.read_bodies(session, Compressed)
-        for purse in ("background:main", "agent:main"):
-            spent = wide.run(wide.store.get_spend(purse, ""))
+        for budget in ("background:main", "agent:main"):
+            spent = wide.run(wide.store.get_spend(budget, ""))
             assert (spent.tokens, spent.usd) == (77, 0.5)
 
     def test_a_summary_that_was_refused_is_booked_too(self, wide: InProcessGateway) -> None:
@@ -226,8 +226,8 @@ class TestPortions:
         found = [int(n) for text in asked for n in re.findall(r"^ada: message (\d+) ", text, re.MULTILINE)]
         assert found == list(range(20))
         assert all(f"summary {number}\n" in text for number, text in enumerate(asked[1:], 1))
-        (fold,) = wide.read_bodies(session, Compressed)
-        assert (fold.summary, fold.messages) == (f"summary {len(asked)}", 20)
+        (compression,) = wide.read_bodies(session, Compressed)
+        assert (compression.summary, compression.messages) == (f"summary {len(asked)}", 20)
         assert [body.usage.output for body in wide.read_bodies(session, Ended) if body.usage.output == 10 * len(asked)]
         wide.send_message("and now?")
         assert len(wide.runtimes.model.requests[-1].messages) == 2
@@ -253,42 +253,42 @@ class TestPortions:
 
 
 class TestAhead:
-    def test_what_was_said_while_a_summary_was_made_is_no_reason_to_look_again(self, house: InProcessGateway) -> None:
-        session, held = summarising(house)
-        house.send_message("and this, meanwhile", rest=False)
-        house.pass_time()
-        assert house.process is not None
+    def test_what_was_said_while_a_summary_was_made_is_no_reason_to_look_again(self, gateway: InProcessGateway) -> None:
+        session, held = summarising(gateway)
+        gateway.send_message("and this, meanwhile", rest=False)
+        gateway.pass_time()
+        assert gateway.process is not None
         claims = list[str]()
-        real = house.process.supervisor._start_worker
+        real = gateway.process.supervisor._start_worker
 
         def start(claim: Claim) -> None:
             claims.append(claim.consumer)
             real(claim)
 
-        house.process.supervisor._start_worker = start  # type: ignore[method-assign]
+        gateway.process.supervisor._start_worker = start  # type: ignore[method-assign]
         held.free = True
-        house.run_until_idle(5)
-        assert len(house.read_bodies(session, Compressed)) == 1
+        gateway.run_until_idle(5)
+        assert len(gateway.read_bodies(session, Compressed)) == 1
         assert "compression" not in claims
 
-    def test_a_compression_asked_for_while_one_is_made_ahead_is_made_behind_it(self, house: InProcessGateway) -> None:
-        session, held = summarising(house)
-        house.send_message("/compress here 0", rest=False)
-        house.pass_time()
+    def test_a_compression_asked_for_while_one_is_made_ahead_is_made_behind_it(self, gateway: InProcessGateway) -> None:
+        session, held = summarising(gateway)
+        gateway.send_message("/compress here 0", rest=False)
+        gateway.pass_time()
         held.free = True
-        house.run_until_idle(10)
-        assert [fold.trigger for fold in house.read_bodies(session, Compressed)] == ["soft", "command"]
-        house.assert_sound()
+        gateway.run_until_idle(10)
+        assert [compression.trigger for compression in gateway.read_bodies(session, Compressed)] == ["soft", "command"]
+        gateway.assert_sound()
 
 
-def summarising(house: InProcessGateway) -> tuple[str, HeldModel]:
+def summarising(gateway: InProcessGateway) -> tuple[str, HeldModel]:
     """A session of which a summary is being made, beside the conversation, until it is let go."""
-    make_compressing(house)
-    house.runtimes.summariser = held = HeldModel()
+    make_compressing(gateway)
+    gateway.runtimes.summariser = held = HeldModel()
     session = ""
     while not held.requests:
-        session = house.send_message(f"more {LONG}", rest=False).session
-        house.pass_time(1.0)
+        session = gateway.send_message(f"more {LONG}", rest=False).session
+        gateway.pass_time(1.0)
     return session, held
 
 
@@ -311,7 +311,7 @@ class TestUndo:
         assert shown == [m.text for m in before.messages[: len(shown)]]
         wide.assert_sound()
 
-    def test_the_fold_before_is_in_force_again(self, wide: InProcessGateway) -> None:
+    def test_the_compression_before_is_in_force_again(self, wide: InProcessGateway) -> None:
         session = talk(wide, 4)
         wide.send_message("/compress here 1")
         first = texts(wide, session)
@@ -333,19 +333,21 @@ class TestFailClosed:
         assert wide.send_message("on we go").outcome == "accepted"
         wide.assert_sound()
 
-    def test_at_the_hard_limit_a_refused_fold_backs_off_and_the_turn_is_tried(self, house: InProcessGateway) -> None:
-        make_compressing(house, ahead=False)
-        house.runtimes.summariser = down = FakeModel()
+    def test_at_the_hard_limit_a_refused_compression_backs_off_and_the_turn_is_tried(
+        self, gateway: InProcessGateway
+    ) -> None:
+        make_compressing(gateway, ahead=False)
+        gateway.runtimes.summariser = down = FakeModel()
         down.faults.fail_next(Overloaded("down"), times=1_000)
         session = ""
         for n in range(12):
-            session = house.send_message(f"{n} {LONG}", rest=False).session
-            house.pass_time(0.2)
-        refused = [body for body in house.read_bodies(session, Ended) if body.outcome == "refused"]
-        answered = [body for body in house.read_bodies(session, Ended) if body.outcome == "done"]
+            session = gateway.send_message(f"{n} {LONG}", rest=False).session
+            gateway.pass_time(0.2)
+        refused = [body for body in gateway.read_bodies(session, Ended) if body.outcome == "refused"]
+        answered = [body for body in gateway.read_bodies(session, Ended) if body.outcome == "done"]
         assert len(answered) == 12
         assert 1 <= len(refused) <= 4
-        house.assert_sound()
+        gateway.assert_sound()
 
 
 class TestLines:
@@ -378,18 +380,18 @@ class TestLines:
         assert len(wide.logger.find_events("compression.completed")) == 1
 
 
-def test_the_session_id_is_stable_over_many_folds(house: InProcessGateway) -> None:
-    make_compressing(house, window=2_000, keep=2)
-    sessions = {house.send_message(f"{n} {LONG}").session for n in range(60)}
+def test_the_session_id_is_stable_over_many_compressions(gateway: InProcessGateway) -> None:
+    make_compressing(gateway, window=2_000, keep=2)
+    sessions = {gateway.send_message(f"{n} {LONG}").session for n in range(60)}
     assert len(sessions) == 1
     session = sessions.pop()
-    assert len(house.read_bodies(session, Compressed)) > 5
-    assert len(house.run(house.store.list_sessions())) == 1
-    assert [text for text in house.list_shown_texts() if text.startswith("You said")] == [
+    assert len(gateway.read_bodies(session, Compressed)) > 5
+    assert len(gateway.run(gateway.store.list_sessions())) == 1
+    assert [text for text in gateway.list_shown_texts() if text.startswith("You said")] == [
         f"You said: {n} {LONG}" for n in range(60)
     ]
-    assert not house.read_bodies(session, Notified)
-    house.assert_sound()
+    assert not gateway.read_bodies(session, Notified)
+    gateway.assert_sound()
 
 
 class TestControl:
@@ -406,14 +408,14 @@ class TestControl:
 
     @pytest.mark.parametrize("text, told", [("short", "Compressed 1 messages"), ("", "Not compressed")])
     def test_behind_a_summary_that_is_being_made_they_hear_what_came_of_it(
-        self, house: InProcessGateway, text: str, told: str
+        self, gateway: InProcessGateway, text: str, told: str
     ) -> None:
-        session, held = summarising(house)
+        session, held = summarising(gateway)
         held.text = text
-        asked = house.loop.create_task(house.control.compress_session(session))
-        house.pass_time(2)
+        asked = gateway.loop.create_task(gateway.control.compress_session(session))
+        gateway.pass_time(2)
         held.free = True
-        house.pass_time(60)
+        gateway.pass_time(60)
         assert asked.done(), "there was nothing left for a second one, and nobody waits for it"
         assert asked.result().startswith(told)
 

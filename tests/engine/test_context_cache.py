@@ -24,10 +24,10 @@ from tests.core.test_context import list_pinned_compressions
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[InProcessGateway]:
-    house = InProcessGateway(tmp_path)
-    with house.run_started():
-        yield house
+def gateway(tmp_path: Path) -> Iterator[InProcessGateway]:
+    gateway = InProcessGateway(tmp_path)
+    with gateway.run_started():
+        yield gateway
 
 
 @pytest.fixture
@@ -138,19 +138,19 @@ def _turn(body: object) -> bool:
 # -- in a whole house --------------------------------------------------------------------------------------------------
 
 
-def list_shown_texts(house: InProcessGateway, session: str) -> list[str]:
+def list_shown_texts(gateway: InProcessGateway, session: str) -> list[str]:
     async def look() -> SessionContext:
-        found = await house.store.get_session(session)
-        return await load_context_at(house.store, found, at=found.last_seq + 1)
+        found = await gateway.store.get_session(session)
+        return await load_context_at(gateway.store, found, at=found.last_seq + 1)
 
-    return [message.text for message in render_messages(house.run(look()))]
+    return [message.text for message in render_messages(gateway.run(look()))]
 
 
-def test_a_turn_that_outlives_its_context_leaves_no_summary_in_the_next(house: InProcessGateway) -> None:
+def test_a_turn_that_outlives_its_context_leaves_no_summary_in_the_next(gateway: InProcessGateway) -> None:
     """/new while a turn runs, which then does not fit and folds what came before it: a fold of the old context."""
     session = ""
     for n in range(3):
-        session = house.send_message(f"old {n}").session
+        session = gateway.send_message(f"old {n}").session
 
     def answer(request: ModelRequest) -> ModelResponse:
         if any(message.text == "old 0" for message in request.messages):
@@ -164,52 +164,52 @@ def test_a_turn_that_outlives_its_context_leaves_no_summary_in_the_next(house: I
             await asyncio.sleep(5)
             return await super().run(arguments, context)
 
-    house.runtimes.tools = {"slow": Slow("slow", ToolEffect.KEYED)}
-    house.runtimes.model = FakeModel(answer)
-    house.runtimes.summariser = FakeModel(lambda request: ModelResponse(text="all the old things"))
-    house.send_message("go on", rest=False)
-    house.pass_time(1)
-    house.send_message("/new", rest=False)
-    house.pass_time(30)
-    assert house.read_bodies(session, Compressed), "the turn must have folded after the fresh start"
-    assert house.list_shown_texts()[-1] == "done"
-    assert list_shown_texts(house, session) == []
-    house.send_message("something new")
-    assert list_shown_texts(house, session) == ["something new", "done"]
-    house.assert_sound()
+    gateway.runtimes.tools = {"slow": Slow("slow", ToolEffect.KEYED)}
+    gateway.runtimes.model = FakeModel(answer)
+    gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text="all the old things"))
+    gateway.send_message("go on", rest=False)
+    gateway.pass_time(1)
+    gateway.send_message("/new", rest=False)
+    gateway.pass_time(30)
+    assert gateway.read_bodies(session, Compressed), "the turn must have folded after the fresh start"
+    assert gateway.list_shown_texts()[-1] == "done"
+    assert list_shown_texts(gateway, session) == []
+    gateway.send_message("something new")
+    assert list_shown_texts(gateway, session) == ["something new", "done"]
+    gateway.assert_sound()
 
 
-def make_compressing(house: InProcessGateway, text: Callable[[], str] = lambda: "the story so far") -> None:
-    house.runtimes.model = FakeModel(lambda request: ModelResponse(text="I see"), context_tokens=600)
-    house.runtimes.summariser = FakeModel(lambda request: ModelResponse(text=text()))
-    house.runtimes.settings.update(soft=0.3, hard=0.9, keep=1, ahead=True)
+def make_compressing(gateway: InProcessGateway, text: Callable[[], str] = lambda: "the story so far") -> None:
+    gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text="I see"), context_tokens=600)
+    gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text=text()))
+    gateway.runtimes.settings.update(soft=0.3, hard=0.9, keep=1, ahead=True)
 
 
-def test_a_branch_of_a_parent_whose_summary_was_erased_sees_the_originals(house: InProcessGateway) -> None:
-    make_compressing(house)
+def test_a_branch_of_a_parent_whose_summary_was_erased_sees_the_originals(gateway: InProcessGateway) -> None:
+    make_compressing(gateway)
     session = ""
     for n in range(4):
-        session = house.send_message(f"message {n} {'x' * 200}").session
-    assert house.read_bodies(session, Compressed)
-    house.runtimes.settings.update(ahead=False, hard=9.0)
-    house.send_message("/branch")
-    branch = house.send_message("in the branch").session
+        session = gateway.send_message(f"message {n} {'x' * 200}").session
+    assert gateway.read_bodies(session, Compressed)
+    gateway.runtimes.settings.update(ahead=False, hard=9.0)
+    gateway.send_message("/branch")
+    branch = gateway.send_message("in the branch").session
     assert branch != session
-    assert "the story so far" in list_shown_texts(house, branch)[0]
-    first = next(entry.seq for entry in house.read_log(session) if isinstance(entry.body, Heard))
-    house.run(house.control.erase_entries(session, [first]))
-    seen = list_shown_texts(house, branch)
+    assert "the story so far" in list_shown_texts(gateway, branch)[0]
+    first = next(entry.seq for entry in gateway.read_log(session) if isinstance(entry.body, Heard))
+    gateway.run(gateway.control.erase_entries(session, [first]))
+    seen = list_shown_texts(gateway, branch)
     assert not any("the story so far" in text for text in seen)
     assert not any(text.startswith("message 0") for text in seen)
     assert [text[:9] for text in seen if text.startswith("message")] == ["message 1", "message 2", "message 3"]
-    house.assert_sound()
+    gateway.assert_sound()
 
 
-def test_every_question_asked_is_the_one_the_log_tells_of(house: InProcessGateway) -> None:
+def test_every_question_asked_is_the_one_the_log_tells_of(gateway: InProcessGateway) -> None:
     """Through folds, undo, fresh starts and branches the model was asked what a patient reader would have asked."""
     numbers = iter(range(10_000))
-    make_compressing(house, lambda: f"fold-x-{next(numbers)}")
-    house.runtimes.tools = {"t": FakeTool("t", ToolEffect.PURE)}
+    make_compressing(gateway, lambda: f"fold-x-{next(numbers)}")
+    gateway.runtimes.tools = {"t": FakeTool("t", ToolEffect.PURE)}
 
     def answer(request: ModelRequest) -> ModelResponse:
         last = request.messages[-1]
@@ -217,11 +217,11 @@ def test_every_question_asked_is_the_one_the_log_tells_of(house: InProcessGatewa
             return ModelResponse(calls=(ToolCall(id="c", tool="t"), ToolCall(id="c", tool="t")))
         return ModelResponse(text=f"answer {next(numbers)}")
 
-    house.runtimes.model = model = FakeModel(answer, context_tokens=600)
+    gateway.runtimes.model = model = FakeModel(answer, context_tokens=600)
     for n in range(40):
         command = {9: "/undo", 14: "/new", 19: "/branch", 24: "/retry", 29: "/undo compress", 34: "/new"}.get(n, "")
-        house.send_message(command or f"{'look' if n % 4 == 1 else 'say'} {n} {'x' * 60}")
-    logs = {session.id: house.read_log(session.id) for session in house.run(house.store.list_sessions())}
+        gateway.send_message(command or f"{'look' if n % 4 == 1 else 'say'} {n} {'x' * 60}")
+    logs = {session.id: gateway.read_log(session.id) for session in gateway.run(gateway.store.list_sessions())}
     thoughts = [entry for log in logs.values() for entry in log if entry.kind is EntryKind.THOUGHT]
     asked = list(model.requests)
     assert len(thoughts) == len(asked) > 40
@@ -229,9 +229,11 @@ def test_every_question_asked_is_the_one_the_log_tells_of(house: InProcessGatewa
         assert thought.op is not None
         until = {**logs, thought.session: logs[thought.session][: thought.seq - 1]}
         patient = NaiveReader(until, thought.session, thought.op)
-        folds = list_pinned_compressions(until[thought.session], thought.op)
-        assert summarize_messages(request.messages) == patient.read_context(folds[-1]) + patient.read_turn(thought.op)
-        context = house.run(house.control.load_context(thought.session, at=thought.seq))
+        compressions = list_pinned_compressions(until[thought.session], thought.op)
+        assert summarize_messages(request.messages) == patient.read_context(compressions[-1]) + patient.read_turn(
+            thought.op
+        )
+        context = gateway.run(gateway.control.load_context(thought.session, at=thought.seq))
         assert context.exact is True
         assert context.request.messages == request.messages
-    house.assert_sound()
+    gateway.assert_sound()

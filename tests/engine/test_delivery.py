@@ -16,7 +16,7 @@ from everhold.errors import EverholdError, InDoubt, Overloaded, Refused, StoreBu
 from everhold.ports.memory import MemoryBatch
 from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.ports.platform import DeliveryGuarantee, OutgoingMessage
-from everhold.ports.store import Change, Committed, Step
+from everhold.ports.store import Change, CommitResult, Step
 from everhold.ports.tool import SendRequest, ToolEffect, ToolResult
 from everhold.testing.fakes import FakeMemoryProvider, FakeModel, FakePlatform, FakeTool
 from everhold.testing.gateway import InProcessGateway
@@ -25,14 +25,14 @@ from .conftest import FailingStore, HeldModel
 from .test_operations import calling, crash_at_step, delay_commit_result, wake_dispatcher
 
 
-def use(house: InProcessGateway, delivery: DeliveryGuarantee, **options: Any) -> FakePlatform:
-    house.platform = FakePlatform(delivery, **options)
-    house.runtimes.platforms[("fake", "main")] = house.platform
-    return house.platform
+def use(gateway: InProcessGateway, delivery: DeliveryGuarantee, **options: Any) -> FakePlatform:
+    gateway.platform = FakePlatform(delivery, **options)
+    gateway.runtimes.platforms[("fake", "main")] = gateway.platform
+    return gateway.platform
 
 
 class TestRule9Cursors:
-    def test_a_retry_repeats_exactly_the_batch_that_was_sent(self, house: InProcessGateway) -> None:
+    def test_a_retry_repeats_exactly_the_batch_that_was_sent(self, gateway: InProcessGateway) -> None:
         batches: list[MemoryBatch] = []
 
         class Watching(FakeMemoryProvider):
@@ -41,71 +41,73 @@ class TestRule9Cursors:
                 return await super().store(batch)
 
         provider = Watching()
-        house.runtimes.memories = {"a": provider}
+        gateway.runtimes.memories = {"a": provider}
         provider.faults.fail_next(Transient("later"), times=2)
-        house.send_message("one", rest=False)
-        house.pass_time(0.2)
-        house.send_message("two", rest=False)
-        house.send_message("three", rest=False)
-        house.run_until_idle(60)
+        gateway.send_message("one", rest=False)
+        gateway.pass_time(0.2)
+        gateway.send_message("two", rest=False)
+        gateway.send_message("three", rest=False)
+        gateway.run_until_idle(60)
         assert batches[0] == batches[1] == batches[2], "the same to the last word, whatever came since"
         kept = [item.key for items in provider.kept.values() for item in items]
         assert len(kept) == len(set(kept))
 
-    def test_one_poisoned_session_and_one_dead_provider_block_nobody(self, house: InProcessGateway) -> None:
+    def test_one_poisoned_session_and_one_dead_provider_block_nobody(self, gateway: InProcessGateway) -> None:
         dead, alive = FakeMemoryProvider(), FakeMemoryProvider()
         dead.faults.fail_next(Transient("dead"), times=10_000)
-        house.runtimes.memories = {"dead": dead, "alive": alive}
+        gateway.runtimes.memories = {"dead": dead, "alive": alive}
         for chat in ("a", "b", "c"):
-            house.send_message(f"from {chat}", chat=chat, rest=False)
-        house.pass_time(30)
+            gateway.send_message(f"from {chat}", chat=chat, rest=False)
+        gateway.pass_time(30)
         assert len(alive.kept) == 3
-        assert len(house.list_shown_texts()) == 3
-        lanes = house.run(house.store.list_cursors(consumer="memory:dead"))
-        assert all(lane.error and lane.attempts for lane in lanes), "a failing provider shows"
+        assert len(gateway.list_shown_texts()) == 3
+        cursors = gateway.run(gateway.store.list_cursors(consumer="memory:dead"))
+        assert all(cursor.error and cursor.attempts for cursor in cursors), "a failing provider shows"
 
-    def test_what_is_refused_is_parked_with_its_reason_and_the_next_goes_on(self, house: InProcessGateway) -> None:
-        house.platform.faults.fail_next(Refused("chat is gone"))
-        house.send_message("one")
-        house.send_message("two")
-        parked = house.run(house.store.list_dead_letters())
-        assert [(item.reason, item.in_doubt) for item in parked] == [("chat is gone", False)]
-        assert house.list_shown_texts() == ["You said: two"]
+    def test_what_is_refused_is_dead_lettered_with_its_reason_and_the_next_goes_on(
+        self, gateway: InProcessGateway
+    ) -> None:
+        gateway.platform.faults.fail_next(Refused("chat is gone"))
+        gateway.send_message("one")
+        gateway.send_message("two")
+        dead_letters = gateway.run(gateway.store.list_dead_letters())
+        assert [(item.reason, item.in_doubt) for item in dead_letters] == [("chat is gone", False)]
+        assert gateway.list_shown_texts() == ["You said: two"]
 
-    def test_what_was_parked_is_sent_on_command(self, house: InProcessGateway) -> None:
-        house.platform.faults.fail_next(Refused("chat is gone"))
-        house.send_message("one")
-        assert house.run(house.control.replay_dead_letters()) == 1
-        house.run_until_idle(1)
-        assert house.list_shown_texts() == ["You said: one"]
-        assert house.run(house.store.list_dead_letters()) == []
+    def test_what_was_dead_lettered_is_sent_on_command(self, gateway: InProcessGateway) -> None:
+        gateway.platform.faults.fail_next(Refused("chat is gone"))
+        gateway.send_message("one")
+        assert gateway.run(gateway.control.replay_dead_letters()) == 1
+        gateway.run_until_idle(1)
+        assert gateway.list_shown_texts() == ["You said: one"]
+        assert gateway.run(gateway.store.list_dead_letters()) == []
 
     def test_a_part_that_is_sent_again_on_command_goes_once_while_the_others_are_on_their_way(
-        self, house: InProcessGateway
+        self, gateway: InProcessGateway
     ) -> None:
-        platform = use(house, DeliveryGuarantee.PROBE, text_limit=100)
-        house.runtimes.model = FakeModel([ModelResponse(text=" ".join(f"word{n}" for n in range(40)))])
+        platform = use(gateway, DeliveryGuarantee.PROBE, text_limit=100)
+        gateway.runtimes.model = FakeModel([ModelResponse(text=" ".join(f"word{n}" for n in range(40)))])
         platform.faults.fail_next(Refused("not like this"))
         platform.faults.lose_next_answer()
-        session = house.send_message("tell me", rest=False).session
-        house.pass_time(0.2)
-        assert house.run(house.control.replay_dead_letters()) == 1, (
+        session = gateway.send_message("tell me", rest=False).session
+        gateway.pass_time(0.2)
+        assert gateway.run(gateway.control.replay_dead_letters()) == 1, (
             "the lane waits to see whether the second part arrived"
         )
-        house.run_until_idle(120)
-        (said,) = house.read_bodies(session, Said)
+        gateway.run_until_idle(120)
+        (said,) = gateway.read_bodies(session, Said)
         assert len(said.parts) > 2
-        assert sorted(house.list_shown_texts()) == sorted(said.parts)
+        assert sorted(gateway.list_shown_texts()) == sorted(said.parts)
 
-    def test_an_hour_without_the_provider_loses_nothing_and_keeps_the_order(self, house: InProcessGateway) -> None:
+    def test_an_hour_without_the_provider_loses_nothing_and_keeps_the_order(self, gateway: InProcessGateway) -> None:
         provider = FakeMemoryProvider()
         provider.faults.fail_next(Transient("down"), times=15)
-        house.runtimes.memories = {"a": provider}
+        gateway.runtimes.memories = {"a": provider}
         session = ""
         for n in range(60):
-            session = house.send_message(f"minute {n}", rest=False).session
-            house.pass_time(60)
-        house.run_until_idle(600)
+            session = gateway.send_message(f"minute {n}", rest=False).session
+            gateway.pass_time(60)
+        gateway.run_until_idle(600)
         said = [item.heard[0].text for item in provider.kept[session]]  # type: ignore[union-attr]
         assert said == [f"minute {n}" for n in range(60)]
 
@@ -114,74 +116,76 @@ class TestRule10Doubt:
     @pytest.mark.parametrize("delivery", [DeliveryGuarantee.KEYED, DeliveryGuarantee.PROBE])
     @pytest.mark.parametrize("after", [False, True])
     def test_a_crash_between_send_and_answer_shows_exactly_one_message(
-        self, house: InProcessGateway, delivery: DeliveryGuarantee, after: bool
+        self, gateway: InProcessGateway, delivery: DeliveryGuarantee, after: bool
     ) -> None:
-        use(house, delivery)
-        crash_at_step(house, Step.DELIVERY_DONE, after=after)
-        house.send_message("hello", rest=False)
-        house.pass_time(5)
-        house.start()
-        house.run_until_idle(2 * SEND_DEADLINE_SECONDS)
-        assert house.list_shown_texts() == ["You said: hello"]
+        use(gateway, delivery)
+        crash_at_step(gateway, Step.DELIVERY_DONE, after=after)
+        gateway.send_message("hello", rest=False)
+        gateway.pass_time(5)
+        gateway.start()
+        gateway.run_until_idle(2 * SEND_DEADLINE_SECONDS)
+        assert gateway.list_shown_texts() == ["You said: hello"]
 
     @pytest.mark.parametrize(
         "delivery, shown, counted", [(DeliveryGuarantee.PROBE, 1, False), (DeliveryGuarantee.BLIND, 2, True)]
     )
     def test_a_batch_that_is_sent_again_is_stored_as_sent_before_it_leaves(
-        self, house: InProcessGateway, delivery: DeliveryGuarantee, shown: int, counted: bool
+        self, gateway: InProcessGateway, delivery: DeliveryGuarantee, shown: int, counted: bool
     ) -> None:
         """The first attempt failed and nothing arrived. The process dies after the second one, which did arrive."""
-        use(house, delivery).faults.fail_next(Transient("later"))
-        crash_at_step(house, Step.DELIVERY_DONE, after=False)
-        session = house.send_message("hello", rest=False).session
-        house.pass_time(60)
-        assert house.list_shown_texts() == ["You said: hello"]
-        house.start()
-        house.run_until_idle(2 * SEND_DEADLINE_SECONDS)
-        assert house.list_shown_texts() == ["You said: hello"] * shown
-        assert [receipt.in_doubt for receipt in house.run(house.store.list_receipts(session))] == [counted]
+        use(gateway, delivery).faults.fail_next(Transient("later"))
+        crash_at_step(gateway, Step.DELIVERY_DONE, after=False)
+        session = gateway.send_message("hello", rest=False).session
+        gateway.pass_time(60)
+        assert gateway.list_shown_texts() == ["You said: hello"]
+        gateway.start()
+        gateway.run_until_idle(2 * SEND_DEADLINE_SECONDS)
+        assert gateway.list_shown_texts() == ["You said: hello"] * shown
+        assert [receipt.in_doubt for receipt in gateway.run(gateway.store.list_receipts(session))] == [counted]
 
-    def test_a_blind_platform_resends_and_counts_it(self, house: InProcessGateway) -> None:
-        use(house, DeliveryGuarantee.BLIND).faults.lose_next_answer()
-        session = house.send_message("hello", rest=False).session
-        house.run_until_idle(2 * SEND_DEADLINE_SECONDS)
-        assert house.list_shown_texts() == ["You said: hello"] * 2
-        receipts = house.run(house.store.list_receipts(session))
+    def test_a_blind_platform_resends_and_counts_it(self, gateway: InProcessGateway) -> None:
+        use(gateway, DeliveryGuarantee.BLIND).faults.lose_next_answer()
+        session = gateway.send_message("hello", rest=False).session
+        gateway.run_until_idle(2 * SEND_DEADLINE_SECONDS)
+        assert gateway.list_shown_texts() == ["You said: hello"] * 2
+        receipts = gateway.run(gateway.store.list_receipts(session))
         assert [receipt.in_doubt for receipt in receipts] == [True]
-        assert house.logger.find_events("delivery.in_doubt")
+        assert gateway.logger.find_events("delivery.in_doubt")
 
-    def test_under_hold_a_blind_platform_is_never_sent_twice(self, house: InProcessGateway) -> None:
-        house.runtimes.in_doubt_policy = "hold"
-        use(house, DeliveryGuarantee.BLIND).faults.lose_next_answer()
-        house.send_message("hello", rest=False)
-        house.run_until_idle(2 * SEND_DEADLINE_SECONDS)
-        house.send_message("next", rest=False)
-        house.run_until_idle(1)
-        assert house.list_shown_texts() == ["You said: hello", "You said: next"]
-        assert [item.in_doubt for item in house.run(house.store.list_dead_letters())] == [True]
+    def test_under_hold_a_blind_platform_is_never_sent_twice(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.in_doubt_policy = "hold"
+        use(gateway, DeliveryGuarantee.BLIND).faults.lose_next_answer()
+        gateway.send_message("hello", rest=False)
+        gateway.run_until_idle(2 * SEND_DEADLINE_SECONDS)
+        gateway.send_message("next", rest=False)
+        gateway.run_until_idle(1)
+        assert gateway.list_shown_texts() == ["You said: hello", "You said: next"]
+        assert [item.in_doubt for item in gateway.run(gateway.store.list_dead_letters())] == [True]
 
-    def test_what_may_have_arrived_and_is_sent_again_on_command_is_counted(self, house: InProcessGateway) -> None:
-        house.runtimes.in_doubt_policy = "hold"
-        use(house, DeliveryGuarantee.BLIND).faults.lose_next_answer()
-        session = house.send_message("hello", rest=False).session
-        house.run_until_idle(2 * SEND_DEADLINE_SECONDS)
-        assert house.run(house.control.replay_dead_letters()) == 1
-        house.run_until_idle(1)
-        assert house.list_shown_texts() == ["You said: hello"] * 2
-        assert [receipt.in_doubt for receipt in house.run(house.store.list_receipts(session))] == [True]
+    def test_what_may_have_arrived_and_is_sent_again_on_command_is_counted(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.in_doubt_policy = "hold"
+        use(gateway, DeliveryGuarantee.BLIND).faults.lose_next_answer()
+        session = gateway.send_message("hello", rest=False).session
+        gateway.run_until_idle(2 * SEND_DEADLINE_SECONDS)
+        assert gateway.run(gateway.control.replay_dead_letters()) == 1
+        gateway.run_until_idle(1)
+        assert gateway.list_shown_texts() == ["You said: hello"] * 2
+        assert [receipt.in_doubt for receipt in gateway.run(gateway.store.list_receipts(session))] == [True]
 
     def test_a_second_try_that_stood_still_before_it_left_is_counted_all_the_same(
-        self, house: InProcessGateway
+        self, gateway: InProcessGateway
     ) -> None:
-        use(house, DeliveryGuarantee.BLIND).faults.lose_next_answer()
-        session = house.send_message("hello", rest=False).session
-        house.pass_time(1)
-        delay_commit_result(house, Step.DELIVERY_SEND, seconds=SEND_DEADLINE_SECONDS)
-        house.run_until_idle(3 * SEND_DEADLINE_SECONDS)
-        assert house.list_shown_texts() == ["You said: hello"] * 2
-        assert [receipt.in_doubt for receipt in house.run(house.store.list_receipts(session))] == [True]
+        use(gateway, DeliveryGuarantee.BLIND).faults.lose_next_answer()
+        session = gateway.send_message("hello", rest=False).session
+        gateway.pass_time(1)
+        delay_commit_result(gateway, Step.DELIVERY_SEND, seconds=SEND_DEADLINE_SECONDS)
+        gateway.run_until_idle(3 * SEND_DEADLINE_SECONDS)
+        assert gateway.list_shown_texts() == ["You said: hello"] * 2
+        assert [receipt.in_doubt for receipt in gateway.run(gateway.store.list_receipts(session))] == [True]
 
-    def test_after_a_take_over_an_unkeyed_item_holds_its_lane_for_the_deadline(self, house: InProcessGateway) -> None:
+    def test_after_a_take_over_an_unkeyed_item_holds_its_cursor_for_the_deadline(
+        self, gateway: InProcessGateway
+    ) -> None:
         """A stalled predecessor's request may still land: nothing may overtake it."""
 
         class Late(FakePlatform):
@@ -190,64 +194,64 @@ class TestRule10Doubt:
                     await asyncio.sleep(SEND_DEADLINE_SECONDS - 1)
                 return self.receive_sent(out)
 
-        house.platform = Late(DeliveryGuarantee.PROBE)
-        house.runtimes.platforms[("fake", "main")] = house.platform
-        house.send_message("first", rest=False)
-        house.pass_time(0.5)
-        house.start()  # the first process is stalled, not dead
-        house.send_message("second", rest=False)
-        house.run_until_idle(3 * SEND_DEADLINE_SECONDS)
-        assert house.list_shown_texts() == ["You said: first", "You said: second"]
+        gateway.platform = Late(DeliveryGuarantee.PROBE)
+        gateway.runtimes.platforms[("fake", "main")] = gateway.platform
+        gateway.send_message("first", rest=False)
+        gateway.pass_time(0.5)
+        gateway.start()  # the first process is stalled, not dead
+        gateway.send_message("second", rest=False)
+        gateway.run_until_idle(3 * SEND_DEADLINE_SECONDS)
+        assert gateway.list_shown_texts() == ["You said: first", "You said: second"]
 
     @pytest.mark.parametrize("jump", [3_600.0, -10.0, 315_360_000.0, -315_360_000.0])
     def test_a_clock_that_is_set_puts_nothing_that_is_being_sent_in_doubt(
-        self, house: InProcessGateway, jump: float
+        self, gateway: InProcessGateway, jump: float
     ) -> None:
         class Late(FakePlatform):
             async def send(self, out: OutgoingMessage) -> str:
                 await asyncio.sleep(10)
                 return self.receive_sent(out)
 
-        house.platform = Late(DeliveryGuarantee.BLIND)
-        house.runtimes.platforms[("fake", "main")] = house.platform
-        house.send_message("hello", rest=False)
-        house.pass_time(2)
-        house.clock.skew += jump
-        wake_dispatcher(house)
-        house.run_until_idle(3 * SEND_DEADLINE_SECONDS)
-        assert house.list_shown_texts() == ["You said: hello"]
-        assert house.logger.find_events("delivery.in_doubt") == []
+        gateway.platform = Late(DeliveryGuarantee.BLIND)
+        gateway.runtimes.platforms[("fake", "main")] = gateway.platform
+        gateway.send_message("hello", rest=False)
+        gateway.pass_time(2)
+        gateway.clock.skew += jump
+        wake_dispatcher(gateway)
+        gateway.run_until_idle(3 * SEND_DEADLINE_SECONDS)
+        assert gateway.list_shown_texts() == ["You said: hello"]
+        assert gateway.logger.find_events("delivery.in_doubt") == []
 
     @pytest.mark.parametrize("error", [StoreFull("no room"), StoreBusy("locked")])
     def test_what_was_sent_is_written_down_as_soon_as_there_is_room(
-        self, house: InProcessGateway, error: StoreError
+        self, gateway: InProcessGateway, error: StoreError
     ) -> None:
-        use(house, DeliveryGuarantee.BLIND)
-        trouble = FailingStore(house, error).with_commits(Step.DELIVERY_DONE)
-        house.send_message("hello", rest=False)
-        house.pass_time(600)
+        use(gateway, DeliveryGuarantee.BLIND)
+        trouble = FailingStore(gateway, error).with_commits(Step.DELIVERY_DONE)
+        gateway.send_message("hello", rest=False)
+        gateway.pass_time(600)
         assert trouble.met > 1
         trouble.over = True
-        house.send_message("and on?", rest=False)
-        house.pass_time(5)
-        assert house.list_shown_texts() == ["You said: hello", "You said: and on?"], "sent once each"
-        assert house.logger.find_events("delivery.in_doubt") == []
+        gateway.send_message("and on?", rest=False)
+        gateway.pass_time(5)
+        assert gateway.list_shown_texts() == ["You said: hello", "You said: and on?"], "sent once each"
+        assert gateway.logger.find_events("delivery.in_doubt") == []
 
-    def test_what_has_not_left_for_a_whole_deadline_is_not_in_doubt(self, house: InProcessGateway) -> None:
+    def test_what_has_not_left_for_a_whole_deadline_is_not_in_doubt(self, gateway: InProcessGateway) -> None:
         class Late(FakePlatform):
             async def send(self, out: OutgoingMessage) -> str:
                 await asyncio.sleep(1)
                 return self.receive_sent(out)
 
-        house.platform = Late(DeliveryGuarantee.BLIND)
-        house.runtimes.platforms[("fake", "main")] = house.platform
-        delay_commit_result(house, Step.DELIVERY_SEND, seconds=SEND_DEADLINE_SECONDS)
-        house.send_message("hello", rest=False)
-        house.run_until_idle(3 * SEND_DEADLINE_SECONDS)
-        assert house.list_shown_texts() == ["You said: hello"]
-        assert house.logger.find_events("delivery.in_doubt") == []
+        gateway.platform = Late(DeliveryGuarantee.BLIND)
+        gateway.runtimes.platforms[("fake", "main")] = gateway.platform
+        delay_commit_result(gateway, Step.DELIVERY_SEND, seconds=SEND_DEADLINE_SECONDS)
+        gateway.send_message("hello", rest=False)
+        gateway.run_until_idle(3 * SEND_DEADLINE_SECONDS)
+        assert gateway.list_shown_texts() == ["You said: hello"]
+        assert gateway.logger.find_events("delivery.in_doubt") == []
 
-    def test_a_probe_looks_only_after_the_deadline_and_the_visibility_lag(self, house: InProcessGateway) -> None:
+    def test_a_probe_looks_only_after_the_deadline_and_the_visibility_lag(self, gateway: InProcessGateway) -> None:
         """A request may be carried out at the last moment, long after its answer was lost, and be seen later still."""
 
         class Late(FakePlatform):
@@ -255,275 +259,275 @@ class TestRule10Doubt:
                 asyncio.get_running_loop().call_later(SEND_DEADLINE_SECONDS - 1, self.receive_sent, out)
                 raise InDoubt("the connection broke")
 
-        house.platform = Late(DeliveryGuarantee.PROBE, visible_after=20.0)
-        house.runtimes.platforms[("fake", "main")] = house.platform
-        house.send_message("hello", rest=False)
-        house.run_until_idle(3 * SEND_DEADLINE_SECONDS)
-        assert house.list_shown_texts() == ["You said: hello"]
+        gateway.platform = Late(DeliveryGuarantee.PROBE, visible_after=20.0)
+        gateway.runtimes.platforms[("fake", "main")] = gateway.platform
+        gateway.send_message("hello", rest=False)
+        gateway.run_until_idle(3 * SEND_DEADLINE_SECONDS)
+        assert gateway.list_shown_texts() == ["You said: hello"]
 
-    def test_nor_does_whoever_takes_over_look_any_sooner(self, house: InProcessGateway) -> None:
+    def test_nor_does_whoever_takes_over_look_any_sooner(self, gateway: InProcessGateway) -> None:
         class Late(FakePlatform):
             async def send(self, out: OutgoingMessage) -> str:
                 asyncio.get_running_loop().call_later(SEND_DEADLINE_SECONDS - 1, self.receive_sent, out)
                 await asyncio.sleep(SEND_DEADLINE_SECONDS)
                 return ""
 
-        house.platform = Late(DeliveryGuarantee.PROBE, visible_after=20.0)
-        house.runtimes.platforms[("fake", "main")] = house.platform
-        house.send_message("hello", rest=False)
-        house.pass_time(0.5)
-        house.crash()
-        house.start()
-        house.run_until_idle(3 * SEND_DEADLINE_SECONDS)
-        assert house.list_shown_texts() == ["You said: hello"]
+        gateway.platform = Late(DeliveryGuarantee.PROBE, visible_after=20.0)
+        gateway.runtimes.platforms[("fake", "main")] = gateway.platform
+        gateway.send_message("hello", rest=False)
+        gateway.pass_time(0.5)
+        gateway.crash()
+        gateway.start()
+        gateway.run_until_idle(3 * SEND_DEADLINE_SECONDS)
+        assert gateway.list_shown_texts() == ["You said: hello"]
 
     @pytest.mark.parametrize("delivery", [DeliveryGuarantee.KEYED, DeliveryGuarantee.UPSERT, DeliveryGuarantee.PROBE])
     def test_providers_that_can_tell_get_everything_once(
-        self, house: InProcessGateway, delivery: DeliveryGuarantee
+        self, gateway: InProcessGateway, delivery: DeliveryGuarantee
     ) -> None:
         provider = FakeMemoryProvider(delivery, visible_after=2.0)
-        house.runtimes.memories = {"a": provider}
+        gateway.runtimes.memories = {"a": provider}
         provider.faults.lose_next_answer()
         provider.faults.fail_next(InDoubt("timeout"))
-        session = house.send_message("one", rest=False).session
-        house.run_until_idle(300)
-        house.send_message("two", rest=False)
-        house.run_until_idle(300)
+        session = gateway.send_message("one", rest=False).session
+        gateway.run_until_idle(300)
+        gateway.send_message("two", rest=False)
+        gateway.run_until_idle(300)
         assert [item.heard[0].text for item in provider.kept[session]] == ["one", "two"]  # type: ignore[union-attr]
 
-    def test_an_adapter_that_raises_something_of_its_own_is_in_doubt(self, house: InProcessGateway) -> None:
-        use(house, DeliveryGuarantee.KEYED).faults.lose_next_answer(RuntimeError("surprise"))
-        house.send_message("hello", rest=False)
-        house.run_until_idle(30)
-        assert house.list_shown_texts() == ["You said: hello"]
+    def test_an_adapter_that_raises_something_of_its_own_is_in_doubt(self, gateway: InProcessGateway) -> None:
+        use(gateway, DeliveryGuarantee.KEYED).faults.lose_next_answer(RuntimeError("surprise"))
+        gateway.send_message("hello", rest=False)
+        gateway.run_until_idle(30)
+        assert gateway.list_shown_texts() == ["You said: hello"]
 
 
 class TestRule11Waits:
-    def test_a_server_given_wait_is_never_shortened(self, house: InProcessGateway) -> None:
-        house.platform.faults.fail_next(Transient("slow down", retry_after=3_600.0))
-        house.send_message("one", rest=False)
-        house.pass_time(3_000)
-        house.send_message("two", rest=False)
-        house.pass_time(500)
-        assert house.list_shown_texts() == []
-        house.run_until_idle(200)
-        assert house.list_shown_texts() == ["You said: one", "You said: two"]
+    def test_a_server_given_wait_is_never_shortened(self, gateway: InProcessGateway) -> None:
+        gateway.platform.faults.fail_next(Transient("slow down", retry_after=3_600.0))
+        gateway.send_message("one", rest=False)
+        gateway.pass_time(3_000)
+        gateway.send_message("two", rest=False)
+        gateway.pass_time(500)
+        assert gateway.list_shown_texts() == []
+        gateway.run_until_idle(200)
+        assert gateway.list_shown_texts() == ["You said: one", "You said: two"]
 
     @pytest.mark.parametrize("jump", [-3_600.0, -315_360_000.0, 315_360_000.0])
-    def test_a_clock_that_jumps_freezes_nothing(self, house: InProcessGateway, jump: float) -> None:
-        house.platform.faults.fail_next(Transient("down"), times=4)
-        house.send_message("hello", rest=False)
-        house.pass_time(2)
-        house.clock.skew += jump
-        house.run_until_idle(2 * MAX_DELAY_SECONDS)
-        assert house.list_shown_texts() == ["You said: hello"]
+    def test_a_clock_that_jumps_freezes_nothing(self, gateway: InProcessGateway, jump: float) -> None:
+        gateway.platform.faults.fail_next(Transient("down"), times=4)
+        gateway.send_message("hello", rest=False)
+        gateway.pass_time(2)
+        gateway.clock.skew += jump
+        gateway.run_until_idle(2 * MAX_DELAY_SECONDS)
+        assert gateway.list_shown_texts() == ["You said: hello"]
 
-    def test_a_clock_that_goes_back_does_not_shorten_a_server_given_wait(self, house: InProcessGateway) -> None:
-        house.platform.faults.fail_next(Transient("slow down", retry_after=600.0))
-        house.send_message("hello", rest=False)
-        house.pass_time(10)
-        house.clock.skew -= 3_600
-        house.pass_time(580)
-        assert house.list_shown_texts() == []
-        house.run_until_idle(600)
-        assert house.list_shown_texts() == ["You said: hello"]
+    def test_a_clock_that_goes_back_does_not_shorten_a_server_given_wait(self, gateway: InProcessGateway) -> None:
+        gateway.platform.faults.fail_next(Transient("slow down", retry_after=600.0))
+        gateway.send_message("hello", rest=False)
+        gateway.pass_time(10)
+        gateway.clock.skew -= 3_600
+        gateway.pass_time(580)
+        assert gateway.list_shown_texts() == []
+        gateway.run_until_idle(600)
+        assert gateway.list_shown_texts() == ["You said: hello"]
 
 
 class TestRule12Destinations:
-    def test_a_reply_goes_where_the_message_came_from_whatever_was_bound_since(self, house: InProcessGateway) -> None:
-        house.runtimes.model = held = HeldModel()
-        house.send_message("from one", chat="one", rest=False)
-        house.pass_time()
-        house.send_message("/branch", chat="one", rest=False)
-        house.pass_time(2)
+    def test_a_reply_goes_where_the_message_came_from_whatever_was_bound_since(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.model = held = HeldModel()
+        gateway.send_message("from one", chat="one", rest=False)
+        gateway.pass_time()
+        gateway.send_message("/branch", chat="one", rest=False)
+        gateway.pass_time(2)
         held.free = True
-        house.run_until_idle(5)
-        assert [out.to.chat for out in house.platform.shown_messages] == ["one", "one"]
+        gateway.run_until_idle(5)
+        assert [out.to.chat for out in gateway.platform.shown_messages] == ["one", "one"]
 
     def test_a_reply_goes_to_the_last_who_asked_whoever_said_something_after_them(
-        self, house: InProcessGateway
+        self, gateway: InProcessGateway
     ) -> None:
-        house.runtimes.model = held = HeldModel()
-        house.send_message("first", rest=False)
-        house.pass_time()
-        house.send_message("second", id="asks", rest=False)
-        house.send_message("by the way", id="does not", who="bob", notice=True, rest=False)
+        gateway.runtimes.model = held = HeldModel()
+        gateway.send_message("first", rest=False)
+        gateway.pass_time()
+        gateway.send_message("second", id="asks", rest=False)
+        gateway.send_message("by the way", id="does not", who="bob", notice=True, rest=False)
         held.free = True
-        house.run_until_idle(5)
-        assert [out.to.message for out in house.platform.shown_messages][1:] == ["asks"]
+        gateway.run_until_idle(5)
+        assert [out.to.message for out in gateway.platform.shown_messages][1:] == ["asks"]
 
-    def test_parts_are_split_once_before_the_first_is_sent(self, house: InProcessGateway) -> None:
-        platform = use(house, DeliveryGuarantee.KEYED, text_limit=100)
+    def test_parts_are_split_once_before_the_first_is_sent(self, gateway: InProcessGateway) -> None:
+        platform = use(gateway, DeliveryGuarantee.KEYED, text_limit=100)
         text = " ".join(f"word{n}" for n in range(60))
-        house.runtimes.model = FakeModel([ModelResponse(text=text)])
+        gateway.runtimes.model = FakeModel([ModelResponse(text=text)])
         platform.faults.succeed_next()
         platform.faults.fail_next(Transient("later"))
-        session = house.send_message("tell me", rest=False).session
-        house.pass_time(0.2)
+        session = gateway.send_message("tell me", rest=False).session
+        gateway.pass_time(0.2)
         platform.text_limit = 50
-        house.run_until_idle(30)
-        said = house.read_bodies(session, Said)[0]
-        assert tuple(house.list_shown_texts()) == said.parts
+        gateway.run_until_idle(30)
+        said = gateway.read_bodies(session, Said)[0]
+        assert tuple(gateway.list_shown_texts()) == said.parts
         assert "".join(said.parts) == text
         assert all(len(part) <= 100 for part in said.parts)
 
-    def test_one_platforms_outage_delays_no_other(self, house: InProcessGateway) -> None:
+    def test_one_platforms_outage_delays_no_other(self, gateway: InProcessGateway) -> None:
         other = FakePlatform(name="other")
-        house.runtimes.platforms[("other", "main")] = other
-        house.platform.faults.fail_next(Transient("down"), times=10_000)
-        house.send_message("to the dead one", chat="x", rest=False)
-        incoming = house.make_message("to the other", chat="x")
+        gateway.runtimes.platforms[("other", "main")] = other
+        gateway.platform.faults.fail_next(Transient("down"), times=10_000)
+        gateway.send_message("to the dead one", chat="x", rest=False)
+        incoming = gateway.make_message("to the other", chat="x")
         place = incoming.origin
-        house.accept_message(structs.replace(incoming, origin=structs.replace(place, platform="other")))
-        house.pass_time(5)
+        gateway.accept_message(structs.replace(incoming, origin=structs.replace(place, platform="other")))
+        gateway.pass_time(5)
         assert [out.text for out in other.shown_messages] == ["You said: to the other"]
 
-    def test_what_one_session_says_in_two_places_is_said_once_in_each(self, house: InProcessGateway) -> None:
+    def test_what_one_session_says_in_two_places_is_said_once_in_each(self, gateway: InProcessGateway) -> None:
         other = FakePlatform(name="other")
-        house.runtimes.platforms[("other", "main")] = other
+        gateway.runtimes.platforms[("other", "main")] = other
         there = ChatLocation(platform="other", account="main", chat="elsewhere")
         word = ToolResult(text="told", send_requests=[SendRequest(text="a word", to=there)])
-        house.runtimes.tools = {"tell": FakeTool("tell", ToolEffect.PURE, act=lambda _arguments, _context: word)}
-        house.runtimes.model = FakeModel(calling("tell"))
+        gateway.runtimes.tools = {"tell": FakeTool("tell", ToolEffect.PURE, act=lambda _arguments, _context: word)}
+        gateway.runtimes.model = FakeModel(calling("tell"))
         for _ in range(2):
-            house.send_message("tell them")
+            gateway.send_message("tell them")
         assert [(out.text, out.to.chat) for out in other.shown_messages] == [("a word", "elsewhere")] * 2
-        assert house.list_shown_texts() == ["it says: told"] * 2
+        assert gateway.list_shown_texts() == ["it says: told"] * 2
 
-    def test_a_visible_draft_is_edited_by_the_final_text_even_after_a_crash(self, house: InProcessGateway) -> None:
-        platform = growing(house)
-        house.send_message("write", rest=False)
-        house.pass_time(5)
-        house.crash()
-        house.start()
-        house.run_until_idle(30)
+    def test_a_visible_draft_is_edited_by_the_final_text_even_after_a_crash(self, gateway: InProcessGateway) -> None:
+        platform = growing(gateway)
+        gateway.send_message("write", rest=False)
+        gateway.pass_time(5)
+        gateway.crash()
+        gateway.start()
+        gateway.run_until_idle(30)
         assert [(out.text, out.edits) for out in platform.shown_messages] == [("piece by piece it grew", "draft-1")]
 
-    def test_a_draft_is_brought_up_to_date_until_the_reply_is_made(self, house: InProcessGateway) -> None:
-        platform = growing(house)
-        house.send_message("write", rest=False)
-        house.run_until_idle(30)
+    def test_a_draft_is_brought_up_to_date_until_the_reply_is_made(self, gateway: InProcessGateway) -> None:
+        platform = growing(gateway)
+        gateway.send_message("write", rest=False)
+        gateway.run_until_idle(30)
         lengths = [len(text) for text in platform.seen]
         assert len(lengths) >= 8, "twenty pieces in ten seconds, shown once a second"
         assert lengths == sorted(set(lengths))
         assert [out.edits for out in platform.shown_messages] == ["draft-1"]
 
-    def test_a_draft_opens_only_when_its_lane_is_empty(self, house: InProcessGateway) -> None:
+    def test_a_draft_opens_only_when_nothing_is_undelivered(self, gateway: InProcessGateway) -> None:
         """It would stand above a reply that was made before."""
-        platform = growing(house)
+        platform = growing(gateway)
         platform.faults.fail_next(Transient("slow down", retry_after=60.0))
-        house.send_message("one", rest=False)
-        house.pass_time(15)
+        gateway.send_message("one", rest=False)
+        gateway.pass_time(15)
         assert (platform.drafts, platform.shown_messages) == (1, [])
-        house.send_message("two", rest=False)
-        house.pass_time(15)
+        gateway.send_message("two", rest=False)
+        gateway.pass_time(15)
         assert platform.drafts == 1
-        house.run_until_idle(120)
+        gateway.run_until_idle(120)
         assert [out.edits for out in platform.shown_messages] == ["draft-1", ""]
 
     @pytest.mark.parametrize("word", ["/stop", "/halt"])
-    def test_a_draft_that_nobody_finishes_says_so(self, house: InProcessGateway, word: str) -> None:
-        platform = growing(house)
-        house.send_message("write", rest=False)
-        house.pass_time(3.2)
-        house.send_message(word)
+    def test_a_draft_that_nobody_finishes_says_so(self, gateway: InProcessGateway, word: str) -> None:
+        platform = growing(gateway)
+        gateway.send_message("write", rest=False)
+        gateway.pass_time(3.2)
+        gateway.send_message(word)
         seen = [(out.text, out.edits) for out in platform.shown_messages if out.edits]
         assert seen == [("piece by piece " * 6 + "piece by piece … (stopped)", "draft-1")]
         assert platform.drafts == 1
-        house.assert_sound()
+        gateway.assert_sound()
 
-    def test_a_draft_that_a_dead_process_left_and_nobody_finishes_says_so(self, house: InProcessGateway) -> None:
-        platform = growing(house)
-        house.send_message("write", rest=False)
-        house.pass_time(3)
-        house.crash()
-        house.start()
-        house.send_message("/stop", rest=False)
-        house.run_until_idle(30)
+    def test_a_draft_that_a_dead_process_left_and_nobody_finishes_says_so(self, gateway: InProcessGateway) -> None:
+        platform = growing(gateway)
+        gateway.send_message("write", rest=False)
+        gateway.pass_time(3)
+        gateway.crash()
+        gateway.start()
+        gateway.send_message("/stop", rest=False)
+        gateway.run_until_idle(30)
         assert [(out.text, out.edits) for out in platform.shown_messages if out.edits] == [("… (stopped)", "draft-1")]
 
-    def test_only_the_first_part_of_a_long_reply_takes_its_drafts_place(self, house: InProcessGateway) -> None:
-        platform = growing(house)
+    def test_only_the_first_part_of_a_long_reply_takes_its_drafts_place(self, gateway: InProcessGateway) -> None:
+        platform = growing(gateway)
         platform.text_limit = 12
-        house.send_message("write", rest=False)
-        house.run_until_idle(30)
-        assert "".join(house.list_shown_texts()) == "piece by piece it grew"
+        gateway.send_message("write", rest=False)
+        gateway.run_until_idle(30)
+        assert "".join(gateway.list_shown_texts()) == "piece by piece it grew"
         assert [out.edits for out in platform.shown_messages] == ["draft-1", "", ""]
 
-    def test_a_turn_whose_draft_is_seen_has_its_number_for_good(self, house: InProcessGateway) -> None:
+    def test_a_turn_whose_draft_is_seen_has_its_number_for_good(self, gateway: InProcessGateway) -> None:
         """A draft is known by it. Begun anew after a power cut, the turn would show a second one beside the first."""
-        growing(house)
-        assert house.process is not None
-        disk, lasting = house.process.disk, list[bool]()
+        growing(gateway)
+        assert gateway.process is not None
+        disk, lasting = gateway.process.disk, list[bool]()
         real = disk.commit
 
-        async def commit(change: Change) -> Committed:
+        async def commit(change: Change) -> CommitResult:
             if change.step is Step.BEGIN:
                 lasting.append(change.durable)
             return await real(change)
 
         disk.commit = commit  # type: ignore[method-assign]  # a disk that loses nothing does not tell
-        house.send_message("write", rest=False)
-        house.run_until_idle(30)
+        gateway.send_message("write", rest=False)
+        gateway.run_until_idle(30)
         assert lasting == [True]
 
-    def test_a_turn_that_fails_says_so_where_its_draft_is_seen(self, house: InProcessGateway) -> None:
-        platform = growing(house, fails=Refused("no such model"))
-        house.send_message("write", rest=False)
-        house.run_until_idle(30)
+    def test_a_turn_that_fails_says_so_where_its_draft_is_seen(self, gateway: InProcessGateway) -> None:
+        platform = growing(gateway, fails=Refused("no such model"))
+        gateway.send_message("write", rest=False)
+        gateway.run_until_idle(30)
         (told,) = platform.shown_messages
         assert (told.edits, told.notice) == ("draft-1", True)
         assert told.text.startswith("I could not answer")
 
-    def test_half_a_character_of_a_model_is_shown_as_text(self, house: InProcessGateway) -> None:
-        platform = growing(house, piece="piece by piece \ud83d ")
-        house.send_message("write", rest=False)
-        house.run_until_idle(30)
+    def test_half_a_character_of_a_model_is_shown_as_text(self, gateway: InProcessGateway) -> None:
+        platform = growing(gateway, piece="piece by piece \ud83d ")
+        gateway.send_message("write", rest=False)
+        gateway.run_until_idle(30)
         assert "\ufffd" in platform.seen[0]
         "".join(platform.seen).encode()
 
     def test_an_answer_that_breaks_off_again_and_again_leaves_no_half_of_it_to_be_seen(
-        self, house: InProcessGateway
+        self, gateway: InProcessGateway
     ) -> None:
-        platform = growing(house, fails=Overloaded("the answer broke off"))
-        house.send_message("write", rest=False)
-        house.pass_time(25)
+        platform = growing(gateway, fails=Overloaded("the answer broke off"))
+        gateway.send_message("write", rest=False)
+        gateway.pass_time(25)
         assert platform.drafts >= 2
-        house.runtimes.model = FakeModel()
-        house.run_until_idle(60)
+        gateway.runtimes.model = FakeModel()
+        gateway.run_until_idle(60)
         *notices, reply = platform.shown_messages
         assert {out.edits for out in notices} == {f"draft-{n + 1}" for n in range(platform.drafts)}
         assert all(out.text.startswith("The model cannot be reached") for out in notices)
         assert (reply.text, reply.edits) == ("You said: write", "")
-        house.assert_sound()
+        gateway.assert_sound()
 
     def test_a_draft_that_another_model_begins_anew_shows_nothing_of_the_first_one(
-        self, house: InProcessGateway
+        self, gateway: InProcessGateway
     ) -> None:
-        platform = growing(house, fails=Overloaded("gone in the middle"))
-        house.runtimes.fallbacks = (SlowModel("all over again "),)
-        house.send_message("write", rest=False)
-        house.run_until_idle(30)
+        platform = growing(gateway, fails=Overloaded("gone in the middle"))
+        gateway.runtimes.fallbacks = (SlowModel("all over again "),)
+        gateway.send_message("write", rest=False)
+        gateway.run_until_idle(30)
         mixed = [text for text in platform.seen if "piece by piece" in text and "all over" in text]
         assert not mixed
         assert platform.seen[-1].startswith("all over again all over again")
         assert [(out.text, out.edits) for out in platform.shown_messages] == [("piece by piece it grew", "draft-1")]
 
-    def test_a_word_that_the_reply_was_cut_off_does_not_take_its_place(self, house: InProcessGateway) -> None:
-        platform = growing(house)
-        house.runtimes.model = SlowModel("piece by piece ", finish="length")
-        house.send_message("write", rest=False)
-        house.run_until_idle(30)
+    def test_a_word_that_the_reply_was_cut_off_does_not_take_its_place(self, gateway: InProcessGateway) -> None:
+        platform = growing(gateway)
+        gateway.runtimes.model = SlowModel("piece by piece ", finish="length")
+        gateway.send_message("write", rest=False)
+        gateway.run_until_idle(30)
         reply, notice = platform.shown_messages
         assert (reply.text, reply.edits) == ("piece by piece it grew", "draft-1")
         assert (notice.edits, notice.notice) == ("", True)
         assert "cut off" in notice.text
 
-    def test_what_is_stopped_unseen_says_nothing_more(self, house: InProcessGateway) -> None:
-        platform = growing(house)
-        house.send_message("write", rest=False)
-        house.pass_time(0.2)
-        house.send_message("/stop")
+    def test_what_is_stopped_unseen_says_nothing_more(self, gateway: InProcessGateway) -> None:
+        platform = growing(gateway)
+        gateway.send_message("write", rest=False)
+        gateway.pass_time(0.2)
+        gateway.send_message("/stop")
         assert platform.drafts == 0
         assert len(platform.shown_messages) == 1
 
@@ -565,30 +569,32 @@ class SlowModel(FakeModel):
         return ModelResponse(text="piece by piece it grew", finish=self.finish)
 
 
-def growing(house: InProcessGateway, *, piece: str = "piece by piece ", fails: EverholdError | None = None) -> Growing:
+def growing(
+    gateway: InProcessGateway, *, piece: str = "piece by piece ", fails: EverholdError | None = None
+) -> Growing:
     """Have replies grow slowly, and seen."""
     platform = Growing()
-    house.platform = platform
-    house.runtimes.platforms[("fake", "main")] = platform
-    house.runtimes.drafts[("fake", "main")] = platform
-    house.runtimes.model = SlowModel(piece, fails)
+    gateway.platform = platform
+    gateway.runtimes.platforms[("fake", "main")] = platform
+    gateway.runtimes.drafts[("fake", "main")] = platform
+    gateway.runtimes.model = SlowModel(piece, fails)
     return platform
 
 
-def test_what_waits_after_a_failure_is_tried_at_once_when_something_was_mended(house: InProcessGateway) -> None:
-    house.platform.faults.fail_next(Transient("bad key"), times=6)
-    house.send_message("hello", rest=False)
-    house.pass_time(40)
-    assert house.list_shown_texts() == []
-    assert house.run(house.store.retry_now(at=house.clock.now())) == 1
-    house.pass_time(6)
-    assert house.list_shown_texts() == ["You said: hello"]
+def test_what_waits_after_a_failure_is_tried_at_once_when_something_was_mended(gateway: InProcessGateway) -> None:
+    gateway.platform.faults.fail_next(Transient("bad key"), times=6)
+    gateway.send_message("hello", rest=False)
+    gateway.pass_time(40)
+    assert gateway.list_shown_texts() == []
+    assert gateway.run(gateway.store.retry_now(at=gateway.clock.now())) == 1
+    gateway.pass_time(6)
+    assert gateway.list_shown_texts() == ["You said: hello"]
 
 
-def test_a_wait_the_far_side_asked_for_is_not_hastened(house: InProcessGateway) -> None:
-    house.platform.faults.fail_next(Transient("slow down", retry_after=600.0))
-    house.send_message("hello", rest=False)
-    house.pass_time(5)
-    assert house.run(house.store.retry_now(at=house.clock.now())) == 0
-    house.pass_time(60)
-    assert house.list_shown_texts() == []
+def test_a_delay_the_remote_side_asked_for_is_not_shortened(gateway: InProcessGateway) -> None:
+    gateway.platform.faults.fail_next(Transient("slow down", retry_after=600.0))
+    gateway.send_message("hello", rest=False)
+    gateway.pass_time(5)
+    assert gateway.run(gateway.store.retry_now(at=gateway.clock.now())) == 0
+    gateway.pass_time(60)
+    assert gateway.list_shown_texts() == []

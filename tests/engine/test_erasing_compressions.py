@@ -31,23 +31,23 @@ def summary(request: ModelRequest) -> ModelResponse:
     return ModelResponse(text=f"the key is under {CANARY}" if CANARY in told else "there is a key")
 
 
-def erase(house: InProcessGateway, session: str, seq: int) -> None:
-    house.run(house.control.erase_entries(session, [seq]))
+def erase(gateway: InProcessGateway, session: str, seq: int) -> None:
+    gateway.run(gateway.control.erase_entries(session, [seq]))
 
 
-def erase_and_fall(house: InProcessGateway, session: str, seq: int) -> None:
+def erase_and_fall(gateway: InProcessGateway, session: str, seq: int) -> None:
     """Only the commit that erases; whoever made it falls before the branches are done."""
 
     async def work() -> None:
         plan = await session_changes.plan_erasure(
-            house.store, await house.store.get_session(session), [seq], by="operator", why=""
+            gateway.store, await gateway.store.get_session(session), [seq], by="operator", why=""
         )
         drafts = tuple(EntryDraft(body=body, author="operator") for body in plan.bodies)
-        await house.store.commit(
-            Change(step=Step.ERASE, session=session, at=house.clock.now(), entries=drafts, erase=plan.seqs)
+        await gateway.store.commit(
+            Change(step=Step.ERASE, session=session, at=gateway.clock.now(), entries=drafts, erase=plan.seqs)
         )
 
-    house.run(work())
+    gateway.run(work())
 
 
 @pytest.mark.parametrize(
@@ -55,41 +55,41 @@ def erase_and_fall(house: InProcessGateway, session: str, seq: int) -> None:
     [(False, erase), (True, erase), (True, erase_and_fall)],
     ids=["itself", "branch", "left half done"],
 )
-def test_it_folds_what_is_there_now(
-    house: InProcessGateway, branched: bool, forget: Callable[[InProcessGateway, str, int], None]
+def test_it_compresses_what_is_there_now(
+    gateway: InProcessGateway, branched: bool, forget: Callable[[InProcessGateway, str, int], None]
 ) -> None:
-    house.runtimes.model = FakeModel(lambda request: ModelResponse(text="ok"))
-    first = house.send_message(f"the key is under {CANARY}")
-    house.send_message("and so on " * 100)
+    gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text="ok"))
+    first = gateway.send_message(f"the key is under {CANARY}")
+    gateway.send_message("and so on " * 100)
     if branched:
-        house.send_message("/branch")
+        gateway.send_message("/branch")
     held = Overwhelmed()
-    house.runtimes.model = held
-    house.runtimes.summariser = FakeModel(summary)
-    session = house.send_message("where is it?", rest=False).session
-    house.pass_time(1)
+    gateway.runtimes.model = held
+    gateway.runtimes.summariser = FakeModel(summary)
+    session = gateway.send_message("where is it?", rest=False).session
+    gateway.pass_time(1)
     assert (session != first.session) is branched
     assert CANARY in "".join(message.text for message in held.requests[-1].messages)
-    forget(house, first.session, first.seq)
+    forget(gateway, first.session, first.seq)
     held.free = True
-    house.pass_time(30)
-    assert CANARY not in str(house.read_bodies(session, Compressed))
-    assert all(CANARY not in str(request) for request in house.runtimes.summariser.requests)
-    assert everywhere(house.path, CANARY) == []
+    gateway.pass_time(30)
+    assert CANARY not in str(gateway.read_bodies(session, Compressed))
+    assert all(CANARY not in str(request) for request in gateway.runtimes.summariser.requests)
+    assert everywhere(gateway.path, CANARY) == []
 
 
-def test_a_turn_that_has_seen_it_is_not_waited_for(house: InProcessGateway) -> None:
-    first = house.send_message(f"the key is under {CANARY}")
+def test_a_turn_that_has_seen_it_is_not_waited_for(gateway: InProcessGateway) -> None:
+    first = gateway.send_message(f"the key is under {CANARY}")
     held = HeldModel()
-    house.runtimes.model = held
-    session = house.send_message("where is it?", rest=False).session
-    house.pass_time(1)
-    erase(house, session, first.seq)
-    house.pass_time(3)
+    gateway.runtimes.model = held
+    session = gateway.send_message("where is it?", rest=False).session
+    gateway.pass_time(1)
+    erase(gateway, session, first.seq)
+    gateway.pass_time(3)
     seen, again = ["".join(message.text for message in request.messages) for request in held.requests]
     assert CANARY in seen
     assert CANARY not in again.replace(f"You said: the key is under {CANARY}", "")
     held.free = True
-    house.run_until_idle()
-    assert house.list_shown_texts()[-1] == "at last"
-    house.assert_sound()
+    gateway.run_until_idle()
+    assert gateway.list_shown_texts()[-1] == "at last"
+    gateway.assert_sound()

@@ -95,16 +95,16 @@ class IncapableProvider(FakeMemoryProvider):
     """A provider that can do neither."""
 
 
-def memory(house: InProcessGateway, **more: Any) -> MemoryAdmin:
-    return MemoryAdmin(house.control, agents=lambda: ("main", "other"), **more)
+def memory(gateway: InProcessGateway, **more: Any) -> MemoryAdmin:
+    return MemoryAdmin(gateway.control, agents=lambda: ("main", "other"), **more)
 
 
-def builtin(house: InProcessGateway) -> MemoryIndex:
+def builtin(gateway: InProcessGateway) -> MemoryIndex:
     """The real index over the house's log, as a memory that is asked about every message."""
-    index = MemoryIndex(house.path / "index.db", inline=True, embeddings="table")
-    house.runtimes.memories["builtin"] = BuiltinMemory(index=index, store=house.store, agent="main")
-    house.runtimes.settings.update(recalls=("builtin", *(n for n in house.runtimes.memories if n != "builtin")))
-    house.runtimes.settings["recall_seconds"] = 1.0
+    index = MemoryIndex(gateway.path / "index.db", inline=True, embeddings="table")
+    gateway.runtimes.memories["builtin"] = BuiltinMemory(index=index, store=gateway.store, agent="main")
+    gateway.runtimes.settings.update(recalls=("builtin", *(n for n in gateway.runtimes.memories if n != "builtin")))
+    gateway.runtimes.settings["recall_seconds"] = 1.0
     return index
 
 
@@ -118,34 +118,36 @@ async def collected(found: AsyncIterator[dict[str, Any]]) -> list[dict[str, Any]
     return [it async for it in found]
 
 
-def live(house: InProcessGateway) -> str:
-    return " ".join(str(entry.body) for s in house.run(house.store.list_sessions()) for entry in house.read_log(s.id))
+def live(gateway: InProcessGateway) -> str:
+    return " ".join(
+        str(entry.body) for s in gateway.run(gateway.store.list_sessions()) for entry in gateway.read_log(s.id)
+    )
 
 
-def tell_everything(house: InProcessGateway) -> None:
+def tell_everything(gateway: InProcessGateway) -> None:
     """Ada leaves her word wherever words are kept; Bob speaks, too."""
-    house.send_message(f"my secret is {CANARY}")
-    house.send_message(asked_for(add(f"keeps {CANARY}")))
-    house.send_message(f"/memory note {CANARY} again")
-    house.send_message(f"/title all about {CANARY}")
-    house.send_message(f"what about {CANARY}?", chat="second")
-    house.send_message("/memory why", chat="second")
-    house.send_message(f"/background look into {CANARY}", chat="second")
-    house.send_message("/compress here 0")
-    house.send_message(f"hello all, {CANARY} it is", chat="room", kind="group")
-    house.send_message(f"I am bob and like {OTHER}", chat="room", kind="group", who="bob")
-    house.send_message(f"private to bob: {OTHER}", chat="bobs", who="bob")
+    gateway.send_message(f"my secret is {CANARY}")
+    gateway.send_message(asked_for(add(f"keeps {CANARY}")))
+    gateway.send_message(f"/memory note {CANARY} again")
+    gateway.send_message(f"/title all about {CANARY}")
+    gateway.send_message(f"what about {CANARY}?", chat="second")
+    gateway.send_message("/memory why", chat="second")
+    gateway.send_message(f"/background look into {CANARY}", chat="second")
+    gateway.send_message("/compress here 0")
+    gateway.send_message(f"hello all, {CANARY} it is", chat="room", kind="group")
+    gateway.send_message(f"I am bob and like {OTHER}", chat="room", kind="group", who="bob")
+    gateway.send_message(f"private to bob: {OTHER}", chat="bobs", who="bob")
 
 
 class TestForgetting:
-    def test_the_plan_changes_nothing_and_names_everything(self, house: InProcessGateway) -> None:
-        house.runtimes.memories = {"a": ForgettingProvider(), "b": IncapableProvider()}
-        index = builtin(house)
-        add_memory_tools(house)
-        tell_everything(house)
-        before = live(house)
-        plan = house.run(memory(house, backups=lambda: 3).plan_forgetting("ada"))
-        assert live(house) == before
+    def test_the_plan_changes_nothing_and_names_everything(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.memories = {"a": ForgettingProvider(), "b": IncapableProvider()}
+        index = builtin(gateway)
+        add_memory_tools(gateway)
+        tell_everything(gateway)
+        before = live(gateway)
+        plan = gateway.run(memory(gateway, backups=lambda: 3).plan_forgetting("ada"))
+        assert live(gateway) == before
         assert not plan.done
         assert len(plan.sessions) == 3
         assert [going.alone for going in plan.sessions] == [True, True, False]
@@ -157,378 +159,382 @@ class TestForgetting:
             ("b", False),
         }
         assert any("3 backups" in line for line in plan.remains)
-        house.run(index.close())
+        gateway.run(index.close())
 
-    def test_no_file_holds_a_word_of_it_afterwards(self, house: InProcessGateway) -> None:
-        house.runtimes.memories = {"a": ForgettingProvider(), "b": IncapableProvider()}
-        index = builtin(house)
-        add_memory_tools(house)
-        tell_everything(house)
-        assert CANARY in live(house)
-        assert {name.partition(".")[0] for name in everywhere(house.path, CANARY)} == {"log", "index"}
-        report = house.run(memory(house).forget_person("ada"))
-        house.run_until_idle()
-        assert CANARY not in live(house)
-        assert everywhere(house.path, CANARY) == []
-        provider = house.runtimes.memories["a"]
+    def test_no_file_holds_a_word_of_it_afterwards(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.memories = {"a": ForgettingProvider(), "b": IncapableProvider()}
+        index = builtin(gateway)
+        add_memory_tools(gateway)
+        tell_everything(gateway)
+        assert CANARY in live(gateway)
+        assert {name.partition(".")[0] for name in everywhere(gateway.path, CANARY)} == {"log", "index"}
+        report = gateway.run(memory(gateway).forget_person("ada"))
+        gateway.run_until_idle()
+        assert CANARY not in live(gateway)
+        assert everywhere(gateway.path, CANARY) == []
+        provider = gateway.runtimes.memories["a"]
         assert isinstance(provider, ForgettingProvider)
         assert CANARY not in provider.words
         assert provider.asked
         assert any("b (agent main): it cannot delete" in line for line in report.remains)
         # and nobody else's are touched
-        assert OTHER in live(house)
+        assert OTHER in live(gateway)
         assert OTHER in provider.words
-        house.assert_sound()
-        house.run(index.close())
+        gateway.assert_sound()
+        gateway.run(index.close())
 
-    def test_what_they_had_scheduled_is_never_said_again(self, house: InProcessGateway) -> None:
-        house.send_message(f"/schedule daily 09:00 {CANARY}")
-        house.send_message(f"/schedule daily 10:00 {OTHER}", chat="bobs", who="bob")
-        kept = house.run(house.store.list_state_records(StateNamespace.SCHEDULE))
-        exported = house.run(collected(memory(house).export_person("ada")))
+    def test_what_they_had_scheduled_is_never_said_again(self, gateway: InProcessGateway) -> None:
+        gateway.send_message(f"/schedule daily 09:00 {CANARY}")
+        gateway.send_message(f"/schedule daily 10:00 {OTHER}", chat="bobs", who="bob")
+        kept = gateway.run(gateway.store.list_state_records(StateNamespace.SCHEDULE))
+        exported = gateway.run(collected(memory(gateway).export_person("ada")))
         assert [CANARY in str(it) for it in exported if it["from"] == "schedules"] == [True]
-        forgetful = memory(house)
-        forgetful.control.erasures = house.path / "erasures.log"
-        assert house.run(forgetful.plan_forgetting("ada")).schedules == 1
-        assert house.run(forgetful.forget_person("ada")).schedules == 1
-        left = house.run(house.store.list_state_records(StateNamespace.SCHEDULE))
+        forgetful = memory(gateway)
+        forgetful.control.erasures = gateway.path / "erasures.log"
+        assert gateway.run(forgetful.plan_forgetting("ada")).schedules == 1
+        assert gateway.run(forgetful.forget_person("ada")).schedules == 1
+        left = gateway.run(gateway.store.list_state_records(StateNamespace.SCHEDULE))
         assert [OTHER in it.value for it in left] == [True]
-        assert everywhere(house.path, CANARY) == []
-        now = house.clock.now()
+        assert everywhere(gateway.path, CANARY) == []
+        now = gateway.clock.now()
         (again,) = [it for it in kept if CANARY in it.value]  # as a copy of the store has it that was put back
         write = msgspec.structs.replace(again.replace_with(again.value), version=0)
-        house.run(house.store.commit(Change(step=Step.STATE, session="", at=now, state_writes=(write,))))
-        house.run(forgetful.resume_erasures())
-        assert house.run(house.store.list_state_records(StateNamespace.SCHEDULE)) == left
+        gateway.run(gateway.store.commit(Change(step=Step.STATE, session="", at=now, state_writes=(write,))))
+        gateway.run(forgetful.resume_erasures())
+        assert gateway.run(gateway.store.list_state_records(StateNamespace.SCHEDULE)) == left
 
-    def test_an_index_that_no_agent_asks_lets_go_of_it_too(self, house: InProcessGateway) -> None:
-        index = builtin(house)
-        tell_everything(house)
-        house.run(index.wipe_erased(house.store))
-        assert "index.db" in {name.removesuffix("-wal") for name in everywhere(house.path, CANARY)}
-        del house.runtimes.memories["builtin"]
-        house.runtimes.settings.update(recalls=())
-        report = house.run(memory(house, wipe=lambda: index.wipe_erased(house.store)).forget_person("ada"))
+    def test_an_index_that_no_agent_asks_lets_go_of_it_too(self, gateway: InProcessGateway) -> None:
+        index = builtin(gateway)
+        tell_everything(gateway)
+        gateway.run(index.wipe_erased(gateway.store))
+        assert "index.db" in {name.removesuffix("-wal") for name in everywhere(gateway.path, CANARY)}
+        del gateway.runtimes.memories["builtin"]
+        gateway.runtimes.settings.update(recalls=())
+        report = gateway.run(memory(gateway, wipe=lambda: index.wipe_erased(gateway.store)).forget_person("ada"))
         assert report.done
-        assert everywhere(house.path, CANARY) == []
-        house.run(index.close())
+        assert everywhere(gateway.path, CANARY) == []
+        gateway.run(index.close())
 
-    def test_an_index_that_cannot_be_wiped_is_named_and_tried_again(self, house: InProcessGateway) -> None:
+    def test_an_index_that_cannot_be_wiped_is_named_and_tried_again(self, gateway: InProcessGateway) -> None:
         async def full() -> None:
             raise OSError("no room")
 
-        tell_everything(house)
-        report = house.run(memory(house, wipe=full).forget_person("ada"))
+        tell_everything(gateway)
+        report = gateway.run(memory(gateway, wipe=full).forget_person("ada"))
         assert not report.done
         assert any(line.startswith("the search index: ") for line in report.remains)
-        again = memory(house)
-        house.run(again.finish_unfinished())
+        again = memory(gateway)
+        gateway.run(again.finish_unfinished())
         assert not again._read_unfinished()
 
-    def test_a_fall_between_erasing_and_wiping_is_made_up_for(self, house: InProcessGateway) -> None:
+    def test_a_fall_between_erasing_and_wiping_is_made_up_for(self, gateway: InProcessGateway) -> None:
         """The rows are gone and their bytes still beside the file: whoever opens it next has to know."""
 
         class Falling(MemoryIndex):
             def _wipe_files(self) -> None:
                 """It is killed just before."""
 
-        index = Falling(house.path / "index.db", inline=True, embeddings="table")
-        house.send_message(f"my secret is {CANARY}")
-        house.run(index.catch_up(house.store))
-        house.run(memory(house).forget_person("ada"))
-        house.run(index.catch_up(house.store))
-        assert everywhere(house.path, CANARY) == ["index.db-wal"]
-        after = MemoryIndex(house.path / "index.db", inline=True, embeddings="table")
-        house.run(after.catch_up(house.store))
-        assert everywhere(house.path, CANARY) == []
-        house.run(after.close())
-        house.run(index.close())
+        index = Falling(gateway.path / "index.db", inline=True, embeddings="table")
+        gateway.send_message(f"my secret is {CANARY}")
+        gateway.run(index.catch_up(gateway.store))
+        gateway.run(memory(gateway).forget_person("ada"))
+        gateway.run(index.catch_up(gateway.store))
+        assert everywhere(gateway.path, CANARY) == ["index.db-wal"]
+        after = MemoryIndex(gateway.path / "index.db", inline=True, embeddings="table")
+        gateway.run(after.catch_up(gateway.store))
+        assert everywhere(gateway.path, CANARY) == []
+        gateway.run(after.close())
+        gateway.run(index.close())
 
-    def test_it_does_not_come_back_with_a_rebuilt_index_or_a_restart(self, house: InProcessGateway) -> None:
-        index = builtin(house)
-        add_memory_tools(house)
-        tell_everything(house)
-        house.run(memory(house).forget_person("ada"))
-        house.crash()
-        house.start()
-        house.run(house.control.reapply_erasures())
-        add_memory_tools(house)
-        house.run(index.rebuild())
-        index = builtin(house)
-        house.send_message(f"do you know {CANARY[:-4]} something?", chat="new")
-        assert CANARY not in "".join(message.text for message in house.runtimes.model.requests[-1].messages)
-        house.run(index.close())
+    def test_it_does_not_come_back_with_a_rebuilt_index_or_a_restart(self, gateway: InProcessGateway) -> None:
+        index = builtin(gateway)
+        add_memory_tools(gateway)
+        tell_everything(gateway)
+        gateway.run(memory(gateway).forget_person("ada"))
+        gateway.crash()
+        gateway.start()
+        gateway.run(gateway.control.reapply_erasures())
+        add_memory_tools(gateway)
+        gateway.run(index.rebuild())
+        index = builtin(gateway)
+        gateway.send_message(f"do you know {CANARY[:-4]} something?", chat="new")
+        assert CANARY not in "".join(message.text for message in gateway.runtimes.model.requests[-1].messages)
+        gateway.run(index.close())
 
-    def test_a_name_that_was_made_of_a_title_goes_with_it(self, house: InProcessGateway) -> None:
+    def test_a_name_that_was_made_of_a_title_goes_with_it(self, gateway: InProcessGateway) -> None:
         provider = ForgettingProvider()
-        house.runtimes.memories = {"a": provider}
-        house.runtimes.settings["naming"] = lambda _memory, origin: (
+        gateway.runtimes.memories = {"a": provider}
+        gateway.runtimes.settings["naming"] = lambda _memory, origin: (
             memory_naming.choose_memory_name(origin, memory_naming.NamingRule()).text
         )
-        house.send_message(f"/title all about {CANARY}")
-        session = house.send_message("hello").session
-        assert CANARY in house.run(house.store.get_session(session)).names["a"]
-        house.run(memory(house).forget_person("ada"))
-        assert house.run(house.store.get_session(session)).names == {}
-        assert everywhere(house.path, CANARY) == []
-        house.assert_sound()
+        gateway.send_message(f"/title all about {CANARY}")
+        session = gateway.send_message("hello").session
+        assert CANARY in gateway.run(gateway.store.get_session(session)).names["a"]
+        gateway.run(memory(gateway).forget_person("ada"))
+        assert gateway.run(gateway.store.get_session(session)).names == {}
+        assert everywhere(gateway.path, CANARY) == []
+        gateway.assert_sound()
         # what comes later is filed under what is known then
-        assert house.send_message("hello again").session == session
-        name = house.run(house.store.get_session(session)).names["a"]
+        assert gateway.send_message("hello again").session == session
+        name = gateway.run(gateway.store.get_session(session)).names["a"]
         assert name
         assert CANARY not in name
-        house.assert_sound()
+        gateway.assert_sound()
 
-    def test_a_name_that_was_made_of_no_title_stays(self, house: InProcessGateway) -> None:
-        house.runtimes.memories = {"a": ForgettingProvider()}
-        session = house.send_message("hello").session
-        before = house.run(house.store.get_session(session)).names
+    def test_a_name_that_was_made_of_no_title_stays(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.memories = {"a": ForgettingProvider()}
+        session = gateway.send_message("hello").session
+        before = gateway.run(gateway.store.get_session(session)).names
         assert before
-        house.run(memory(house).forget_person("ada"))
-        assert house.run(house.store.get_session(session)).names == before
+        gateway.run(memory(gateway).forget_person("ada"))
+        assert gateway.run(gateway.store.get_session(session)).names == before
 
-    def test_what_is_said_afterwards_is_kept(self, house: InProcessGateway) -> None:
-        add_memory_tools(house)
-        house.send_message("one")
-        house.run(memory(house).forget_person("ada"))
-        session = house.send_message("two").session
-        assert [body.text for body in house.read_bodies(session, Heard)] == ["two"]
-        house.run(memory(house).finish_unfinished())
-        assert [body.text for body in house.read_bodies(session, Heard)] == ["two"]
+    def test_what_is_said_afterwards_is_kept(self, gateway: InProcessGateway) -> None:
+        add_memory_tools(gateway)
+        gateway.send_message("one")
+        gateway.run(memory(gateway).forget_person("ada"))
+        session = gateway.send_message("two").session
+        assert [body.text for body in gateway.read_bodies(session, Heard)] == ["two"]
+        gateway.run(memory(gateway).finish_unfinished())
+        assert [body.text for body in gateway.read_bodies(session, Heard)] == ["two"]
 
-    def test_every_name_a_person_goes_by_is_meant(self, house: InProcessGateway) -> None:
-        add_memory_tools(house)
-        house.send_message(f"{CANARY} here", who="telegram:7", chat="t")
-        house.send_message(f"{CANARY} there", who="ada")
-        report = house.run(memory(house, people=lambda person: (person, "telegram:7")).forget_person("ada"))
+    def test_every_name_a_person_goes_by_is_meant(self, gateway: InProcessGateway) -> None:
+        add_memory_tools(gateway)
+        gateway.send_message(f"{CANARY} here", who="telegram:7", chat="t")
+        gateway.send_message(f"{CANARY} there", who="ada")
+        report = gateway.run(memory(gateway, people=lambda person: (person, "telegram:7")).forget_person("ada"))
         assert report.names == ("ada", "telegram:7")
-        assert CANARY not in live(house)
+        assert CANARY not in live(gateway)
 
-    def test_the_answer_to_somebody_else_that_repeats_it_goes_and_the_rest_stays(self, house: InProcessGateway) -> None:
-        house.runtimes.model = house.runtimes.summariser = FakeModel(
+    def test_the_answer_to_somebody_else_that_repeats_it_goes_and_the_rest_stays(
+        self, gateway: InProcessGateway
+    ) -> None:
+        gateway.runtimes.model = gateway.runtimes.summariser = FakeModel(
             lambda request: ModelResponse(
                 text=f"as ada said, {CANARY}" if "who" in request.messages[-1].text else "fine"
             )
         )
         group: dict[str, Any] = {"chat": "room", "kind": "group"}
-        session = house.send_message(f"the word is {CANARY}", **group).session
-        house.send_message("how are you?", who="bob", **group)
-        house.send_message("who knows?", who="bob", **group)
-        report = house.run(memory(house).forget_person("ada"))
+        session = gateway.send_message(f"the word is {CANARY}", **group).session
+        gateway.send_message("how are you?", who="bob", **group)
+        gateway.send_message("who knows?", who="bob", **group)
+        report = gateway.run(memory(gateway).forget_person("ada"))
         assert [going.repeated for going in report.sessions] == [2]
-        assert [body.text for body in house.read_bodies(session, Heard)] == ["how are you?", "who knows?"]
-        assert [body.text for body in house.read_bodies(session, Said)] == ["fine"]
-        house.assert_sound()
+        assert [body.text for body in gateway.read_bodies(session, Heard)] == ["how are you?", "who knows?"]
+        assert [body.text for body in gateway.read_bodies(session, Said)] == ["fine"]
+        gateway.assert_sound()
 
-    def test_attachments_go_unless_somebody_else_sent_the_same(self, house: InProcessGateway) -> None:
+    def test_attachments_go_unless_somebody_else_sent_the_same(self, gateway: InProcessGateway) -> None:
         def put(data: bytes) -> str:
             import hashlib
 
-            house.run(house.store.commit(Change(step=Step.STATE, session="", at=1.0, blobs=(data,))))
+            gateway.run(gateway.store.commit(Change(step=Step.STATE, session="", at=1.0, blobs=(data,))))
             return hashlib.sha256(data).hexdigest()
 
         hers, shared = put(CANARY.encode()), put(b"a picture of both")
-        house.send_message("mine", attachments=(Attachment(blob=hers), Attachment(blob=shared)))
-        house.send_message("mine, too", attachments=(Attachment(blob=shared),), who="bob", chat="bobs")
-        house.run(memory(house).forget_person("ada"))
-        assert house.run(house.store.get_blob(hers)) is None
-        assert house.run(house.store.get_blob(shared)) is not None
+        gateway.send_message("mine", attachments=(Attachment(blob=hers), Attachment(blob=shared)))
+        gateway.send_message("mine, too", attachments=(Attachment(blob=shared),), who="bob", chat="bobs")
+        gateway.run(memory(gateway).forget_person("ada"))
+        assert gateway.run(gateway.store.get_blob(hers)) is None
+        assert gateway.run(gateway.store.get_blob(shared)) is not None
 
-    def test_what_somebody_else_was_shown_of_it_is_not_on_record_any_more(self, house: InProcessGateway) -> None:
+    def test_what_somebody_else_was_shown_of_it_is_not_on_record_any_more(self, gateway: InProcessGateway) -> None:
         finding = FindingProvider()
-        house.runtimes.memories = {"a": finding}
-        house.runtimes.settings.update(recalls=("a",), recall_seconds=1.0)
-        add_memory_tools(house)
-        house.send_message("hello")
+        gateway.runtimes.memories = {"a": finding}
+        gateway.runtimes.settings.update(recalls=("a",), recall_seconds=1.0)
+        add_memory_tools(gateway)
+        gateway.send_message("hello")
         finding.answers = [MemoryHit(text=f"ada keeps {CANARY}", person="ada")]
-        session = house.send_message("what is new?", who="bob", chat="bobs").session
-        assert everywhere(house.path, CANARY)
-        report = house.run(memory(house).forget_person("ada"))
+        session = gateway.send_message("what is new?", who="bob", chat="bobs").session
+        assert everywhere(gateway.path, CANARY)
+        report = gateway.run(memory(gateway).forget_person("ada"))
         assert report.recalls
-        assert everywhere(house.path, CANARY) == []
-        assert [body.text for body in house.read_bodies(session, Heard)] == ["what is new?"]
-        house.assert_sound()
+        assert everywhere(gateway.path, CANARY) == []
+        assert [body.text for body in gateway.read_bodies(session, Heard)] == ["what is new?"]
+        gateway.assert_sound()
 
-    def test_dead_letters_of_it_are_gone_and_their_reasons_say_nothing(self, house: InProcessGateway) -> None:
+    def test_dead_letters_of_it_are_gone_and_their_reasons_say_nothing(self, gateway: InProcessGateway) -> None:
         provider = ForgettingProvider()
         provider.faults.fail_next(Refused(f"I will not take {CANARY}"), times=5)
-        house.runtimes.memories = {"a": provider}
-        add_memory_tools(house)
-        session = house.send_message(f"/memory note {CANARY}").session
-        assert house.run(house.store.list_dead_letters())
-        house.run(memory(house).forget_person("ada"))
-        assert house.run(house.store.list_dead_letters()) == []
-        assert everywhere(house.path, CANARY) == []
-        assert house.run(house.control.replay_dead_letters()) == 0
-        house.run_until_idle()
+        gateway.runtimes.memories = {"a": provider}
+        add_memory_tools(gateway)
+        session = gateway.send_message(f"/memory note {CANARY}").session
+        assert gateway.run(gateway.store.list_dead_letters())
+        gateway.run(memory(gateway).forget_person("ada"))
+        assert gateway.run(gateway.store.list_dead_letters()) == []
+        assert everywhere(gateway.path, CANARY) == []
+        assert gateway.run(gateway.control.replay_dead_letters()) == 0
+        gateway.run_until_idle()
         assert CANARY not in provider.words
         assert session
 
 
 class TestInTheMiddle:
-    def test_a_turn_that_has_read_it_writes_nothing_of_it(self, house: InProcessGateway) -> None:
-        house.runtimes.model = held = HeldModel()
-        session = house.send_message(f"tell me about {CANARY}", rest=False).session
-        house.pass_time()
-        house.run(memory(house).forget_person("ada"))
+    def test_a_turn_that_has_read_it_writes_nothing_of_it(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.model = held = HeldModel()
+        session = gateway.send_message(f"tell me about {CANARY}", rest=False).session
+        gateway.pass_time()
+        gateway.run(memory(gateway).forget_person("ada"))
         held.text = f"{CANARY} is an island"
         held.free = True
-        house.run_until_idle()
-        assert CANARY not in live(house)
-        assert CANARY not in "".join(house.list_shown_texts())
-        assert [entry.body for entry in house.read_log(session) if entry.kind in ("heard", "said")] == [None]
-        house.assert_sound()
+        gateway.run_until_idle()
+        assert CANARY not in live(gateway)
+        assert CANARY not in "".join(gateway.list_shown_texts())
+        assert [entry.body for entry in gateway.read_log(session) if entry.kind in ("heard", "said")] == [None]
+        gateway.assert_sound()
 
-    def test_a_batch_on_its_way_is_settled_before_the_provider_is_asked(self, house: InProcessGateway) -> None:
+    def test_a_batch_on_its_way_is_settled_before_the_provider_is_asked(self, gateway: InProcessGateway) -> None:
         provider = ForgettingProvider()
-        house.runtimes.memories = {"a": provider}
-        add_memory_tools(house)
+        gateway.runtimes.memories = {"a": provider}
+        add_memory_tools(gateway)
         provider.faults.lose_next_answer(times=1)
-        house.send_message(f"remember {CANARY}", rest=False)
-        house.pass_time(0.5)
+        gateway.send_message(f"remember {CANARY}", rest=False)
+        gateway.pass_time(0.5)
         assert CANARY in provider.words
-        house.run(memory(house).forget_person("ada"))
-        house.run_until_idle(120)
+        gateway.run(memory(gateway).forget_person("ada"))
+        gateway.run_until_idle(120)
         assert CANARY not in provider.words
 
-    def test_a_write_that_lands_late_is_deleted_all_the_same(self, house: InProcessGateway) -> None:
+    def test_a_write_that_lands_late_is_deleted_all_the_same(self, gateway: InProcessGateway) -> None:
         provider = TardyProvider()
-        house.runtimes.memories = {"a": provider}
-        add_memory_tools(house)
-        house.send_message(f"remember {CANARY}", rest=False)
-        house.pass_time(0.5)
+        gateway.runtimes.memories = {"a": provider}
+        add_memory_tools(gateway)
+        gateway.send_message(f"remember {CANARY}", rest=False)
+        gateway.pass_time(0.5)
         assert CANARY not in provider.words
-        assert house.run(memory(house).forget_person("ada")).done
-        house.run_until_idle(60)
+        assert gateway.run(memory(gateway).forget_person("ada")).done
+        gateway.run_until_idle(60)
         assert provider.writes
         assert CANARY not in provider.words
 
-    def test_what_a_dead_process_sent_is_waited_for_before_the_provider_is_asked(self, house: InProcessGateway) -> None:
+    def test_what_a_dead_process_sent_is_waited_for_before_the_provider_is_asked(
+        self, gateway: InProcessGateway
+    ) -> None:
         """Its request can be carried out until its deadline, at a far side that knows keys, too (rule 15)."""
         provider = TardyProvider()
         provider.seconds = provider.deadline - 1
-        house.runtimes.memories = {"a": provider}
-        add_memory_tools(house)
-        session = house.send_message(f"remember {CANARY}", rest=False).session
-        house.pass_time(0.5)
-        seqs = [entry.seq for entry in house.read_log(session) if entry.kind in ("heard", "thought", "said")]
-        house.run(house.control.erase_entries(session, seqs))
-        house.crash()
-        house.start()
-        assert house.run(memory(house).forget_person("ada")).done
-        house.run_until_idle(60)
+        gateway.runtimes.memories = {"a": provider}
+        add_memory_tools(gateway)
+        session = gateway.send_message(f"remember {CANARY}", rest=False).session
+        gateway.pass_time(0.5)
+        seqs = [entry.seq for entry in gateway.read_log(session) if entry.kind in ("heard", "thought", "said")]
+        gateway.run(gateway.control.erase_entries(session, seqs))
+        gateway.crash()
+        gateway.start()
+        assert gateway.run(memory(gateway).forget_person("ada")).done
+        gateway.run_until_idle(60)
         assert provider.writes
         assert CANARY not in provider.words
 
-    def test_what_a_provider_still_told_meanwhile_is_not_on_record_afterwards(self, house: InProcessGateway) -> None:
+    def test_what_a_provider_still_told_meanwhile_is_not_on_record_afterwards(self, gateway: InProcessGateway) -> None:
         provider = ReluctantProvider()
-        house.runtimes.memories = {"a": provider}
-        house.runtimes.settings.update(recalls=("a",), recall_seconds=1.0)
-        add_memory_tools(house)
-        house.send_message(f"remember {CANARY}")
-        forgetting = house.loop.create_task(memory(house).forget_person("ada"))
-        house.pass_time(1)
-        session = house.send_message("what is new?", who="bob", chat="bobs", rest=False).session
-        house.pass_time(2)
-        assert everywhere(house.path, CANARY)  # it was shown once more, to somebody else
-        house.pass_time(10)
+        gateway.runtimes.memories = {"a": provider}
+        gateway.runtimes.settings.update(recalls=("a",), recall_seconds=1.0)
+        add_memory_tools(gateway)
+        gateway.send_message(f"remember {CANARY}")
+        forgetting = gateway.loop.create_task(memory(gateway).forget_person("ada"))
+        gateway.pass_time(1)
+        session = gateway.send_message("what is new?", who="bob", chat="bobs", rest=False).session
+        gateway.pass_time(2)
+        assert everywhere(gateway.path, CANARY)  # it was shown once more, to somebody else
+        gateway.pass_time(10)
         assert forgetting.result().done
-        assert everywhere(house.path, CANARY) == []
-        assert [body.text for body in house.read_bodies(session, Heard)] == ["what is new?"]
-        house.assert_sound()
+        assert everywhere(gateway.path, CANARY) == []
+        assert [body.text for body in gateway.read_bodies(session, Heard)] == ["what is new?"]
+        gateway.assert_sound()
 
     @pytest.mark.parametrize("after", [False, True])
     @pytest.mark.parametrize("number", [1, 2, 3])
     def test_whoever_falls_in_the_middle_is_finished_by_the_next(
-        self, house: InProcessGateway, number: int, after: bool
+        self, gateway: InProcessGateway, number: int, after: bool
     ) -> None:
         provider = ForgettingProvider()
-        house.runtimes.memories = {"a": provider}
-        index = builtin(house)
-        add_memory_tools(house)
-        tell_everything(house)
-        die_at_nth(house, Step.ERASE, number, after=after)
-        task = house.loop.create_task(memory(house).forget_person("ada"))
-        house.pass_time(5)
+        gateway.runtimes.memories = {"a": provider}
+        index = builtin(gateway)
+        add_memory_tools(gateway)
+        tell_everything(gateway)
+        die_at_nth(gateway, Step.ERASE, number, after=after)
+        task = gateway.loop.create_task(memory(gateway).forget_person("ada"))
+        gateway.pass_time(5)
         assert not task.done()
-        house.start()
-        add_memory_tools(house)
-        builtin(house)
-        again = memory(house)
-        house.run(house.control.reapply_erasures())
-        assert house.run(again.collect_status())["forgetting"] == [["ada"]]
-        assert house.run(again.resume_erasures()) == 1
-        assert CANARY not in live(house)
-        house.run(again.finish_unfinished())
-        house.run_until_idle()
-        assert house.run(again.collect_status())["forgetting"] == []
-        assert everywhere(house.path, CANARY) == []
+        gateway.start()
+        add_memory_tools(gateway)
+        builtin(gateway)
+        again = memory(gateway)
+        gateway.run(gateway.control.reapply_erasures())
+        assert gateway.run(again.collect_status())["forgetting"] == [["ada"]]
+        assert gateway.run(again.resume_erasures()) == 1
+        assert CANARY not in live(gateway)
+        gateway.run(again.finish_unfinished())
+        gateway.run_until_idle()
+        assert gateway.run(again.collect_status())["forgetting"] == []
+        assert everywhere(gateway.path, CANARY) == []
         assert CANARY not in provider.words
-        house.assert_sound()
-        house.run(index.close())
+        gateway.assert_sound()
+        gateway.run(index.close())
 
-    def test_a_provider_that_is_away_is_asked_again(self, house: InProcessGateway) -> None:
+    def test_a_provider_that_is_away_is_asked_again(self, gateway: InProcessGateway) -> None:
         provider = ForgettingProvider()
-        house.runtimes.memories = {"a": provider}
-        add_memory_tools(house)
-        builtin(house)
-        house.send_message(f"remember {CANARY}")
+        gateway.runtimes.memories = {"a": provider}
+        add_memory_tools(gateway)
+        builtin(gateway)
+        gateway.send_message(f"remember {CANARY}")
         provider.faults.fail_next(Transient("away"), times=2)
-        report = house.run(memory(house).forget_person("ada"))
+        report = gateway.run(memory(gateway).forget_person("ada"))
         assert not report.done
         assert any("away" in line and "asked again" in line for line in report.remains)
         assert CANARY in provider.words
-        house.run(memory(house).finish_unfinished())
+        gateway.run(memory(gateway).finish_unfinished())
         assert CANARY not in provider.words
-        assert house.run(memory(house).collect_status())["forgetting"] == []
+        assert gateway.run(memory(gateway).collect_status())["forgetting"] == []
 
-    def test_it_is_tried_again_by_itself_until_everybody_has_confirmed(self, house: InProcessGateway) -> None:
+    def test_it_is_tried_again_by_itself_until_everybody_has_confirmed(self, gateway: InProcessGateway) -> None:
         provider = ForgettingProvider()
-        house.runtimes.memories = {"a": provider}
-        add_memory_tools(house)
-        house.send_message(f"remember {CANARY}")
-        keeping = memory(house)
-        house.loop.create_task(keeping.keep_finishing_unfinished())
-        house.pass_time(1)
+        gateway.runtimes.memories = {"a": provider}
+        add_memory_tools(gateway)
+        gateway.send_message(f"remember {CANARY}")
+        keeping = memory(gateway)
+        gateway.loop.create_task(keeping.keep_finishing_unfinished())
+        gateway.pass_time(1)
         provider.faults.fail_next(Transient("away"), times=3)
-        assert not house.run(keeping.forget_person("ada")).done
-        house.pass_time(60)
+        assert not gateway.run(keeping.forget_person("ada")).done
+        gateway.pass_time(60)
         assert CANARY not in provider.words
-        assert house.run(keeping.collect_status())["forgetting"] == []
+        assert gateway.run(keeping.collect_status())["forgetting"] == []
         # and whoever comes later is not forgotten to be forgotten
-        house.send_message(f"I am bob and like {OTHER}", chat="bobs", who="bob")
+        gateway.send_message(f"I am bob and like {OTHER}", chat="bobs", who="bob")
         provider.faults.fail_next(Transient("away"), times=1)
-        assert not house.run(keeping.forget_person("bob")).done
-        house.pass_time(60)
+        assert not gateway.run(keeping.forget_person("bob")).done
+        gateway.pass_time(60)
         assert OTHER not in provider.words
 
-    def test_a_backup_put_back_forgets_again(self, house: InProcessGateway) -> None:
-        add_memory_tools(house)
-        tell_everything(house)
-        copy = {file.name: file.read_bytes() for file in house.path.glob("log.db*")}
-        house.run(memory(house).forget_person("ada"))
-        house.crash()
-        for file in house.path.glob("log.db*"):
+    def test_a_backup_put_back_forgets_again(self, gateway: InProcessGateway) -> None:
+        add_memory_tools(gateway)
+        tell_everything(gateway)
+        copy = {file.name: file.read_bytes() for file in gateway.path.glob("log.db*")}
+        gateway.run(memory(gateway).forget_person("ada"))
+        gateway.crash()
+        for file in gateway.path.glob("log.db*"):
             file.unlink()
         for name, data in copy.items():
-            (house.path / name).write_bytes(data)
-        house.start()
-        assert CANARY in live(house)
-        assert house.run(house.control.reapply_erasures()) > 0
-        assert CANARY not in live(house)
-        house.assert_sound()
+            (gateway.path / name).write_bytes(data)
+        gateway.start()
+        assert CANARY in live(gateway)
+        assert gateway.run(gateway.control.reapply_erasures()) > 0
+        assert CANARY not in live(gateway)
+        gateway.assert_sound()
 
 
-def die_at_nth(house: InProcessGateway, step: Step, number: int, *, after: bool) -> None:
-    assert house.process is not None
-    process, real, count = house.process, house.process.disk.commit, 0
+def die_at_nth(gateway: InProcessGateway, step: Step, number: int, *, after: bool) -> None:
+    assert gateway.process is not None
+    process, real, count = gateway.process, gateway.process.disk.commit, 0
 
     async def commit(change: Change) -> Any:
         nonlocal count
         count += change.step is step
         if change.step is step and count == number:
             process.disk.commit = real  # type: ignore[method-assign]
-            crash_at_step(house, step, after=after)
+            crash_at_step(gateway, step, after=after)
             return await process.disk.commit(change)
         return await real(change)
 
@@ -536,16 +542,16 @@ def die_at_nth(house: InProcessGateway, step: Step, number: int, *, after: bool)
 
 
 class TestExport:
-    def test_it_tells_all_that_is_theirs_and_nothing_else(self, house: InProcessGateway) -> None:
-        house.runtimes.memories = {"a": ForgettingProvider(), "b": IncapableProvider()}
-        index = builtin(house)
-        add_memory_tools(house)
-        tell_everything(house)
+    def test_it_tells_all_that_is_theirs_and_nothing_else(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.memories = {"a": ForgettingProvider(), "b": IncapableProvider()}
+        index = builtin(gateway)
+        add_memory_tools(gateway)
+        tell_everything(gateway)
 
         async def collect() -> list[dict[str, Any]]:
-            return [record async for record in memory(house).export_person("ada")]
+            return [record async for record in memory(gateway).export_person("ada")]
 
-        records = house.run(collect())
+        records = gateway.run(collect())
         # what the built-in memory has stands in the log
         assert {record["from"] for record in records} == {"log", "a", "b"}
         assert CANARY in str(records)
@@ -554,4 +560,4 @@ class TestExport:
         assert any(record["from"] == "b" and "missing" in record for record in records)
         kinds = {record["kind"] for record in records if record["from"] == "log"}
         assert kinds == {"heard", "said", "noted"}
-        house.run(index.close())
+        gateway.run(index.close())

@@ -96,8 +96,8 @@ class LeakScenario:
 
     def told(self, **where: Any) -> str:
         """All that comes back, and all that is shown to the model, when somebody asks for the word by its beginning."""
-        house = self.gateway
-        asked, back = len(house.runtimes.model.requests), len(house.list_shown_texts())
+        gateway = self.gateway
+        asked, back = len(gateway.runtimes.model.requests), len(gateway.list_shown_texts())
         for text in (
             "what about the zanzibar thing",
             "/memory",
@@ -105,9 +105,9 @@ class LeakScenario:
             "/memory search zanzibar",
             "/memory forget zanzibar",
         ):
-            house.send_message(text, **where)
-        seen = [message.text for request in house.runtimes.model.requests[asked:] for message in request.messages]
-        return "\n".join([*seen, *house.list_shown_texts()[back:]])
+            gateway.send_message(text, **where)
+        seen = [message.text for request in gateway.runtimes.model.requests[asked:] for message in request.messages]
+        return "\n".join([*seen, *gateway.list_shown_texts()[back:]])
 
     def searched(self, person: str, agent: str = "main") -> str:
         memory = MemoryAdmin(self.gateway.control, agents=lambda: ("main", "other"))
@@ -133,66 +133,66 @@ def attach(name: str, agent: str, provider: BuiltinMemory) -> Any:
 GROUP: dict[str, Any] = {"chat": "room", "kind": "group"}
 
 
-def plant(town: LeakScenario, **where: Any) -> None:
-    town.gateway.send_message(f"the word for zanzibar is {WORD}", **where)
-    town.gateway.send_message(f"keep zanzibar {WORD} in mind", **where)
-    town.gateway.send_message(f"/memory note zanzibar {WORD} noted", **where)
+def plant(scenario: LeakScenario, **where: Any) -> None:
+    scenario.gateway.send_message(f"the word for zanzibar is {WORD}", **where)
+    scenario.gateway.send_message(f"keep zanzibar {WORD} in mind", **where)
+    scenario.gateway.send_message(f"/memory note zanzibar {WORD} noted", **where)
 
 
-def test_the_word_is_there_for_whom_it_was_said(house: InProcessGateway) -> None:
+def test_the_word_is_there_for_whom_it_was_said(gateway: InProcessGateway) -> None:
     """Otherwise the others would prove nothing."""
-    town = LeakScenario(house)
-    plant(town)
-    there = town.told(chat="elsewhere")
+    scenario = LeakScenario(gateway)
+    plant(scenario)
+    there = scenario.told(chat="elsewhere")
     assert there.count(WORD) >= 3
-    assert WORD in town.searched("ada")
-    assert WORD in town.exported("ada")
+    assert WORD in scenario.searched("ada")
+    assert WORD in scenario.exported("ada")
 
 
-def test_two_people_do_not_meet(house: InProcessGateway) -> None:
-    town = LeakScenario(house)
-    plant(town)
-    assert WORD not in town.told(who="bob", chat="bobs")
-    assert WORD not in town.searched("bob")
-    assert WORD not in town.exported("bob")
+def test_two_people_do_not_meet(gateway: InProcessGateway) -> None:
+    scenario = LeakScenario(gateway)
+    plant(scenario)
+    assert WORD not in scenario.told(who="bob", chat="bobs")
+    assert WORD not in scenario.searched("bob")
+    assert WORD not in scenario.exported("bob")
 
 
 @pytest.mark.parametrize("group", ["per-person", "shared"])
-def test_what_was_said_in_private_does_not_come_up_in_a_group(house: InProcessGateway, group: str) -> None:
-    town = LeakScenario(house, group=group)
-    plant(town)
-    assert WORD not in town.told(**GROUP)
+def test_what_was_said_in_private_does_not_come_up_in_a_group(gateway: InProcessGateway, group: str) -> None:
+    scenario = LeakScenario(gateway, group=group)
+    plant(scenario)
+    assert WORD not in scenario.told(**GROUP)
 
 
-def test_in_a_group_where_everybody_has_their_own_session_nobody_hears_the_others(house: InProcessGateway) -> None:
-    town = LeakScenario(house)
-    plant(town, **GROUP)
-    assert WORD not in town.told(who="bob", **GROUP)
-    assert WORD in town.told(who="ada", **GROUP)
+def test_in_a_group_where_everybody_has_their_own_session_nobody_hears_the_others(gateway: InProcessGateway) -> None:
+    scenario = LeakScenario(gateway)
+    plant(scenario, **GROUP)
+    assert WORD not in scenario.told(who="bob", **GROUP)
+    assert WORD in scenario.told(who="ada", **GROUP)
 
 
-def test_what_a_group_shares_stays_in_the_group(house: InProcessGateway) -> None:
-    town = LeakScenario(house, group="shared")
-    plant(town, **GROUP)
-    assert WORD in town.told(who="bob", **GROUP)
-    assert WORD not in town.told(who="bob", chat="bobs")
-    assert WORD not in town.told(who="bob", chat="another room", kind="group")
+def test_what_a_group_shares_stays_in_the_group(gateway: InProcessGateway) -> None:
+    scenario = LeakScenario(gateway, group="shared")
+    plant(scenario, **GROUP)
+    assert WORD in scenario.told(who="bob", **GROUP)
+    assert WORD not in scenario.told(who="bob", chat="bobs")
+    assert WORD not in scenario.told(who="bob", chat="another room", kind="group")
 
 
-def test_one_person_on_two_platforms_is_one_only_if_somebody_says_so(house: InProcessGateway) -> None:
-    town = LeakScenario(house)
-    plant(town, who="telegram:1", chat="t")
-    assert WORD not in town.told(who="discord:1", chat="d")
-    town.linked = {"telegram:1": "ada", "discord:1": "ada"}
-    plant(town, who="telegram:1", chat="t")
-    assert WORD in town.told(who="discord:1", chat="d")
+def test_one_person_on_two_platforms_is_one_only_if_somebody_says_so(gateway: InProcessGateway) -> None:
+    scenario = LeakScenario(gateway)
+    plant(scenario, who="telegram:1", chat="t")
+    assert WORD not in scenario.told(who="discord:1", chat="d")
+    scenario.linked = {"telegram:1": "ada", "discord:1": "ada"}
+    plant(scenario, who="telegram:1", chat="t")
+    assert WORD in scenario.told(who="discord:1", chat="d")
 
 
-def test_two_agents_share_nothing(house: InProcessGateway) -> None:
-    town = LeakScenario(house)
-    plant(town)
-    assert WORD not in town.told(chat="others", agent="other")
-    assert WORD not in town.searched("ada", agent="other")
+def test_two_agents_share_nothing(gateway: InProcessGateway) -> None:
+    scenario = LeakScenario(gateway)
+    plant(scenario)
+    assert WORD not in scenario.told(chat="others", agent="other")
+    assert WORD not in scenario.searched("ada", agent="other")
 
 
 # -- each rule, broken ---------------------------------------------------------------------------------------------
@@ -243,43 +243,43 @@ PLANTED: dict[str, tuple[Any, str, Any, Callable[[InProcessGateway], None]]] = {
         access,
         "audience",
         lambda _address, person: (f"person:{person}",),
-        lambda house: test_what_was_said_in_private_does_not_come_up_in_a_group(house, "per-person"),
+        lambda gateway: test_what_was_said_in_private_does_not_come_up_in_a_group(gateway, "per-person"),
     ),
     "an answer for a view that is gone": (
         recalling,
         "_steady",
         whichever_view,
-        lambda house: test_an_answer_for_a_view_that_is_gone_is_dropped_and_asked_for_again(house),
+        lambda gateway: test_an_answer_for_a_view_that_is_gone_is_dropped_and_asked_for_again(gateway),
     ),
     "reasons for everybody": (
         commands_memory,
         "reason",
         lambda store, session, **_: REASON(store, session),
-        lambda house: test_reasons_are_for_those_they_were_given_to(house),
+        lambda gateway: test_reasons_are_for_those_they_were_given_to(gateway),
     ),
 }
 
 
-def test_reasons_are_for_those_they_were_given_to(house: InProcessGateway) -> None:
+def test_reasons_are_for_those_they_were_given_to(gateway: InProcessGateway) -> None:
     """A session of Ada's that a group was led to tells the group nothing of what was recalled for her."""
-    LeakScenario(house, group="shared")
+    LeakScenario(gateway, group="shared")
     finding = FindingProvider()
     finding.answers = [MemoryHit(text=f"zanzibar {WORD}", person="ada")]
-    house.runtimes.memories = {"blab": finding}
-    mine = house.send_message("what about the zanzibar thing", chat="second").session
-    house.send_message("hello", **GROUP)
-    house.send_message(f"/resume {mine}", **GROUP)
-    before = len(house.list_shown_texts())
-    house.send_message("/memory why", **GROUP)
-    (said,) = house.list_shown_texts()[before:]
+    gateway.runtimes.memories = {"blab": finding}
+    mine = gateway.send_message("what about the zanzibar thing", chat="second").session
+    gateway.send_message("hello", **GROUP)
+    gateway.send_message(f"/resume {mine}", **GROUP)
+    before = len(gateway.list_shown_texts())
+    gateway.send_message("/memory why", **GROUP)
+    (said,) = gateway.list_shown_texts()[before:]
     assert WORD not in said
 
 
 @pytest.mark.parametrize("bug", sorted(PLANTED))
-def test_each_planted_bug_is_found(house: InProcessGateway, bug: str) -> None:
+def test_each_planted_bug_is_found(gateway: InProcessGateway, bug: str) -> None:
     thing, name, new, test = PLANTED[bug]
     with swapped(thing, name, new), imported(name, new, thing), pytest.raises(AssertionError):
-        test(house)
+        test(gateway)
 
 
 @contextlib.contextmanager
@@ -316,52 +316,52 @@ MOVES = ("/new", "/branch", "/resume", "/undo", "/compress here 0", "erase")
 @pytest.mark.parametrize("moves", list(itertools.permutations(MOVES, 2)), ids=" then ".join)
 @pytest.mark.parametrize("seconds", [0.3, 5.0])
 def test_an_answer_that_comes_late_is_shown_where_it_belongs_or_nowhere(
-    house: InProcessGateway, moves: tuple[str, str], seconds: float
+    gateway: InProcessGateway, moves: tuple[str, str], seconds: float
 ) -> None:
-    house.runtimes.memories = {"late": LateProvider(seconds)}
-    house.runtimes.settings.update(recalls=("late",), recall_seconds=1.0)
-    other = house.send_message("in another chat", chat="other", rest=False).session
-    first = house.send_message("first", rest=False)
-    house.pass_time(10)
-    house.send_message("second", rest=False)
-    house.pass_time(0.1)
+    gateway.runtimes.memories = {"late": LateProvider(seconds)}
+    gateway.runtimes.settings.update(recalls=("late",), recall_seconds=1.0)
+    other = gateway.send_message("in another chat", chat="other", rest=False).session
+    first = gateway.send_message("first", rest=False)
+    gateway.pass_time(10)
+    gateway.send_message("second", rest=False)
+    gateway.pass_time(0.1)
     for move in moves:
         if move == "erase":
-            house.run(house.control.erase_entries(first.session, [first.seq]))
+            gateway.run(gateway.control.erase_entries(first.session, [first.seq]))
         else:
-            house.send_message(f"/resume {other}" if move == "/resume" else move, rest=False)
-        house.pass_time(0.1)
-    house.send_message("third", rest=False)
-    house.pass_time(30)
-    house.run_until_idle()
-    for session in house.run(house.store.list_sessions()):
-        for entry in house.read_log(session.id):
+            gateway.send_message(f"/resume {other}" if move == "/resume" else move, rest=False)
+        gateway.pass_time(0.1)
+    gateway.send_message("third", rest=False)
+    gateway.pass_time(30)
+    gateway.run_until_idle()
+    for session in gateway.run(gateway.store.list_sessions()):
+        for entry in gateway.read_log(session.id):
             if entry.kind != "thought" or entry.body is None:
                 continue
-            context = house.run(house.control.load_context(session.id, at=entry.seq))
+            context = gateway.run(gateway.control.load_context(session.id, at=entry.seq))
             blocks = [message.text for message in context.request.messages if message.text.startswith("<recalled")]
             for block in blocks:
                 assert f"ANSWER for {session.id} about" in block
                 heard = context.request.messages[[m.text for m in context.request.messages].index(block) + 1].text
                 assert f"about {heard}" in block
-            found = house.run(commands_memory.find_recall_record(house.store, session, at=entry.seq))
+            found = gateway.run(commands_memory.find_recall_record(gateway.store, session, at=entry.seq))
             if found is not None and found[0].seq == entry.seq:
                 asked = found[1].asked
                 assert asked.session == session.id
-    house.assert_sound()
+    gateway.assert_sound()
 
 
-def test_an_answer_for_a_view_that_is_gone_is_dropped_and_asked_for_again(house: InProcessGateway) -> None:
-    house.runtimes.memories = {"late": LateProvider(0.5)}
-    house.runtimes.settings.update(recalls=("late",), recall_seconds=1.0)
-    house.send_message("first", rest=False)
-    house.pass_time(5)
-    session = house.send_message("second", rest=False).session
-    house.pass_time(0.2)
-    house.send_message("/new", rest=False)
-    house.pass_time(10)
-    assert [line["session"] for line in house.logger.find_events("recall.dropped")] == [session]
-    stored = house.run(house.store.get_session(session))
-    found = house.run(commands_memory.find_recall_record(house.store, stored))
+def test_an_answer_for_a_view_that_is_gone_is_dropped_and_asked_for_again(gateway: InProcessGateway) -> None:
+    gateway.runtimes.memories = {"late": LateProvider(0.5)}
+    gateway.runtimes.settings.update(recalls=("late",), recall_seconds=1.0)
+    gateway.send_message("first", rest=False)
+    gateway.pass_time(5)
+    session = gateway.send_message("second", rest=False).session
+    gateway.pass_time(0.2)
+    gateway.send_message("/new", rest=False)
+    gateway.pass_time(10)
+    assert [line["session"] for line in gateway.logger.find_events("recall.dropped")] == [session]
+    stored = gateway.run(gateway.store.get_session(session))
+    found = gateway.run(commands_memory.find_recall_record(gateway.store, stored))
     assert found is not None
     assert found[1].asked.generation == stored.generation

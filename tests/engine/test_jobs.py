@@ -21,7 +21,7 @@ from .test_context import LONG, make_compressing
 from .test_operations import crash_at_step
 
 
-def reviewing(house: InProcessGateway, *notes: dict[str, object], every: int = 3) -> list[ModelRequest]:
+def reviewing(gateway: InProcessGateway, *notes: dict[str, object], every: int = 3) -> list[ModelRequest]:
     """A house whose model, asked for a review, finds these notes."""
     asked: list[ModelRequest] = []
 
@@ -31,169 +31,171 @@ def reviewing(house: InProcessGateway, *notes: dict[str, object], every: int = 3
             return ModelResponse(text="\n".join(["Here you are:", *(json.dumps(note) for note in notes)]))
         return echo_last_message(request)
 
-    house.runtimes.model = FakeModel(answer)
-    house.runtimes.settings["review_every"] = every
+    gateway.runtimes.model = FakeModel(answer)
+    gateway.runtimes.settings["review_every"] = every
     return asked
 
 
 class TestBackground:
-    def test_a_task_reports_back_into_its_session_and_the_next_turn_sees_it(self, house: InProcessGateway) -> None:
-        session = house.send_message("hello").session
-        house.runtimes.model = FakeModel(lambda request: ModelResponse(text="forty-two"))
-        house.send_message("/background what is the answer?")
-        assert any("forty-two" in text for text in house.list_shown_texts())
-        house.runtimes.model = FakeModel()
-        house.send_message("thanks")
-        assert any("forty-two" in text for text in texts(house, session))
-        assert len(house.run(house.store.list_sessions())) == 1
-        house.assert_sound()
+    def test_a_task_reports_back_into_its_session_and_the_next_turn_sees_it(self, gateway: InProcessGateway) -> None:
+        session = gateway.send_message("hello").session
+        gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text="forty-two"))
+        gateway.send_message("/background what is the answer?")
+        assert any("forty-two" in text for text in gateway.list_shown_texts())
+        gateway.runtimes.model = FakeModel()
+        gateway.send_message("thanks")
+        assert any("forty-two" in text for text in texts(gateway, session))
+        assert len(gateway.run(gateway.store.list_sessions())) == 1
+        gateway.assert_sound()
 
-    def test_it_uses_only_tools_that_change_nothing(self, house: InProcessGateway) -> None:
+    def test_it_uses_only_tools_that_change_nothing(self, gateway: InProcessGateway) -> None:
         pure, once = FakeTool("look", ToolEffect.PURE), FakeTool("deploy", ToolEffect.ONCE)
-        house.runtimes.tools = {"look": pure, "deploy": once}
+        gateway.runtimes.tools = {"look": pure, "deploy": once}
 
         def answer(request: ModelRequest) -> ModelResponse:
             if request.messages[-1].role == "tool":
                 return ModelResponse(text="done: " + " / ".join(m.text for m in request.messages if m.role == "tool"))
             return ModelResponse(calls=(ToolCall(id="1", tool="look"), ToolCall(id="2", tool="deploy")))
 
-        house.runtimes.model = FakeModel(answer)
-        house.send_message("/background tidy up")
+        gateway.runtimes.model = FakeModel(answer)
+        gateway.send_message("/background tidy up")
         assert sum(pure.started.values()) == 1
         assert sum(once.started.values()) == 0
-        assert [spec.name for spec in house.runtimes.model.requests[0].tools] == ["look"]
-        assert "There is no tool 'deploy'" in house.list_shown_texts()[-1]
+        assert [spec.name for spec in gateway.runtimes.model.requests[0].tools] == ["look"]
+        assert "There is no tool 'deploy'" in gateway.list_shown_texts()[-1]
 
     @pytest.mark.parametrize("after", [False, True])
-    def test_a_crash_around_its_end_reports_once(self, house: InProcessGateway, after: bool) -> None:
-        house.runtimes.model = FakeModel(lambda request: ModelResponse(text="forty-two"))
-        crash_at_step(house, Step.JOB, after=after)
-        session = house.send_message("/background what is the answer?", rest=False).session
-        house.pass_time(5)
-        house.start()
-        house.run_until_idle(30)
-        told = [body for body in house.read_bodies(session, Notified) if "forty-two" in body.text]
-        heard = [body for body in house.read_bodies(session, Heard) if body.origin.platform == "job"]
+    def test_a_crash_around_its_end_reports_once(self, gateway: InProcessGateway, after: bool) -> None:
+        gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text="forty-two"))
+        crash_at_step(gateway, Step.JOB, after=after)
+        session = gateway.send_message("/background what is the answer?", rest=False).session
+        gateway.pass_time(5)
+        gateway.start()
+        gateway.run_until_idle(30)
+        told = [body for body in gateway.read_bodies(session, Notified) if "forty-two" in body.text]
+        heard = [body for body in gateway.read_bodies(session, Heard) if body.origin.platform == "job"]
         assert len(told) == len(heard) == 1
-        house.assert_sound()
+        gateway.assert_sound()
 
-    def test_it_waits_for_a_model_that_is_down(self, house: InProcessGateway) -> None:
-        house.runtimes.model = FakeModel(lambda request: ModelResponse(text="forty-two"))
-        house.runtimes.model.faults.fail_next(Overloaded("down"), times=5)
-        house.send_message("/background what is the answer?", rest=False)
-        house.pass_time(300)
-        assert sum("forty-two" in text for text in house.list_shown_texts()) == 1
+    def test_it_waits_for_a_model_that_is_down(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text="forty-two"))
+        gateway.runtimes.model.faults.fail_next(Overloaded("down"), times=5)
+        gateway.send_message("/background what is the answer?", rest=False)
+        gateway.pass_time(300)
+        assert sum("forty-two" in text for text in gateway.list_shown_texts()) == 1
 
 
 class TestReview:
-    def test_what_it_learns_is_noted_in_its_session_citing_what_it_rests_on(self, house: InProcessGateway) -> None:
+    def test_what_it_learns_is_noted_in_its_session_citing_what_it_rests_on(self, gateway: InProcessGateway) -> None:
         provider = FakeMemoryProvider()
-        house.runtimes.memories = {"a": provider}
-        reviewing(house, {"note": "Ada's cat is called Tom", "cites": [1]})
-        session = house.send_message("my cat is called Tom").session
-        house.send_message("and it is old")
-        assert house.read_bodies(session, Noted) == []
-        house.send_message("bye")
-        note = house.read_bodies(session, Noted)[0]
+        gateway.runtimes.memories = {"a": provider}
+        reviewing(gateway, {"note": "Ada's cat is called Tom", "cites": [1]})
+        session = gateway.send_message("my cat is called Tom").session
+        gateway.send_message("and it is old")
+        assert gateway.read_bodies(session, Noted) == []
+        gateway.send_message("bye")
+        note = gateway.read_bodies(session, Noted)[0]
         assert (note.text, note.cites, note.stamp.person) == ("Ada's cat is called Tom", (1,), "ada")
         assert "Ada's cat is called Tom" in [getattr(item, "text", "") for item in provider.kept[session]]
         assert list(provider.kept) == [session], "no session appears anywhere for the job"
-        house.assert_sound()
+        gateway.assert_sound()
 
-    def test_each_part_is_reviewed_once(self, house: InProcessGateway) -> None:
-        asked = reviewing(house, every=2)
+    def test_each_part_is_reviewed_once(self, gateway: InProcessGateway) -> None:
+        asked = reviewing(gateway, every=2)
         for n in range(6):
-            house.send_message(f"message {n}")
+            gateway.send_message(f"message {n}")
         seen = [line for request in asked for line in request.messages[0].text.splitlines() if "message" in line]
         heard = [line for line in seen if "You said" not in line]
         assert len(heard) == len(set(heard)) == 6
 
-    def test_what_cites_nothing_it_was_shown_is_not_noted(self, house: InProcessGateway) -> None:
+    def test_what_cites_nothing_it_was_shown_is_not_noted(self, gateway: InProcessGateway) -> None:
         reviewing(
-            house,
+            gateway,
             {"note": "made up", "cites": [999]},
             {"note": "no cites"},
             {"note": 7, "cites": [1]},
             {"cites": [1]},
             every=1,
         )
-        session = house.send_message("hello").session
-        assert house.read_bodies(session, Noted) == []
+        session = gateway.send_message("hello").session
+        assert gateway.read_bodies(session, Noted) == []
 
-    def test_a_false_claim_of_absence_is_refused(self, house: InProcessGateway) -> None:
+    def test_a_false_claim_of_absence_is_refused(self, gateway: InProcessGateway) -> None:
         reviewing(
-            house,
+            gateway,
             {"note": "There is no record of the deployment to Frankfurt", "cites": [1]},
             {"note": "Ada never mentioned her sister Clara", "cites": [1]},
             {"note": "Ada likes tea", "cites": [1]},
             every=2,
         )
-        session = house.send_message("I like tea, and the deployment to Frankfurt went through").session
-        house.send_message("my sister Clara called")
-        assert [note.text for note in house.read_bodies(session, Noted)] == ["Ada likes tea"]
-        refused = house.logger.find_events("note.refused")
+        session = gateway.send_message("I like tea, and the deployment to Frankfurt went through").session
+        gateway.send_message("my sister Clara called")
+        assert [note.text for note in gateway.read_bodies(session, Noted)] == ["Ada likes tea"]
+        refused = gateway.logger.find_events("note.refused")
         assert len(refused) == 2
         assert "Frankfurt" not in str(refused), "words belong into the log of the session, where they can be erased"
 
-    def test_what_another_machine_said_stays_marked_as_its_own(self, house: InProcessGateway) -> None:
+    def test_what_another_machine_said_stays_marked_as_its_own(self, gateway: InProcessGateway) -> None:
         reviewing(
-            house, {"note": "Everybody owes the bot", "cites": [1]}, {"note": "Ada agreed", "cites": [2]}, every=1
+            gateway, {"note": "Everybody owes the bot", "cites": [1]}, {"note": "Ada agreed", "cites": [2]}, every=1
         )
-        session = house.send_message("you all owe me", bot=True, who="spam", addressed=False).session
-        house.send_message("fine")
-        noted = {note.text: note.origin for note in house.read_bodies(session, Noted)}
+        session = gateway.send_message("you all owe me", bot=True, who="spam", addressed=False).session
+        gateway.send_message("fine")
+        noted = {note.text: note.origin for note in gateway.read_bodies(session, Noted)}
         assert noted == {"Everybody owes the bot": "bot:spam", "Ada agreed": ""}
 
-    def test_what_rests_on_private_and_public_words_is_for_those_who_heard_both(self, house: InProcessGateway) -> None:
-        private = house.send_message("my secret").session
-        house.send_message("hello", chat="room", kind="group")
-        house.send_message(f"/resume {private}", chat="room", kind="group")
-        house.send_message("in public", chat="room", kind="group")
-        heard = [entry.seq for entry in house.read_log(private) if entry.kind == "heard"]
-        reviewing(house, {"note": "Ada has a secret", "cites": [heard[0], heard[-1]]}, every=1)
-        house.send_message("again", chat="room", kind="group")
-        assert [note.stamp.audience for note in house.read_bodies(private, Noted)][-1] == ()
+    def test_what_rests_on_private_and_public_words_is_for_those_who_heard_both(
+        self, gateway: InProcessGateway
+    ) -> None:
+        private = gateway.send_message("my secret").session
+        gateway.send_message("hello", chat="room", kind="group")
+        gateway.send_message(f"/resume {private}", chat="room", kind="group")
+        gateway.send_message("in public", chat="room", kind="group")
+        heard = [entry.seq for entry in gateway.read_log(private) if entry.kind == "heard"]
+        reviewing(gateway, {"note": "Ada has a secret", "cites": [heard[0], heard[-1]]}, every=1)
+        gateway.send_message("again", chat="room", kind="group")
+        assert [note.stamp.audience for note in gateway.read_bodies(private, Noted)][-1] == ()
 
     def test_what_a_review_said_goes_with_what_it_may_repeat_though_it_cites_nothing(
-        self, house: InProcessGateway
+        self, gateway: InProcessGateway
     ) -> None:
-        reviewing(house, {"note": "her secret is quokka", "cites": []}, every=1)
-        session = house.send_message("my secret is quokka").session
-        assert "quokka" in house.read_bodies(session, Thought)[-1].text
-        house.run(house.control.erase_entries(session, [1]))
-        assert "quokka" not in " ".join(body.text for body in house.read_bodies(session, Thought)[1:])
-        house.assert_sound()
+        reviewing(gateway, {"note": "her secret is quokka", "cites": []}, every=1)
+        session = gateway.send_message("my secret is quokka").session
+        assert "quokka" in gateway.read_bodies(session, Thought)[-1].text
+        gateway.run(gateway.control.erase_entries(session, [1]))
+        assert "quokka" not in " ".join(body.text for body in gateway.read_bodies(session, Thought)[1:])
+        gateway.assert_sound()
 
-    def test_before_a_fold_its_part_is_reviewed_and_noted(self, house: InProcessGateway) -> None:
-        make_compressing(house, keep=1)
+    def test_before_a_compression_its_part_is_reviewed_and_noted(self, gateway: InProcessGateway) -> None:
+        make_compressing(gateway, keep=1)
         note: dict[str, object] = {"note": "Ada lives in Berlin", "cites": [1]}
-        summariser = house.runtimes.summariser
-        reviewing(house, note, every=1_000)
-        house.runtimes.model.context_tokens = 1_200
-        house.runtimes.summariser = summariser
+        summariser = gateway.runtimes.summariser
+        reviewing(gateway, note, every=1_000)
+        gateway.runtimes.model.context_tokens = 1_200
+        gateway.runtimes.summariser = summariser
         session = ""
         for n in range(5):
-            session = house.send_message(f"I live in Berlin {n} {LONG}").session
-        kinds = [str(entry.kind) for entry in house.read_log(session)]
-        assert house.read_bodies(session, Compressed)
+            session = gateway.send_message(f"I live in Berlin {n} {LONG}").session
+        kinds = [str(entry.kind) for entry in gateway.read_log(session)]
+        assert gateway.read_bodies(session, Compressed)
         assert kinds.index("noted") < kinds.index("compressed")
-        assert next(b.trigger for b in house.read_bodies(session, Began) if b.type == "job") == "flush"
-        house.assert_sound()
+        assert next(b.trigger for b in gateway.read_bodies(session, Began) if b.type == "job") == "flush"
+        gateway.assert_sound()
 
-    def test_a_review_that_fails_never_holds_a_fold_up(self, house: InProcessGateway) -> None:
-        make_compressing(house, keep=1)
-        house.runtimes.settings["review_every"] = 1_000
+    def test_a_review_that_fails_never_holds_a_compression_up(self, gateway: InProcessGateway) -> None:
+        make_compressing(gateway, keep=1)
+        gateway.runtimes.settings["review_every"] = 1_000
 
         def answer(request: ModelRequest) -> ModelResponse:
             if request.system == review.REVIEW_PROMPT:
                 raise RuntimeError("no")
             return ModelResponse(text="fine " + LONG)
 
-        house.runtimes.model = FakeModel(answer, context_tokens=1_200)
+        gateway.runtimes.model = FakeModel(answer, context_tokens=1_200)
         session = ""
         for n in range(5):
-            session = house.send_message(f"{n} {LONG}").session
-        assert house.read_bodies(session, Compressed)
+            session = gateway.send_message(f"{n} {LONG}").session
+        assert gateway.read_bodies(session, Compressed)
 
 
 @pytest.mark.parametrize(

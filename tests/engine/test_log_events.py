@@ -25,35 +25,35 @@ EVENTS = (
 OF_AN_OPERATION = {event for event in EVENTS if event.startswith(("turn.", "compression."))}
 
 
-def drive(house: InProcessGateway, home: Home) -> str:
+def drive(gateway: InProcessGateway, home: Home) -> str:
     """Through everything that is told of; the session it began in."""
-    house.runtimes.memories = {"a": (provider := FakeMemoryProvider())}
+    gateway.runtimes.memories = {"a": (provider := FakeMemoryProvider())}
     provider.faults.succeed_next()
     provider.faults.fail_next(Refused("too strange"))
-    session = house.send_message("hello").session
-    house.send_message("parked")
-    house.platform.faults.fail_next(InDoubt("no answer"))
-    house.send_message("in doubt", rest=False)
-    house.run_until_idle(600)
-    house.runtimes.summariser = FakeModel([ModelResponse(text=""), ModelResponse(text="short")])
-    house.send_message("/compress here 0")
-    house.send_message("/compress here 0")
-    house.send_message("/branch")
-    house.send_message("in the branch")
-    house.send_message(f"/resume {session}")
-    house.send_message("and back")
-    assert house.process is not None
+    session = gateway.send_message("hello").session
+    gateway.send_message("parked")
+    gateway.platform.faults.fail_next(InDoubt("no answer"))
+    gateway.send_message("in doubt", rest=False)
+    gateway.run_until_idle(600)
+    gateway.runtimes.summariser = FakeModel([ModelResponse(text=""), ModelResponse(text="short")])
+    gateway.send_message("/compress here 0")
+    gateway.send_message("/compress here 0")
+    gateway.send_message("/branch")
+    gateway.send_message("in the branch")
+    gateway.send_message(f"/resume {session}")
+    gateway.send_message("and back")
+    assert gateway.process is not None
     watcher = ConfigWatcher(
         home,
         load_settings(home, environ={}),
         load=lambda: load_settings(home, environ={}),
         swap=lambda settings: None,
-        log=house.logger,
-        monotonic=house.clock.monotonic,
-        sleep=house.process.gates.sleep,
+        log=gateway.logger,
+        monotonic=gateway.clock.monotonic,
+        sleep=gateway.process.gates.sleep,
     )
     home.config.write_text("timezone: Europe/Berlin\n")
-    house.run(watcher.get_fresh_settings())
+    gateway.run(watcher.get_fresh_settings())
     return session
 
 
@@ -63,15 +63,15 @@ def home(tmp_path: Path) -> Home:
 
 
 def test_every_event_that_users_grep_for_is_told_with_its_session_and_operation(
-    house: InProcessGateway, home: Home
+    gateway: InProcessGateway, home: Home
 ) -> None:
-    use(house, DeliveryGuarantee.KEYED)
-    session = drive(house, home)
-    told = {event: house.logger.find_events(event) for event in EVENTS}
+    use(gateway, DeliveryGuarantee.KEYED)
+    session = drive(gateway, home)
+    told = {event: gateway.logger.find_events(event) for event in EVENTS}
     assert not [event for event, lines in told.items() if not lines]
     sessions = {
         session,
-        *(b.change.session for b in house.read_bodies(session, Changed) if isinstance(b.change, BranchCreated)),
+        *(b.change.session for b in gateway.read_bodies(session, Changed) if isinstance(b.change, BranchCreated)),
     }
     assert len(sessions) == 2
     for event, lines in told.items():
@@ -79,48 +79,48 @@ def test_every_event_that_users_grep_for_is_told_with_its_session_and_operation(
             if event != "config.loaded":
                 assert line["session"] in sessions, (event, line)
             assert ("op" in line) == (event in OF_AN_OPERATION), (event, line)
-    house.assert_sound()
+    gateway.assert_sound()
 
 
-def test_what_binds_an_address_is_told_every_time(house: InProcessGateway, home: Home) -> None:
-    session = drive(house, home)
-    (branched,) = house.logger.find_events("session.branched")
+def test_what_binds_an_address_is_told_every_time(gateway: InProcessGateway, home: Home) -> None:
+    session = drive(gateway, home)
+    (branched,) = gateway.logger.find_events("session.branched")
     assert (branched["session"], branched["parent"]) == (session, session)
-    bound = [(line["session"], line.get("previous")) for line in house.logger.find_events("session.bound")]
+    bound = [(line["session"], line.get("previous")) for line in gateway.logger.find_events("session.bound")]
     assert bound == [(session, None), (branched["branch"], session), (session, branched["branch"])]
 
 
-def test_a_memory_and_a_reply_that_are_given_up_are_told_apart(house: InProcessGateway) -> None:
-    house.runtimes.memories = {"a": (provider := FakeMemoryProvider())}
+def test_a_memory_and_a_reply_that_are_given_up_are_told_apart(gateway: InProcessGateway) -> None:
+    gateway.runtimes.memories = {"a": (provider := FakeMemoryProvider())}
     provider.faults.fail_next(Refused("too strange"))
-    platform = use(house, DeliveryGuarantee.KEYED)
+    platform = use(gateway, DeliveryGuarantee.KEYED)
     platform.faults.fail_next(Refused("blocked"))
-    house.send_message("hello")
+    gateway.send_message("hello")
     (reply,), (memory,) = (
-        house.logger.find_events("delivery.dead_lettered"),
-        house.logger.find_events("memory.dead_lettered"),
+        gateway.logger.find_events("delivery.dead_lettered"),
+        gateway.logger.find_events("memory.dead_lettered"),
     )
     assert (reply["reader"], reply["reason"]) == ("platform:fake:main", "blocked")
     assert (memory["reader"], memory["reason"]) == ("memory:a", "too strange")
-    assert not house.logger.find_events("delivery.done")
-    assert not house.logger.find_events("memory.stored")
+    assert not gateway.logger.find_events("delivery.done")
+    assert not gateway.logger.find_events("memory.stored")
 
 
-def test_what_is_found_to_have_arrived_is_told_like_what_was_answered(house: InProcessGateway) -> None:
-    platform = use(house, DeliveryGuarantee.PROBE)
+def test_what_is_found_to_have_arrived_is_told_like_what_was_answered(gateway: InProcessGateway) -> None:
+    platform = use(gateway, DeliveryGuarantee.PROBE)
     platform.faults.lose_next_answer()
-    house.send_message("hello", rest=False)
-    house.run_until_idle(600)
-    assert house.list_shown_texts() == ["You said: hello"]
-    (done,) = house.logger.find_events("delivery.done")
+    gateway.send_message("hello", rest=False)
+    gateway.run_until_idle(600)
+    assert gateway.list_shown_texts() == ["You said: hello"]
+    (done,) = gateway.logger.find_events("delivery.done")
     assert done["found"] is True
 
 
-def test_what_is_held_because_nobody_can_tell_is_told_as_given_up(house: InProcessGateway) -> None:
-    platform = use(house, DeliveryGuarantee.BLIND)
-    house.runtimes.in_doubt_policy = "hold"
+def test_what_is_held_because_nobody_can_tell_is_told_as_given_up(gateway: InProcessGateway) -> None:
+    platform = use(gateway, DeliveryGuarantee.BLIND)
+    gateway.runtimes.in_doubt_policy = "hold"
     platform.faults.lose_next_answer()
-    house.send_message("hello", rest=False)
-    house.run_until_idle(600)
-    (parked,) = house.logger.find_events("delivery.dead_lettered")
-    assert parked["doubtful"] is True
+    gateway.send_message("hello", rest=False)
+    gateway.run_until_idle(600)
+    (dead_letter,) = gateway.logger.find_events("delivery.dead_lettered")
+    assert dead_letter["doubtful"] is True

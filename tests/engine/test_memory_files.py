@@ -25,102 +25,102 @@ FILES = {
 }
 
 
-def memory(house: InProcessGateway) -> MemoryAdmin:
-    return MemoryAdmin(house.control, agents=lambda: ("main",))
+def memory(gateway: InProcessGateway) -> MemoryAdmin:
+    return MemoryAdmin(gateway.control, agents=lambda: ("main",))
 
 
-def bring(house: InProcessGateway, session: str, files: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
-    made = house.run(
-        import_memory_files(memory(house), session, FILES if files is None else files, really=True, **more)
+def bring(gateway: InProcessGateway, session: str, files: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+    made = gateway.run(
+        import_memory_files(memory(gateway), session, FILES if files is None else files, really=True, **more)
     )
-    house.run_until_idle()
+    gateway.run_until_idle()
     return made
 
 
-def texts(house: InProcessGateway, session: str) -> list[str]:
-    return [body.text for body in house.read_bodies(session, Noted)]
+def texts(gateway: InProcessGateway, session: str) -> list[str]:
+    return [body.text for body in gateway.read_bodies(session, Noted)]
 
 
-def named(house: InProcessGateway, name: str = "one-name") -> FakeMemoryProvider:
+def named(gateway: InProcessGateway, name: str = "one-name") -> FakeMemoryProvider:
     provider = FakeMemoryProvider()
-    house.runtimes.memories = {"a": provider}
-    add_memory_tools(house)
-    house.runtimes.settings["naming"] = lambda _memory, origin: f"{name}-{origin.owner}"
+    gateway.runtimes.memories = {"a": provider}
+    add_memory_tools(gateway)
+    gateway.runtimes.settings["naming"] = lambda _memory, origin: f"{name}-{origin.owner}"
     return provider
 
 
-def test_facts_are_kept_in_mind_and_the_rest_is_noted_and_reaches_the_provider(house: InProcessGateway) -> None:
-    provider = named(house)
-    session = house.send_message("hello").session
-    made = bring(house, session)
+def test_facts_are_imported_and_the_rest_is_noted_and_reaches_the_provider(gateway: InProcessGateway) -> None:
+    provider = named(gateway)
+    session = gateway.send_message("hello").session
+    made = bring(gateway, session)
     assert (made["facts"], made["notes"], made["noted"]) == (3, 3, 6)
-    house.send_message("what do you know?")
+    gateway.send_message("what do you know?")
     for fact in ("likes tea", "has a cat", "the server is called atlas"):
-        assert f"| {fact}" in shown(house)
+        assert f"| {fact}" in shown(gateway)
     stored = {item.text: item for items in provider.kept.values() for item in items if isinstance(item, MemoryNote)}
-    assert set(stored) == {*texts(house, session)}
+    assert set(stored) == {*texts(gateway, session)}
     assert stored["I am calm.\n\nI am brief."].tags == ("file:SOUL.md", "self")
     assert stored["likes tea"].tags == ("file:USER.md", "user")
     assert stored["beans on the left"].tags == ("file:garden.md",)
-    house.assert_sound()
+    gateway.assert_sound()
 
 
-def test_a_second_time_notes_nothing_in_any_session_of_that_memory_session(house: InProcessGateway) -> None:
-    named(house)
-    first = house.send_message("hello").session
-    second = house.send_message("hello", chat="second").session
-    bring(house, first)
-    assert bring(house, first)["noted"] == 0
-    assert bring(house, second)["noted"] == 0
+def test_a_second_time_notes_nothing_in_any_session_of_that_memory_session(gateway: InProcessGateway) -> None:
+    named(gateway)
+    first = gateway.send_message("hello").session
+    second = gateway.send_message("hello", chat="second").session
+    bring(gateway, first)
+    assert bring(gateway, first)["noted"] == 0
+    assert bring(gateway, second)["noted"] == 0
     # what was added since is new
-    assert bring(house, second, {**FILES, "USER.md": f"{FILES['USER.md']}\n§\nhas a dog"})["noted"] == 1
-    assert texts(house, second) == ["has a dog"]
-    other = house.send_message("hello", chat="bobs", who="bob").session
-    assert bring(house, other)["noted"] == 6
+    assert bring(gateway, second, {**FILES, "USER.md": f"{FILES['USER.md']}\n§\nhas a dog"})["noted"] == 1
+    assert texts(gateway, second) == ["has a dog"]
+    other = gateway.send_message("hello", chat="bobs", who="bob").session
+    assert bring(gateway, other)["noted"] == 6
 
 
-def test_what_is_kept_in_mind_already_is_not_brought_in_beside_itself(house: InProcessGateway) -> None:
-    named(house)
-    session = house.send_message(asked_for(add("likes tea"))).session
-    assert bring(house, session, {"USER.md": "likes tea\n§\nhas a cat"})["noted"] == 1
-    assert texts(house, session) == ["likes tea", "has a cat"]
+def test_an_existing_fact_is_not_imported_again(gateway: InProcessGateway) -> None:
+    named(gateway)
+    session = gateway.send_message(asked_for(add("likes tea"))).session
+    assert bring(gateway, session, {"USER.md": "likes tea\n§\nhas a cat"})["noted"] == 1
+    assert texts(gateway, session) == ["likes tea", "has a cat"]
 
 
-def test_a_throw_away_session_is_refused(house: InProcessGateway) -> None:
-    named(house)
-    house.runtimes.settings["naming"] = lambda _memory, origin: origin.session
-    session = house.send_message("hello").session
+def test_a_throw_away_session_is_refused(gateway: InProcessGateway) -> None:
+    named(gateway)
+    gateway.runtimes.settings["naming"] = lambda _memory, origin: origin.session
+    session = gateway.send_message("hello").session
     with pytest.raises(InvalidRequest, match="a name of its own"):
-        bring(house, session)
-    assert texts(house, session) == []
+        bring(gateway, session)
+    assert texts(gateway, session) == []
 
 
-def test_what_does_not_fit_is_noted_instead(house: InProcessGateway) -> None:
-    named(house)
-    session = house.send_message("hello").session
-    made = bring(house, session, limits={"user": 10, "memory": 0})
+def test_what_does_not_fit_is_noted_instead(gateway: InProcessGateway) -> None:
+    named(gateway)
+    session = gateway.send_message("hello").session
+    made = bring(gateway, session, limits={"user": 10, "memory": 0})
     assert (made["facts"], made["notes"]) == (1, 5)
     assert made["noted"] == 6
 
 
-def test_a_dry_run_changes_nothing(house: InProcessGateway) -> None:
-    named(house)
-    session = house.send_message("hello").session
-    made = house.run(import_memory_files(memory(house), session, FILES, really=False))
+def test_a_dry_run_changes_nothing(gateway: InProcessGateway) -> None:
+    named(gateway)
+    session = gateway.send_message("hello").session
+    made = gateway.run(import_memory_files(memory(gateway), session, FILES, really=False))
     assert (made["facts"], made["noted"], made["done"]) == (3, 0, False)
-    assert texts(house, session) == []
+    assert texts(gateway, session) == []
 
 
-def test_they_go_out_as_they_came_in(house: InProcessGateway, tmp_path: Path) -> None:
-    named(house)
-    session = house.send_message("hello").session
-    bring(house, session)
-    made = write_memory_files(house.run(render_memory_files(memory(house), "ada")), tmp_path / "out")
+def test_they_go_out_as_they_came_in(gateway: InProcessGateway, tmp_path: Path) -> None:
+    named(gateway)
+    session = gateway.send_message("hello").session
+    bring(gateway, session)
+    made = write_memory_files(gateway.run(render_memory_files(memory(gateway), "ada")), tmp_path / "out")
     assert [Path(path).name for path in made] == ["USER.md", "MEMORY.md"]
     again = read_memory_files(tmp_path / "out" / "main")
     assert again["USER.md"] == FILES["USER.md"] + "\n"
     assert again["MEMORY.md"] == FILES["MEMORY.md"] + "\n"
-    assert house.run(render_memory_files(memory(house), "bob")) == []
+    assert gateway.run(render_memory_files(memory(gateway), "bob")) == []
 
 
 def test_a_folder_or_a_file_is_read_and_nothing_else(tmp_path: Path) -> None:

@@ -11,105 +11,105 @@ from everhold.testing.fakes import FakeMemoryProvider, FakeModel, FakeTool
 from everhold.testing.gateway import InProcessGateway
 
 
-def remembering(house: InProcessGateway, *instances: str) -> dict[str, FakeMemoryProvider]:
+def remembering(gateway: InProcessGateway, *instances: str) -> dict[str, FakeMemoryProvider]:
     providers = {instance: FakeMemoryProvider() for instance in instances}
-    house.runtimes.memories = dict(providers)
-    house.runtimes.settings["naming"] = lambda memory, origin: (
+    gateway.runtimes.memories = dict(providers)
+    gateway.runtimes.settings["naming"] = lambda memory, origin: (
         f"{memory}-{choose_memory_name(origin, NamingRule()).text}"
     )
     return providers
 
 
-def named(house: InProcessGateway, session: str) -> list[MemoryNameSet]:
-    return [body.change for body in house.read_bodies(session, Changed) if isinstance(body.change, MemoryNameSet)]
+def named(gateway: InProcessGateway, session: str) -> list[MemoryNameSet]:
+    return [body.change for body in gateway.read_bodies(session, Changed) if isinstance(body.change, MemoryNameSet)]
 
 
-def test_all_turns_of_a_chat_go_on_in_one_memory_session(house: InProcessGateway) -> None:
-    provider = remembering(house, "a")["a"]
-    session = house.send_message("one", chat="77").session
-    house.send_message("/new", chat="77")
-    house.send_message("two", chat="77")
-    house.send_message("/title My Plans", chat="77")
-    house.send_message("three", chat="77")
-    house.crash()
-    house.start()
-    house.send_message("four", chat="77")
+def test_all_turns_of_a_chat_go_on_in_one_memory_session(gateway: InProcessGateway) -> None:
+    provider = remembering(gateway, "a")["a"]
+    session = gateway.send_message("one", chat="77").session
+    gateway.send_message("/new", chat="77")
+    gateway.send_message("two", chat="77")
+    gateway.send_message("/title My Plans", chat="77")
+    gateway.send_message("three", chat="77")
+    gateway.crash()
+    gateway.start()
+    gateway.send_message("four", chat="77")
     assert list(provider.kept) == ["a-agent-main-fake-dm-77"]
     assert len(provider.kept["a-agent-main-fake-dm-77"]) == 4
-    assert named(house, session) == [MemoryNameSet(memory="a", name="a-agent-main-fake-dm-77")]
-    house.assert_sound()
+    assert named(gateway, session) == [MemoryNameSet(memory="a", name="a-agent-main-fake-dm-77")]
+    gateway.assert_sound()
 
 
-def test_the_name_stays_although_the_rule_was_changed(house: InProcessGateway) -> None:
-    provider = remembering(house, "a")["a"]
-    house.send_message("one", chat="77")
-    house.runtimes.settings["naming"] = lambda memory, origin: "something-else"
-    house.send_message("two", chat="77")
+def test_the_name_stays_although_the_rule_was_changed(gateway: InProcessGateway) -> None:
+    provider = remembering(gateway, "a")["a"]
+    gateway.send_message("one", chat="77")
+    gateway.runtimes.settings["naming"] = lambda memory, origin: "something-else"
+    gateway.send_message("two", chat="77")
     assert list(provider.kept) == ["a-agent-main-fake-dm-77"]
 
 
-def test_a_title_with_memory_moves_the_name_from_there_on(house: InProcessGateway) -> None:
-    provider = remembering(house, "a")["a"]
-    session = house.send_message("before", chat="77").session
-    house.send_message("/title The Garden --memory", chat="77")
-    house.send_message("after", chat="77")
+def test_a_title_with_memory_moves_the_name_from_there_on(gateway: InProcessGateway) -> None:
+    provider = remembering(gateway, "a")["a"]
+    session = gateway.send_message("before", chat="77").session
+    gateway.send_message("/title The Garden --memory", chat="77")
+    gateway.send_message("after", chat="77")
     first, second = provider.kept
     assert first == "a-agent-main-fake-dm-77"
     assert second.startswith("a-The-Garden-")
     assert [len(items) for items in provider.kept.values()] == [1, 1]
-    assert len(named(house, session)) == 2
+    assert len(named(gateway, session)) == 2
 
 
-def test_what_was_pending_goes_under_the_name_of_its_time(house: InProcessGateway) -> None:
-    provider = remembering(house, "a")["a"]
-    house.send_message("first", chat="77")
+def test_what_was_pending_goes_under_the_name_of_its_time(gateway: InProcessGateway) -> None:
+    provider = remembering(gateway, "a")["a"]
+    gateway.send_message("first", chat="77")
     provider.faults.fail_next(Transient("down"), times=3)
-    house.send_message("pending", chat="77", rest=False)
-    house.pass_time(0.5)
-    house.send_message("/title Elsewhere --memory", chat="77", rest=False)
-    house.pass_time(0.5)
-    house.send_message("later", chat="77", rest=False)
-    house.run_until_idle(60)
+    gateway.send_message("pending", chat="77", rest=False)
+    gateway.pass_time(0.5)
+    gateway.send_message("/title Elsewhere --memory", chat="77", rest=False)
+    gateway.pass_time(0.5)
+    gateway.send_message("later", chat="77", rest=False)
+    gateway.run_until_idle(60)
     kept = {key: [item.heard[0].text for item in items] for key, items in provider.kept.items()}  # type: ignore[union-attr]
     assert list(kept.values()) == [["first", "pending"], ["later"]]
 
 
-def test_each_instance_has_a_name_of_its_own(house: InProcessGateway) -> None:
-    providers = remembering(house, "a", "b")
-    house.send_message("one", chat="77")
+def test_each_instance_has_a_name_of_its_own(gateway: InProcessGateway) -> None:
+    providers = remembering(gateway, "a", "b")
+    gateway.send_message("one", chat="77")
     assert [next(iter(provider.kept)) for provider in providers.values()] == [
         "a-agent-main-fake-dm-77",
         "b-agent-main-fake-dm-77",
     ]
 
 
-def test_an_agent_nobody_spoke_to_appears_in_no_memory(house: InProcessGateway) -> None:
-    provider = remembering(house, "a")["a"]
-    house.send_message("chatter", addressed=False, kind="group")
-    house.send_message("/status", chat="other")
-    house.crash()
-    house.start()
-    house.run_until_idle(10)
+def test_an_agent_nobody_spoke_to_appears_in_no_memory(gateway: InProcessGateway) -> None:
+    provider = remembering(gateway, "a")["a"]
+    gateway.send_message("chatter", addressed=False, kind="group")
+    gateway.send_message("/status", chat="other")
+    gateway.crash()
+    gateway.start()
+    gateway.run_until_idle(10)
     assert provider.kept == {}
 
 
-def test_a_terminal_is_named_by_the_strategy(house: InProcessGateway) -> None:
+def test_a_terminal_is_named_by_the_strategy(gateway: InProcessGateway) -> None:
     origins: list[SessionOrigin] = []
-    provider = remembering(house, "a")["a"]
+    provider = remembering(gateway, "a")["a"]
 
     def naming(memory: str, origin: SessionOrigin) -> str:
         origins.append(origin)
         return choose_memory_name(origin, NamingRule(strategy="per-directory")).text
 
-    house.runtimes.settings["naming"] = naming
-    house.send_message("hello", directory="/home/ada/garden", repo="/home/ada/garden")
+    gateway.runtimes.settings["naming"] = naming
+    gateway.send_message("hello", directory="/home/ada/garden", repo="/home/ada/garden")
     assert origins[0].address == ""
     assert next(iter(provider.kept)).startswith("garden-")
 
 
-def test_a_note_that_replaces_another_brings_what_that_said(house: InProcessGateway) -> None:
-    provider = remembering(house, "a")["a"]
-    house.runtimes.tools["memory"] = FakeTool(
+def test_a_note_that_replaces_another_brings_what_that_said(gateway: InProcessGateway) -> None:
+    provider = remembering(gateway, "a")["a"]
+    gateway.runtimes.tools["memory"] = FakeTool(
         "memory", ToolEffect.PURE, act=lambda arguments, _: ToolResult(text="noted", notes=(Noted(**arguments),))
     )
 
@@ -119,19 +119,19 @@ def test_a_note_that_replaces_another_brings_what_that_said(house: InProcessGate
             ModelResponse(text="done"),
         ]
 
-    house.runtimes.model = FakeModel(asks("a", {"text": "lives in Rome"}))
-    session = house.send_message("I live in Rome").session
-    first = next(entry for entry in house.read_log(session) if isinstance(entry.body, Noted))
+    gateway.runtimes.model = FakeModel(asks("a", {"text": "lives in Rome"}))
+    session = gateway.send_message("I live in Rome").session
+    first = next(entry for entry in gateway.read_log(session) if isinstance(entry.body, Noted))
     moved = {"text": "lives in Oslo", "action": "replace", "supersedes": first.seq}
-    house.runtimes.model = FakeModel(asks("b", moved))
-    house.send_message("I moved to Oslo")
+    gateway.runtimes.model = FakeModel(asks("b", moved))
+    gateway.send_message("I moved to Oslo")
     assert provider.replaced == {f"{session}:{first.seq}:note": "lives in Rome"}
     assert provider.heard_by == {f"{session}:{first.seq}:note": ("person:ada",)}
 
 
-def test_a_fact_that_was_noted_elsewhere_is_known_by_its_id(house: InProcessGateway) -> None:
-    provider = remembering(house, "a")["a"]
-    house.runtimes.tools["memory"] = FakeTool(
+def test_a_fact_that_was_noted_elsewhere_is_known_by_its_id(gateway: InProcessGateway) -> None:
+    provider = remembering(gateway, "a")["a"]
+    gateway.runtimes.tools["memory"] = FakeTool(
         "memory", ToolEffect.PURE, act=lambda arguments, _: ToolResult(text="noted", notes=(Noted(**arguments),))
     )
     for chat, arguments in (
@@ -139,15 +139,15 @@ def test_a_fact_that_was_noted_elsewhere_is_known_by_its_id(house: InProcessGate
         ("2", {"text": "lives in Oslo", "fact": "f1", "action": "replace"}),
     ):
         call = ToolCall(id="c", tool="memory", arguments=arguments)
-        house.runtimes.model = FakeModel([ModelResponse(text="", calls=(call,)), ModelResponse(text="done")])
-        house.send_message(arguments["text"], chat=chat)
+        gateway.runtimes.model = FakeModel([ModelResponse(text="", calls=(call,)), ModelResponse(text="done")])
+        gateway.send_message(arguments["text"], chat=chat)
     assert provider.replaced == {"f1": "lives in Rome"}
     assert provider.heard_by == {"f1": ("person:ada",)}
 
 
-def test_what_is_undone_says_who_heard_it(house: InProcessGateway) -> None:
-    provider = remembering(house, "a")["a"]
-    house.send_message("a slip of the tongue", chat="77")
-    house.send_message("/undo", chat="77")
+def test_what_is_undone_says_who_heard_it(gateway: InProcessGateway) -> None:
+    provider = remembering(gateway, "a")["a"]
+    gateway.send_message("a slip of the tongue", chat="77")
+    gateway.send_message("/undo", chat="77")
     (heard_by,) = provider.heard_by.values()
     assert heard_by == ("person:ada",)

@@ -35,11 +35,11 @@ class CountingProvider(FakeMemoryProvider):
 
 
 @pytest.fixture
-def provider(house: InProcessGateway) -> CountingProvider:
+def provider(gateway: InProcessGateway) -> CountingProvider:
     provider = CountingProvider()
-    house.runtimes.memories["a"] = provider
-    house.runtimes.settings |= {"memory_notices": True, "recalls": ("a",), "recall_seconds": 0.5}
-    house.pass_time(1)
+    gateway.runtimes.memories["a"] = provider
+    gateway.runtimes.settings |= {"memory_notices": True, "recalls": ("a",), "recall_seconds": 0.5}
+    gateway.pass_time(1)
     return provider
 
 
@@ -51,72 +51,72 @@ def back(provider: CountingProvider) -> None:
     provider.faults = FaultQueue()
 
 
-def memory(house: InProcessGateway) -> dict[str, Any]:
-    (found,) = house.run(house.control.collect_status())["memories"]
+def memory(gateway: InProcessGateway) -> dict[str, Any]:
+    (found,) = gateway.run(gateway.control.collect_status())["memories"]
     assert isinstance(found, dict)
     return found
 
 
-def notices(house: InProcessGateway, session: str) -> list[str]:
-    return [told.text for told in house.read_bodies(session, Notified) if told.about == "memory"]
+def notices(gateway: InProcessGateway, session: str) -> list[str]:
+    return [told.text for told in gateway.read_bodies(session, Notified) if told.about == "memory"]
 
 
 def test_the_status_says_how_far_behind_a_memory_is_since_when_and_why(
-    house: InProcessGateway, provider: CountingProvider
+    gateway: InProcessGateway, provider: CountingProvider
 ) -> None:
-    house.send_message("one")
-    well = memory(house)
+    gateway.send_message("one")
+    well = memory(gateway)
     assert (well["state"], well["lag"], well["oldest"], well["error"]) == ("well", 0, None, "")
     assert well["stored"] is not None
     assert well["found"] is not None
     down(provider)
-    said = house.clock.now()
-    house.send_message("two", rest=False)
-    house.pass_time(30)
-    house.send_message("three", rest=False)
-    house.pass_time(1)
-    ill = memory(house)
+    said = gateway.clock.now()
+    gateway.send_message("two", rest=False)
+    gateway.pass_time(30)
+    gateway.send_message("three", rest=False)
+    gateway.pass_time(1)
+    ill = memory(gateway)
     assert (ill["state"], ill["lag"], ill["error"]) == ("failing", 2, "no route")
     assert said <= ill["oldest"] < said + 1
     assert said <= ill["since"] < said + 1
     assert ill["stored"] == well["stored"]
     assert ill["attempts"] >= 3
-    assert ill["again"] > house.clock.now()
+    assert ill["again"] > gateway.clock.now()
     back(provider)
-    house.run_until_idle(300)
-    assert (memory(house)["state"], memory(house)["lag"]) == ("well", 0)
-    assert memory(house)["stored"] > well["stored"]
+    gateway.run_until_idle(300)
+    assert (memory(gateway)["state"], memory(gateway)["lag"]) == ("well", 0)
+    assert memory(gateway)["stored"] > well["stored"]
 
 
-def test_what_is_known_of_an_outage_survives_a_restart(house: InProcessGateway, provider: CountingProvider) -> None:
+def test_what_is_known_of_an_outage_survives_a_restart(gateway: InProcessGateway, provider: CountingProvider) -> None:
     down(provider)
-    house.send_message("one", rest=False)
-    house.pass_time(30)
-    house.crash()
-    house.runtimes._liveness.clear()  # the next process knows nothing
-    house.runtimes._memory_clients.clear()
-    house.start()
-    ill = memory(house)
+    gateway.send_message("one", rest=False)
+    gateway.pass_time(30)
+    gateway.crash()
+    gateway.runtimes._liveness.clear()  # the next process knows nothing
+    gateway.runtimes._memory_clients.clear()
+    gateway.start()
+    ill = memory(gateway)
     assert (ill["state"], ill["lag"], ill["error"]) == ("failing", 1, "no route")
 
 
-def test_the_chat_hears_once_in_every_outage_that_lasts(house: InProcessGateway, provider: CountingProvider) -> None:
+def test_the_chat_hears_once_in_every_outage_that_lasts(gateway: InProcessGateway, provider: CountingProvider) -> None:
     provider.faults.fail_next(Transient("a hiccup"), times=2)
-    session = house.send_message("one").session
-    house.run_until_idle(30)
-    assert not notices(house, session)
+    session = gateway.send_message("one").session
+    gateway.run_until_idle(30)
+    assert not notices(gateway, session)
     for outage in (1, 2):
         down(provider)
         for word in ("two", "three", "four"):
-            house.send_message(word, rest=False)
-            house.pass_time(600)
-        assert len(notices(house, session)) == outage
+            gateway.send_message(word, rest=False)
+            gateway.pass_time(600)
+        assert len(notices(gateway, session)) == outage
         back(provider)
-        house.run_until_idle(300)
-    assert "Nothing is lost" in notices(house, session)[0]
-    assert house.list_shown_texts().count(notices(house, session)[0]) == 2
+        gateway.run_until_idle(300)
+    assert "Nothing is lost" in notices(gateway, session)[0]
+    assert gateway.list_shown_texts().count(notices(gateway, session)[0]) == 2
     assert len(provider.kept[session]) == 7
-    house.assert_sound()
+    gateway.assert_sound()
 
 
 class UnwellProvider(FakeMemoryProvider):
@@ -136,118 +136,122 @@ class UnwellProvider(FakeMemoryProvider):
 
 @pytest.mark.parametrize("delivery", [DeliveryGuarantee.KEYED, DeliveryGuarantee.UPSERT, DeliveryGuarantee.PROBE])
 def test_one_that_never_says_whether_it_kept_something_is_asked_less_and_less_and_is_loud(
-    house: InProcessGateway, delivery: DeliveryGuarantee
+    gateway: InProcessGateway, delivery: DeliveryGuarantee
 ) -> None:
     provider = UnwellProvider(delivery)
-    house.runtimes.memories["a"] = provider
-    house.runtimes.settings["memory_notices"] = True
-    said = house.clock.now()
-    session = house.send_message("one", rest=False).session
-    house.pass_time(3_600)
+    gateway.runtimes.memories["a"] = provider
+    gateway.runtimes.settings["memory_notices"] = True
+    said = gateway.clock.now()
+    session = gateway.send_message("one", rest=False).session
+    gateway.pass_time(3_600)
     waits = [after - before for before, after in itertools.pairwise(provider.sends)]
     assert max(waits) > 150, "as with any outage"
     assert len(provider.sends) < 40
-    assert len(notices(house, session)) == 1
-    ill = memory(house)
+    assert len(notices(gateway, session)) == 1
+    ill = memory(gateway)
     assert (ill["state"], ill["lag"], ill["error"]) == ("failing", 1, "503")
-    (row,) = house.run(MemoryAdmin(house.control, agents=lambda: ["main"]).collect_status())["memories"]
+    (row,) = gateway.run(MemoryAdmin(gateway.control, agents=lambda: ["main"]).collect_status())["memories"]
     assert said <= row["since"] < said + 1
     provider.well = True
-    house.run_until_idle(400)
+    gateway.run_until_idle(400)
     assert [get_memory_text(item).partition(" ")[0] for item in provider.kept[session]] == ["one"]
-    house.assert_sound()
+    gateway.assert_sound()
 
 
-def test_a_chat_that_wants_no_notices_gets_none(house: InProcessGateway, provider: CountingProvider) -> None:
-    house.runtimes.settings["memory_notices"] = False
+def test_a_chat_that_wants_no_notices_gets_none(gateway: InProcessGateway, provider: CountingProvider) -> None:
+    gateway.runtimes.settings["memory_notices"] = False
     down(provider)
-    session = house.send_message("one", rest=False).session
-    house.pass_time(600)
-    assert not notices(house, session)
+    session = gateway.send_message("one", rest=False).session
+    gateway.pass_time(600)
+    assert not notices(gateway, session)
 
 
-def test_the_outage_is_in_the_log_once_and_its_end_too(house: InProcessGateway, provider: CountingProvider) -> None:
+def test_the_outage_is_in_the_log_once_and_its_end_too(gateway: InProcessGateway, provider: CountingProvider) -> None:
     down(provider)
-    house.send_message("one", rest=False)
-    house.pass_time(600)
-    assert [line["error"] for line in house.logger.find_events("memory.failing")] == ["no route"]
+    gateway.send_message("one", rest=False)
+    gateway.pass_time(600)
+    assert [line["error"] for line in gateway.logger.find_events("memory.failing")] == ["no route"]
     back(provider)
-    house.run_until_idle(300)
-    (well,) = house.logger.find_events("memory.recovered")
+    gateway.run_until_idle(300)
+    (well,) = gateway.logger.find_events("memory.recovered")
     assert int(str(well["failures"])) > 3
 
 
-def test_the_model_is_told_that_memory_is_incomplete(house: InProcessGateway, provider: CountingProvider) -> None:
+def test_the_model_is_told_that_memory_is_incomplete(gateway: InProcessGateway, provider: CountingProvider) -> None:
     provider.down = True
-    house.send_message("one", rest=False)
-    house.pass_time(5)
-    shown = "\n".join(message.text for message in house.runtimes.model.requests[-1].messages)
+    gateway.send_message("one", rest=False)
+    gateway.pass_time(5)
+    shown = "\n".join(message.text for message in gateway.runtimes.model.requests[-1].messages)
     assert "Memory is incomplete right now: a" in shown
-    assert "incomplete" not in house.runtimes.model.requests[-1].system  # the prefix stays as it is
+    assert "incomplete" not in gateway.runtimes.model.requests[-1].system  # the prefix stays as it is
     provider.down = False
-    house.run_until_idle(MAX_REST_SECONDS)
-    house.send_message("two")
-    assert "incomplete" not in house.runtimes.model.requests[-1].messages[-1].text
+    gateway.run_until_idle(MAX_REST_SECONDS)
+    gateway.send_message("two")
+    assert "incomplete" not in gateway.runtimes.model.requests[-1].messages[-1].text
 
 
 def test_the_model_is_told_that_what_is_said_does_not_arrive(
-    house: InProcessGateway, provider: CountingProvider
+    gateway: InProcessGateway, provider: CountingProvider
 ) -> None:
     down(provider)
-    house.send_message("one", rest=False)
-    house.pass_time(5)
-    house.send_message("two", rest=False)
-    house.pass_time(5)
-    shown = "\n".join(message.text for message in house.runtimes.model.requests[-1].messages)
+    gateway.send_message("one", rest=False)
+    gateway.pass_time(5)
+    gateway.send_message("two", rest=False)
+    gateway.pass_time(5)
+    shown = "\n".join(message.text for message in gateway.runtimes.model.requests[-1].messages)
     assert "Memory is behind right now: a takes nothing in" in shown
     back(provider)
-    house.run_until_idle(300)
-    house.send_message("three")
-    assert "behind" not in house.runtimes.model.requests[-1].messages[-1].text
+    gateway.run_until_idle(300)
+    gateway.send_message("three")
+    assert "behind" not in gateway.runtimes.model.requests[-1].messages[-1].text
 
 
 def test_one_that_fails_to_find_again_and_again_is_left_alone_for_a_while(
-    house: InProcessGateway, provider: CountingProvider
+    gateway: InProcessGateway, provider: CountingProvider
 ) -> None:
     provider.down = True
     for _ in range(MAX_FAILURES_IN_A_ROW):
-        house.send_message("hello")
+        gateway.send_message("hello")
     assert provider.asked == MAX_FAILURES_IN_A_ROW
-    house.send_message("hello")
+    gateway.send_message("hello")
     assert provider.asked == MAX_FAILURES_IN_A_ROW
-    assert 0 < memory(house)["rests"] <= MAX_REST_SECONDS
+    assert 0 < memory(gateway)["rests"] <= MAX_REST_SECONDS
     provider.down = False
-    house.run_until_idle(MAX_REST_SECONDS)
-    house.send_message("hello")
+    gateway.run_until_idle(MAX_REST_SECONDS)
+    gateway.send_message("hello")
     assert provider.asked == MAX_FAILURES_IN_A_ROW + 1
-    assert memory(house)["rests"] == 0
-    house.send_message("hello")
+    assert memory(gateway)["rests"] == 0
+    gateway.send_message("hello")
     assert provider.asked == MAX_FAILURES_IN_A_ROW + 2
 
 
-def test_a_memory_that_is_left_alone_is_tried_now_and_then(house: InProcessGateway, provider: CountingProvider) -> None:
+def test_a_memory_that_is_left_alone_is_tried_now_and_then(
+    gateway: InProcessGateway, provider: CountingProvider
+) -> None:
     provider.down = True
     for _ in range(600):
-        house.send_message("hello")
-        house.pass_time(1)
+        gateway.send_message("hello")
+        gateway.pass_time(1)
     assert 10 < provider.asked < 30  # ten minutes, at most a minute between two tries
 
 
-def test_what_a_provider_refuses_is_parked_and_no_outage(house: InProcessGateway, provider: CountingProvider) -> None:
+def test_what_a_provider_refuses_is_dead_lettered_and_no_outage(
+    gateway: InProcessGateway, provider: CountingProvider
+) -> None:
     provider.faults.fail_next(Refused("too long"))
-    house.send_message("one")
-    house.send_message("two")
-    assert memory(house)["state"] == "well"
-    (parked,) = house.run(house.store.list_dead_letters())
-    assert parked.reason == "too long"
+    gateway.send_message("one")
+    gateway.send_message("two")
+    assert memory(gateway)["state"] == "well"
+    (dead_letter,) = gateway.run(gateway.store.list_dead_letters())
+    assert dead_letter.reason == "too long"
 
 
-def test_status_in_the_chat_names_what_is_not_well(house: InProcessGateway, provider: CountingProvider) -> None:
-    house.send_message("/status")
-    assert "memory" not in house.list_shown_texts()[-1]
+def test_status_in_the_chat_names_what_is_not_well(gateway: InProcessGateway, provider: CountingProvider) -> None:
+    gateway.send_message("/status")
+    assert "memory" not in gateway.list_shown_texts()[-1]
     down(provider)
-    house.send_message("one", rest=False)
-    house.pass_time(2)
-    house.send_message("/status", rest=False)
-    house.pass_time(0.5)
-    assert any("memory a is failing, 1 not yet there" in text for text in house.list_shown_texts())
+    gateway.send_message("one", rest=False)
+    gateway.pass_time(2)
+    gateway.send_message("/status", rest=False)
+    gateway.pass_time(0.5)
+    assert any("memory a is failing, 1 not yet there" in text for text in gateway.list_shown_texts())

@@ -56,110 +56,110 @@ class UnreliableProvider(FakeMemoryProvider):
         return [get_memory_text(item).partition(" ")[0] for items in self.kept.values() for item in items]
 
 
-def attached(house: InProcessGateway, delivery: DeliveryGuarantee, write: str | int) -> UnreliableProvider:
+def attached(gateway: InProcessGateway, delivery: DeliveryGuarantee, write: str | int) -> UnreliableProvider:
     provider = UnreliableProvider(delivery)
-    house.runtimes.memories["a"] = provider
-    house.runtimes.settings["paces"] = {"a": parse_write_setting(write)}
-    house.pass_time(1)  # what was said up to the start is not held back
+    gateway.runtimes.memories["a"] = provider
+    gateway.runtimes.settings["paces"] = {"a": parse_write_setting(write)}
+    gateway.pass_time(1)  # what was said up to the start is not held back
     return provider
 
 
-def wait_until_settled(house: InProcessGateway) -> None:
+def wait_until_settled(gateway: InProcessGateway) -> None:
     """Nothing is held back any more, and whatever was waited for has come."""
-    house.run_until_idle(SILENCE_SECONDS + 60)
+    gateway.run_until_idle(SILENCE_SECONDS + 60)
 
 
 @sure
 @writes
 def test_an_hour_s_outage_loses_doubles_and_disorders_nothing(
-    house: InProcessGateway, write: str | int, delivery: DeliveryGuarantee
+    gateway: InProcessGateway, write: str | int, delivery: DeliveryGuarantee
 ) -> None:
-    provider = attached(house, delivery, write)
-    house.send_message("before")
-    wait_until_settled(house)
+    provider = attached(gateway, delivery, write)
+    gateway.send_message("before")
+    wait_until_settled(gateway)
     provider.down = True
     words = [f"w{number}" for number in range(12)]
     for word in words:
-        house.send_message(word, rest=False)
-        house.pass_time(300)
+        gateway.send_message(word, rest=False)
+        gateway.pass_time(300)
     assert provider.words() == ["before"]
     provider.down = False
-    wait_until_settled(house)
+    wait_until_settled(gateway)
     assert provider.words() == ["before", *words]
     assert provider.calls < 100, "an outage is waited out, not hammered at"
-    house.assert_sound()
+    gateway.assert_sound()
 
 
 @sure
 @writes
 @pytest.mark.parametrize("trouble", ["503", "late", "lie", "reset"])
 def test_whatever_became_of_an_answer_it_is_there_once(
-    house: InProcessGateway, write: str | int, delivery: DeliveryGuarantee, trouble: str
+    gateway: InProcessGateway, write: str | int, delivery: DeliveryGuarantee, trouble: str
 ) -> None:
-    provider = attached(house, delivery, write)
+    provider = attached(gateway, delivery, write)
     provider.troubles = [trouble, "", trouble]
     for word in ("one", "two", "three", "four"):
-        house.send_message(word)
-    wait_until_settled(house)
-    house.send_message("five")
-    wait_until_settled(house)
+        gateway.send_message(word)
+    wait_until_settled(gateway)
+    gateway.send_message("five")
+    wait_until_settled(gateway)
     assert provider.words() == ["one", "two", "three", "four", "five"]
-    assert not house.run(house.store.list_dead_letters())
-    house.assert_sound()
+    assert not gateway.run(gateway.store.list_dead_letters())
+    gateway.assert_sound()
 
 
 @sure
 @writes
 def test_a_crash_between_sending_and_hearing_back(
-    house: InProcessGateway, write: str | int, delivery: DeliveryGuarantee
+    gateway: InProcessGateway, write: str | int, delivery: DeliveryGuarantee
 ) -> None:
-    provider = attached(house, delivery, write)
+    provider = attached(gateway, delivery, write)
     provider.troubles = ["503"]
     for word in ("one", "two"):
-        house.send_message(word)
-    house.send_message(
+        gateway.send_message(word)
+    gateway.send_message(
         "/new", rest=False
     )  # nothing is held back: it leaves, and nobody is there to hear what became of it
-    house.pass_time(0.5)
+    gateway.pass_time(0.5)
     assert provider.words() == ["one", "two"][: len(provider.words())] != []
-    house.crash()
-    house.start()
-    house.send_message("three")
-    wait_until_settled(house)
+    gateway.crash()
+    gateway.start()
+    gateway.send_message("three")
+    wait_until_settled(gateway)
     assert provider.words() == ["one", "two", "three"]
-    house.assert_sound()
+    gateway.assert_sound()
 
 
 @writes
-def test_nothing_but_talk_is_filed_and_all_of_it_under_one_name(house: InProcessGateway, write: str | int) -> None:
-    provider = attached(house, DeliveryGuarantee.KEYED, write)
-    house.send_message("/status")
-    wait_until_settled(house)
+def test_nothing_but_talk_is_filed_and_all_of_it_under_one_name(gateway: InProcessGateway, write: str | int) -> None:
+    provider = attached(gateway, DeliveryGuarantee.KEYED, write)
+    gateway.send_message("/status")
+    wait_until_settled(gateway)
     assert (provider.calls, provider.kept) == (0, {}), "an empty batch sends nothing"
-    session = house.send_message("one").session
+    session = gateway.send_message("one").session
     for command in ("/compress", "/new", "/title Tea", "/whoami"):
-        house.send_message(command)
-    wait_until_settled(house)
-    house.crash()
-    house.start()
-    wait_until_settled(house)
-    house.send_message("two")
-    wait_until_settled(house)
-    named = [it.change for it in house.read_bodies(session, Changed) if isinstance(it.change, MemoryNameSet)]
+        gateway.send_message(command)
+    wait_until_settled(gateway)
+    gateway.crash()
+    gateway.start()
+    wait_until_settled(gateway)
+    gateway.send_message("two")
+    wait_until_settled(gateway)
+    named = [it.change for it in gateway.read_bodies(session, Changed) if isinstance(it.change, MemoryNameSet)]
     assert [it.name for it in named] == list(provider.kept)
     assert provider.words() == ["one", "two"]
 
 
 @writes
-def test_two_people_in_one_thread_keep_their_own_words(house: InProcessGateway, write: str | int) -> None:
-    provider = attached(house, DeliveryGuarantee.PROBE, write)
+def test_two_people_in_one_thread_keep_their_own_words(gateway: InProcessGateway, write: str | int) -> None:
+    provider = attached(gateway, DeliveryGuarantee.PROBE, write)
     said = [(who, f"w{number}") for number, who in enumerate(["ada", "bob"] * 4)]
     for number, (who, word) in enumerate(said):
-        house.send_message(word, who=who, kind="thread")
+        gateway.send_message(word, who=who, kind="thread")
         if number == 4:
-            house.crash()
-            house.start()
-    wait_until_settled(house)
+            gateway.crash()
+            gateway.start()
+    wait_until_settled(gateway)
     heard = [
         (utterance.stamp.person, utterance.text)
         for items in provider.kept.values()
@@ -168,4 +168,4 @@ def test_two_people_in_one_thread_keep_their_own_words(house: InProcessGateway, 
     ]
     assert heard == said
     assert len(provider.kept) == 1
-    house.assert_sound()
+    gateway.assert_sound()

@@ -9,23 +9,23 @@ from everhold.errors import Overloaded
 from everhold.testing.gateway import InProcessGateway
 
 
-def lose_model(house: InProcessGateway, *, seconds: float = 600.0) -> None:
-    house.runtimes.model.faults.fail_next(Overloaded("down", retry_after=seconds), times=3)
-    house.send_message("are you there?", rest=False)
-    house.pass_time(1.0)
+def lose_model(gateway: InProcessGateway, *, seconds: float = 600.0) -> None:
+    gateway.runtimes.model.faults.fail_next(Overloaded("down", retry_after=seconds), times=3)
+    gateway.send_message("are you there?", rest=False)
+    gateway.pass_time(1.0)
 
 
-def test_the_notice_says_when_it_is_tried_again_and_how_to_stop(house: InProcessGateway) -> None:
-    lose_model(house)
-    (notice,) = house.list_shown_texts()
+def test_the_notice_says_when_it_is_tried_again_and_how_to_stop(gateway: InProcessGateway) -> None:
+    lose_model(gateway)
+    (notice,) = gateway.list_shown_texts()
     assert "I try again in about 10 minutes; /stop puts the message aside." in notice
 
 
-def test_stop_puts_the_waiting_message_aside_and_counts_it_well(house: InProcessGateway) -> None:
-    lose_model(house)
-    house.send_message("/stop", rest=False)
-    house.pass_time(1.0)
-    assert house.list_shown_texts()[-1] == "Nothing is running. 1 waiting message put aside."
+def test_stop_puts_the_waiting_message_aside_and_counts_it_well(gateway: InProcessGateway) -> None:
+    lose_model(gateway)
+    gateway.send_message("/stop", rest=False)
+    gateway.pass_time(1.0)
+    assert gateway.list_shown_texts()[-1] == "Nothing is running. 1 waiting message put aside."
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,11 @@ def test_stop_puts_the_waiting_message_aside_and_counts_it_well(house: InProcess
         ("/retry", "Your message is kept, and it is tried again without being asked."),
     ],
 )
-def test_undo_and_retry_know_of_the_message_that_waits(house: InProcessGateway, command: str, said: str) -> None:
-    lose_model(house)
-    house.send_message(command, rest=False)
-    house.pass_time(1.0)
-    assert house.list_shown_texts()[-1] == said
+def test_undo_and_retry_know_of_the_message_that_waits(gateway: InProcessGateway, command: str, said: str) -> None:
+    lose_model(gateway)
+    gateway.send_message(command, rest=False)
+    gateway.pass_time(1.0)
+    assert gateway.list_shown_texts()[-1] == said
 
 
 @pytest.mark.parametrize(

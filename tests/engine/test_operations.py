@@ -25,7 +25,7 @@ from everhold.core.entries import (
 from everhold.core.turn import MAX_TURN_ATTEMPTS
 from everhold.errors import LeaseLost, Overloaded, Refused, StoreBusy, StoreError, StoreFull
 from everhold.ports.model import ModelRequest, ModelResponse
-from everhold.ports.store import Change, Committed, Step, Wakeup
+from everhold.ports.store import Change, CommitResult, Step, Wakeup
 from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
 from everhold.testing.fakes import FakeModel, FakeTool
 from everhold.testing.gateway import InProcessGateway
@@ -67,20 +67,20 @@ class SlowTool(FakeTool):
         return await super().run(arguments, context)
 
 
-def wake_dispatcher(house: InProcessGateway) -> None:
+def wake_dispatcher(gateway: InProcessGateway) -> None:
     """Have somebody look for lanes that are due, now."""
-    assert house.process is not None
-    house.process.wakeups.work_available.set()
-    house.pass_time(0.1)
+    assert gateway.process is not None
+    gateway.process.wakeups.work_available.set()
+    gateway.pass_time(0.1)
 
 
-def delay_commit_result(house: InProcessGateway, step: Step, *, seconds: float) -> None:
+def delay_commit_result(gateway: InProcessGateway, step: Step, *, seconds: float) -> None:
     """Let whoever is there hear only so much later that the next `step` was committed."""
-    assert house.process is not None
-    disk = house.process.disk
+    assert gateway.process is not None
+    disk = gateway.process.disk
     real, left = disk.commit, [step]
 
-    async def commit(change: Change) -> Committed:
+    async def commit(change: Change) -> CommitResult:
         done = await real(change)
         if change.step in left:
             left.clear()
@@ -90,10 +90,10 @@ def delay_commit_result(house: InProcessGateway, step: Step, *, seconds: float) 
     disk.commit = commit  # type: ignore[method-assign]  # the worst moment is between two lines
 
 
-def crash_at_step(house: InProcessGateway, step: Step, *, after: bool) -> None:
+def crash_at_step(gateway: InProcessGateway, step: Step, *, after: bool) -> None:
     """Kill the process the next time it comes to a commit: just before it, or just after."""
-    assert house.process is not None
-    process, real = house.process, house.process.disk.commit
+    assert gateway.process is not None
+    process, real = gateway.process, gateway.process.disk.commit
 
     async def commit(change: Change) -> Any:
         if change.step is step:
@@ -107,15 +107,15 @@ def crash_at_step(house: InProcessGateway, step: Step, *, after: bool) -> None:
 
 
 class TestRule6Fences:
-    def test_a_replaced_owner_can_write_nothing(self, house: InProcessGateway) -> None:
-        house.runtimes.model = held = HeldModel()
-        session = house.send_message("hello", rest=False).session
-        house.pass_time()
-        assert house.process is not None
-        stalled = house.process
+    def test_a_replaced_owner_can_write_nothing(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.model = held = HeldModel()
+        session = gateway.send_message("hello", rest=False).session
+        gateway.pass_time()
+        assert gateway.process is not None
+        stalled = gateway.process
         claim = next(iter(stalled.supervisor.tasks.values()))
-        house.start()
-        house.pass_time()
+        gateway.start()
+        gateway.pass_time()
         late = Change(
             step=Step.END,
             session=session,
@@ -125,65 +125,65 @@ class TestRule6Fences:
             entries=(EntryDraft(body=Ended(), author="agent:main", op=2),),
         )
         with pytest.raises(LeaseLost):
-            house.run(stalled.store.commit(late))
+            gateway.run(stalled.store.commit(late))
         held.free = True
-        house.run_until_idle(10)
-        assert [body.outcome for body in house.read_bodies(session, Ended)] == ["done"]
-        assert len(house.list_shown_texts()) == 1
-        house.assert_sound()
+        gateway.run_until_idle(10)
+        assert [body.outcome for body in gateway.read_bodies(session, Ended)] == ["done"]
+        assert len(gateway.list_shown_texts()) == 1
+        gateway.assert_sound()
 
-    def test_an_operation_that_keeps_falling_ends_failed_and_says_so(self, house: InProcessGateway) -> None:
-        house.runtimes.model = FakeModel(calling("pure"))
-        house.runtimes.tools = {"pure": FakeTool("pure", ToolEffect.PURE)}
-        session = house.send_message("this kills you", rest=False).session
+    def test_an_operation_that_keeps_falling_ends_failed_and_says_so(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.model = FakeModel(calling("pure"))
+        gateway.runtimes.tools = {"pure": FakeTool("pure", ToolEffect.PURE)}
+        session = gateway.send_message("this kills you", rest=False).session
         for _ in range(MAX_TURN_ATTEMPTS + 1):
-            crash_at_step(house, Step.RETURN, after=False)
-            house.pass_time(5)
-            house.start()
-        house.run_until_idle(10)
-        ended = house.read_bodies(session, Ended)
+            crash_at_step(gateway, Step.RETURN, after=False)
+            gateway.pass_time(5)
+            gateway.start()
+        gateway.run_until_idle(10)
+        ended = gateway.read_bodies(session, Ended)
         assert [body.outcome for body in ended] == ["failed"]
-        assert house.read_bodies(session, Notified)[0].text in house.list_shown_texts()
-        house.runtimes.model = FakeModel()
-        house.send_message("/retry")
-        assert house.list_shown_texts()[-1] == "You said: this kills you"
-        house.assert_sound()
+        assert gateway.read_bodies(session, Notified)[0].text in gateway.list_shown_texts()
+        gateway.runtimes.model = FakeModel()
+        gateway.send_message("/retry")
+        assert gateway.list_shown_texts()[-1] == "You said: this kills you"
+        gateway.assert_sound()
 
-    def test_an_agent_that_is_away_for_long_goes_on_with_its_turn(self, house: InProcessGateway) -> None:
-        house.runtimes.model = FakeModel(calling("pure"))
-        house.runtimes.tools = {"pure": FakeTool("pure", ToolEffect.PURE)}
-        session = house.send_message("wait for me", rest=False).session
-        crash_at_step(house, Step.RETURN, after=False)
-        house.pass_time(5)
-        house.runtimes.unknown_agents.add("main")
-        house.start()
-        house.pass_time(3_600)
-        assert house.read_bodies(session, Ended) == []
-        house.runtimes.unknown_agents.clear()
-        house.pass_time(3_600)
-        assert [body.outcome for body in house.read_bodies(session, Ended)] == ["done"]
-        assert len(house.list_shown_texts()) == 1
-        house.assert_sound()
+    def test_an_agent_that_is_away_for_long_goes_on_with_its_turn(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.model = FakeModel(calling("pure"))
+        gateway.runtimes.tools = {"pure": FakeTool("pure", ToolEffect.PURE)}
+        session = gateway.send_message("wait for me", rest=False).session
+        crash_at_step(gateway, Step.RETURN, after=False)
+        gateway.pass_time(5)
+        gateway.runtimes.unknown_agents.add("main")
+        gateway.start()
+        gateway.pass_time(3_600)
+        assert gateway.read_bodies(session, Ended) == []
+        gateway.runtimes.unknown_agents.clear()
+        gateway.pass_time(3_600)
+        assert [body.outcome for body in gateway.read_bodies(session, Ended)] == ["done"]
+        assert len(gateway.list_shown_texts()) == 1
+        gateway.assert_sound()
 
-    def test_waiting_for_a_model_is_no_attempt_and_is_said_once(self, house: InProcessGateway) -> None:
-        house.runtimes.model.faults.fail_next(Overloaded("down"), times=40)
-        session = house.send_message("are you there?", rest=False).session
-        house.pass_time(3_600)
-        house.send_message("hello?", rest=False)
-        house.pass_time(3_600 * 8)
-        assert {body.outcome for body in house.read_bodies(session, Ended)} == {"released", "done"}
-        assert [body.about for body in house.read_bodies(session, Notified)] == [OUTAGE_NOTICE]
-        assert house.list_shown_texts()[1:] == ["You said: hello?"]
-        assert [body.outcome for body in house.read_bodies(session, Ended)].count("done") == 1
-        house.assert_sound()
+    def test_waiting_for_a_model_is_no_attempt_and_is_said_once(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.model.faults.fail_next(Overloaded("down"), times=40)
+        session = gateway.send_message("are you there?", rest=False).session
+        gateway.pass_time(3_600)
+        gateway.send_message("hello?", rest=False)
+        gateway.pass_time(3_600 * 8)
+        assert {body.outcome for body in gateway.read_bodies(session, Ended)} == {"released", "done"}
+        assert [body.about for body in gateway.read_bodies(session, Notified)] == [OUTAGE_NOTICE]
+        assert gateway.list_shown_texts()[1:] == ["You said: hello?"]
+        assert [body.outcome for body in gateway.read_bodies(session, Ended)].count("done") == 1
+        gateway.assert_sound()
 
-    def test_what_a_model_asks_for_is_kept_though_somebody_else_ended_the_turn(self, house: InProcessGateway) -> None:
-        session = house.send_message("a secret").session
-        assert house.process is not None
-        disk, control, model = house.process.disk, house.control, house.runtimes.model
-        real, secret = disk.commit, [entry.seq for entry in house.read_log(session) if isinstance(entry.body, Heard)]
+    def test_what_a_model_asks_for_is_kept_though_somebody_else_ended_the_turn(self, gateway: InProcessGateway) -> None:
+        session = gateway.send_message("a secret").session
+        assert gateway.process is not None
+        disk, control, model = gateway.process.disk, gateway.control, gateway.runtimes.model
+        real, secret = disk.commit, [entry.seq for entry in gateway.read_log(session) if isinstance(entry.body, Heard)]
 
-        async def commit(change: Change) -> Committed:
+        async def commit(change: Change) -> CommitResult:
             if change.step is Step.END and secret:
                 await control.erase_entries(
                     session, [secret.pop()]
@@ -192,83 +192,83 @@ class TestRule6Fences:
 
         disk.commit = commit  # type: ignore[method-assign]  # the worst moment is between two lines
         model.faults.fail_next(Overloaded("slow down", retry_after=600.0))
-        house.send_message("are you there?", rest=False)
-        house.pass_time(590)
+        gateway.send_message("are you there?", rest=False)
+        gateway.pass_time(590)
         assert len(model.requests) == 2
-        house.pass_time(20)
-        assert house.list_shown_texts()[-1] == "You said: are you there?"
-        house.assert_sound()
+        gateway.pass_time(20)
+        assert gateway.list_shown_texts()[-1] == "You said: are you there?"
+        gateway.assert_sound()
 
-    def test_a_fallback_answers_when_the_first_model_cannot(self, house: InProcessGateway) -> None:
-        house.runtimes.model.faults.fail_next(Overloaded("down"))
-        house.runtimes.fallbacks = (FakeModel([ModelResponse(text="I can", model="second")]),)
-        session = house.send_message("anybody?").session
-        assert house.list_shown_texts() == ["I can"]
-        assert house.read_bodies(session, Thought)[0].model == "second"
+    def test_a_fallback_answers_when_the_first_model_cannot(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.model.faults.fail_next(Overloaded("down"))
+        gateway.runtimes.fallbacks = (FakeModel([ModelResponse(text="I can", model="second")]),)
+        session = gateway.send_message("anybody?").session
+        assert gateway.list_shown_texts() == ["I can"]
+        assert gateway.read_bodies(session, Thought)[0].model == "second"
 
     @pytest.mark.parametrize("retry_after", [None, 60.0])
     @pytest.mark.parametrize("first", ["the model", "the fallback"])
     def test_while_one_model_is_only_away_what_another_refuses_is_kept(
-        self, house: InProcessGateway, first: str, retry_after: float | None
+        self, gateway: InProcessGateway, first: str, retry_after: float | None
     ) -> None:
-        away, refuses = house.runtimes.model, FakeModel(name="second")
+        away, refuses = gateway.runtimes.model, FakeModel(name="second")
         away.faults.fail_next(Overloaded("down", retry_after=retry_after), times=2)
         refuses.faults.fail_next(Refused("no credit"), times=9)
         if first == "the fallback":
-            house.runtimes.model = refuses
-        house.runtimes.fallbacks = (away if first == "the fallback" else refuses,)
-        session = house.send_message("anybody?", rest=False).session
-        house.pass_time(200)
-        assert house.list_shown_texts()[1:] == ["You said: anybody?"]
-        assert [body.outcome for body in house.read_bodies(session, Ended)] == ["released", "released", "done"]
-        house.assert_sound()
+            gateway.runtimes.model = refuses
+        gateway.runtimes.fallbacks = (away if first == "the fallback" else refuses,)
+        session = gateway.send_message("anybody?", rest=False).session
+        gateway.pass_time(200)
+        assert gateway.list_shown_texts()[1:] == ["You said: anybody?"]
+        assert [body.outcome for body in gateway.read_bodies(session, Ended)] == ["released", "released", "done"]
+        gateway.assert_sound()
 
-    def test_what_every_model_refuses_is_said_at_once(self, house: InProcessGateway) -> None:
-        house.runtimes.fallbacks = (FakeModel(name="second"),)
-        for model in (house.runtimes.model, *house.runtimes.fallbacks):
+    def test_what_every_model_refuses_is_said_at_once(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.fallbacks = (FakeModel(name="second"),)
+        for model in (gateway.runtimes.model, *gateway.runtimes.fallbacks):
             model.faults.fail_next(Refused("no credit"))
-        session = house.send_message("anybody?").session
-        assert [body.outcome for body in house.read_bodies(session, Ended)] == ["failed"]
+        session = gateway.send_message("anybody?").session
+        assert [body.outcome for body in gateway.read_bodies(session, Ended)] == ["failed"]
 
-    def test_an_answer_that_was_cut_off_is_delivered_and_marked(self, house: InProcessGateway) -> None:
-        house.runtimes.model = FakeModel(
+    def test_an_answer_that_was_cut_off_is_delivered_and_marked(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.model = FakeModel(
             [ModelResponse(text="Once upon a", finish="length"), ModelResponse(text="time")]
         )
-        session = house.send_message("tell me a story").session
-        assert house.list_shown_texts()[0] == "Once upon a"
-        assert "cut off at the model's length limit" in house.list_shown_texts()[1]
-        house.send_message("go on")
-        assert house.list_shown_texts()[2:] == ["time"]
-        assert [body.finish for body in house.read_bodies(session, Thought)] == ["length", ""]
-        assert [body.outcome for body in house.read_bodies(session, Ended)] == ["done", "done"]
-        house.assert_sound()
+        session = gateway.send_message("tell me a story").session
+        assert gateway.list_shown_texts()[0] == "Once upon a"
+        assert "cut off at the model's length limit" in gateway.list_shown_texts()[1]
+        gateway.send_message("go on")
+        assert gateway.list_shown_texts()[2:] == ["time"]
+        assert [body.finish for body in gateway.read_bodies(session, Thought)] == ["length", ""]
+        assert [body.outcome for body in gateway.read_bodies(session, Ended)] == ["done", "done"]
+        gateway.assert_sound()
 
-    def test_a_model_lost_in_the_middle_of_a_turn_keeps_what_was_done(self, house: InProcessGateway) -> None:
+    def test_a_model_lost_in_the_middle_of_a_turn_keeps_what_was_done(self, gateway: InProcessGateway) -> None:
         tool = FakeTool("once", ToolEffect.ONCE)
-        house.runtimes.model = FakeModel(calling("once"))
-        house.runtimes.model.faults.succeed_next()
-        house.runtimes.model.faults.fail_next(Overloaded("down"), times=20)
-        house.runtimes.tools = {"once": tool}
-        session = house.send_message("do it", rest=False).session
-        house.pass_time(3_600 * 3)
+        gateway.runtimes.model = FakeModel(calling("once"))
+        gateway.runtimes.model.faults.succeed_next()
+        gateway.runtimes.model.faults.fail_next(Overloaded("down"), times=20)
+        gateway.runtimes.tools = {"once": tool}
+        session = gateway.send_message("do it", rest=False).session
+        gateway.pass_time(3_600 * 3)
         assert sum(tool.started.values()) == 1
-        assert [body.outcome for body in house.read_bodies(session, Ended)] == ["done"]
-        assert len(house.list_shown_texts()) == 2
+        assert [body.outcome for body in gateway.read_bodies(session, Ended)] == ["done"]
+        assert len(gateway.list_shown_texts()) == 2
 
 
 class TestRule7Tools:
-    def test_the_thought_and_the_start_are_recorded_before_a_tool_runs(self, house: InProcessGateway) -> None:
+    def test_the_thought_and_the_start_are_recorded_before_a_tool_runs(self, gateway: InProcessGateway) -> None:
         seen: list[list[str]] = []
 
         def act(arguments: dict[str, Any], context: Any) -> ToolResult:
-            assert house.process is not None
-            rows = house.process.disk._fetch_rows("select kind from entries order by seq", ())
+            assert gateway.process is not None
+            rows = gateway.process.disk._fetch_rows("select kind from entries order by seq", ())
             seen.append([row[0] for row in rows])
             return ToolResult(text="done")
 
-        house.runtimes.tools = {"once": FakeTool("once", ToolEffect.ONCE, act=act)}
-        house.runtimes.model = FakeModel(calling("once"))
-        house.send_message("go")
+        gateway.runtimes.tools = {"once": FakeTool("once", ToolEffect.ONCE, act=act)}
+        gateway.runtimes.model = FakeModel(calling("once"))
+        gateway.send_message("go")
         assert seen == [["heard", "began", "thought", "called"]]
 
     @pytest.mark.parametrize(
@@ -276,116 +276,116 @@ class TestRule7Tools:
         [(ToolEffect.PURE, 2, 2), (ToolEffect.KEYED, 2, 1), (ToolEffect.PROBE, 1, 1), (ToolEffect.ONCE, 1, 1)],
     )
     def test_after_a_crash_each_effect_is_resumed_as_it_can_be(
-        self, house: InProcessGateway, effect: ToolEffect, runs: int, changes: int
+        self, gateway: InProcessGateway, effect: ToolEffect, runs: int, changes: int
     ) -> None:
         tool = FakeTool("tool", effect)
-        house.runtimes.tools = {"tool": tool}
-        house.runtimes.model = FakeModel(calling("tool"))
-        crash_at_step(house, Step.RETURN, after=False)
-        session = house.send_message("go", rest=False).session
-        house.pass_time(5)
-        house.start()
-        house.run_until_idle(10)
+        gateway.runtimes.tools = {"tool": tool}
+        gateway.runtimes.model = FakeModel(calling("tool"))
+        crash_at_step(gateway, Step.RETURN, after=False)
+        session = gateway.send_message("go", rest=False).session
+        gateway.pass_time(5)
+        gateway.start()
+        gateway.run_until_idle(10)
         assert sum(tool.started.values()) == runs
         assert sum(tool.done.values()) == changes
         assert len(tool.done) == 1, "the same call has the same key"
-        returned = house.read_bodies(session, Returned)
+        returned = gateway.read_bodies(session, Returned)
         assert [body.unknown for body in returned] == [effect is ToolEffect.ONCE]
-        assert len(house.list_shown_texts()) == 1
-        house.assert_sound()
+        assert len(gateway.list_shown_texts()) == 1
+        gateway.assert_sound()
 
     @pytest.mark.parametrize("jump", [3_600.0, -10.0, -0.5, 315_360_000.0, -315_360_000.0])
-    def test_a_clock_that_is_set_leaves_a_tool_that_runs_alone(self, house: InProcessGateway, jump: float) -> None:
+    def test_a_clock_that_is_set_leaves_a_tool_that_runs_alone(self, gateway: InProcessGateway, jump: float) -> None:
         tool = SlowTool("pay", ToolEffect.ONCE)
-        house.runtimes.tools = {"pay": tool}
-        house.runtimes.model = FakeModel(calling("pay"))
-        session = house.send_message("go", rest=False).session
-        house.pass_time(0.2)
-        house.clock.skew += jump
-        house.send_message("and I?", chat="another", rest=False)  # there is a reason to look for work
-        house.pass_time(0.2)
-        wake_dispatcher(house)
-        house.run_until_idle(60)
+        gateway.runtimes.tools = {"pay": tool}
+        gateway.runtimes.model = FakeModel(calling("pay"))
+        session = gateway.send_message("go", rest=False).session
+        gateway.pass_time(0.2)
+        gateway.clock.skew += jump
+        gateway.send_message("and I?", chat="another", rest=False)  # there is a reason to look for work
+        gateway.pass_time(0.2)
+        wake_dispatcher(gateway)
+        gateway.run_until_idle(60)
         assert sum(tool.done.values()) == 2
-        assert [body.unknown for body in house.read_bodies(session, Returned)] == [False]
-        assert house.logger.find_events("lease.lost") == []
-        house.assert_sound()
+        assert [body.unknown for body in gateway.read_bodies(session, Returned)] == [False]
+        assert gateway.logger.find_events("lease.lost") == []
+        gateway.assert_sound()
 
     def test_a_clock_that_is_set_while_somebody_claims_leaves_a_tool_that_runs_alone(
-        self, house: InProcessGateway
+        self, gateway: InProcessGateway
     ) -> None:
-        assert house.process is not None
-        tool, disk = SlowTool("pay", ToolEffect.ONCE), house.process.disk
-        house.runtimes.tools = {"pay": tool}
-        house.runtimes.model = FakeModel(calling("pay"))
-        session = house.send_message("go", rest=False).session
-        house.pass_time(0.2)
+        assert gateway.process is not None
+        tool, disk = SlowTool("pay", ToolEffect.ONCE), gateway.process.disk
+        gateway.runtimes.tools = {"pay": tool}
+        gateway.runtimes.model = FakeModel(calling("pay"))
+        session = gateway.send_message("go", rest=False).session
+        gateway.pass_time(0.2)
         real = disk.claim_cursors
         found: list[int] = []
 
         async def claim(**options: Any) -> Any:
-            house.clock.skew += 3_600
+            gateway.clock.skew += 3_600
             claims = await real(**options)
             found.append(len(claims))
             return claims
 
         disk.claim_cursors = claim  # type: ignore[method-assign]  # the worst moment is between two lines
-        house.run(
+        gateway.run(
             disk.commit(
                 Change(step=Step.CURSOR_SETTLE, session=session, at=0.0, wakeups=(Wakeup(consumer="compression"),))
             )
         )
-        wake_dispatcher(house)
-        house.run_until_idle(60)
+        wake_dispatcher(gateway)
+        gateway.run_until_idle(60)
         assert found[0] == 1, "the one that was due, and nothing else"
-        assert [body.unknown for body in house.read_bodies(session, Returned)] == [False]
-        assert house.logger.find_events("lease.lost") == []
+        assert [body.unknown for body in gateway.read_bodies(session, Returned)] == [False]
+        assert gateway.logger.find_events("lease.lost") == []
 
     @pytest.mark.parametrize("error", [StoreFull("no room"), StoreBusy("locked")])
     @pytest.mark.parametrize("step", [Step.THINK, Step.RETURN, Step.END])
     def test_what_was_done_is_written_down_as_soon_as_there_is_room(
-        self, house: InProcessGateway, step: Step, error: StoreError
+        self, gateway: InProcessGateway, step: Step, error: StoreError
     ) -> None:
         tool = FakeTool("once", ToolEffect.ONCE)
-        house.runtimes.tools = {"pure": FakeTool("pure", ToolEffect.PURE), "once": tool}
-        house.runtimes.model = model = FakeModel(in_turn("pure", "once"))
-        trouble = FailingStore(house, error).with_commits(step)
-        session = house.send_message("do it", rest=False).session
-        house.pass_time(600)
+        gateway.runtimes.tools = {"pure": FakeTool("pure", ToolEffect.PURE), "once": tool}
+        gateway.runtimes.model = model = FakeModel(in_turn("pure", "once"))
+        trouble = FailingStore(gateway, error).with_commits(step)
+        session = gateway.send_message("do it", rest=False).session
+        gateway.pass_time(600)
         assert trouble.met > 1
-        assert house.list_shown_texts() == []
+        assert gateway.list_shown_texts() == []
         trouble.over = True
-        house.pass_time(5)
-        assert house.list_shown_texts() == ["done"]
+        gateway.pass_time(5)
+        assert gateway.list_shown_texts() == ["done"]
         assert sum(tool.started.values()) == 1
-        assert [body.unknown for body in house.read_bodies(session, Returned)] == [False, False]
+        assert [body.unknown for body in gateway.read_bodies(session, Returned)] == [False, False]
         assert len(model.requests) == 3, "nothing that was answered is asked again"
-        assert len(house.logger.find_events("store.retrying")) == 1, "said once, not with every try"
-        house.assert_sound()
+        assert len(gateway.logger.find_events("store.retrying")) == 1, "said once, not with every try"
+        gateway.assert_sound()
 
-    def test_a_lane_that_could_not_be_read_is_soon_taken_up_again(self, house: InProcessGateway) -> None:
-        trouble = FailingStore(house, StoreError("the disk hiccups")).with_all("get_session_snapshot")
-        house.send_message("hello", rest=False)
-        house.pass_time()
+    def test_a_cursor_that_could_not_be_read_is_soon_taken_up_again(self, gateway: InProcessGateway) -> None:
+        trouble = FailingStore(gateway, StoreError("the disk hiccups")).with_all("get_session_snapshot")
+        gateway.send_message("hello", rest=False)
+        gateway.pass_time()
         trouble.over = True
-        house.pass_time(5)
-        assert house.list_shown_texts() == ["You said: hello"]
+        gateway.pass_time(5)
+        assert gateway.list_shown_texts() == ["You said: hello"]
 
-    def test_a_tool_nobody_knows_is_treated_as_once(self, house: InProcessGateway) -> None:
-        house.runtimes.model = FakeModel(calling("mystery"))
-        session = house.send_message("go").session
-        assert house.read_bodies(session, Called)[0].effect == ToolEffect.ONCE
-        assert house.read_bodies(session, Returned)[0].error
+    def test_a_tool_nobody_knows_is_treated_as_once(self, gateway: InProcessGateway) -> None:
+        gateway.runtimes.model = FakeModel(calling("mystery"))
+        session = gateway.send_message("go").session
+        assert gateway.read_bodies(session, Called)[0].effect == ToolEffect.ONCE
+        assert gateway.read_bodies(session, Returned)[0].error
 
-    def test_what_a_tool_raises_reaches_the_model(self, house: InProcessGateway) -> None:
+    def test_what_a_tool_raises_reaches_the_model(self, gateway: InProcessGateway) -> None:
         tool = FakeTool("tool", ToolEffect.PURE)
         tool.faults.fail_next(RuntimeError("broken pipe"))
-        house.runtimes.tools = {"tool": tool}
-        house.runtimes.model = FakeModel(calling("tool"))
-        house.send_message("go")
-        assert "broken pipe" in house.list_shown_texts()[0]
+        gateway.runtimes.tools = {"tool": tool}
+        gateway.runtimes.model = FakeModel(calling("tool"))
+        gateway.send_message("go")
+        assert "broken pipe" in gateway.list_shown_texts()[0]
 
-    def test_whoever_takes_over_asks_what_a_tool_did_only_after_its_deadline(self, house: InProcessGateway) -> None:
+    def test_whoever_takes_over_asks_what_a_tool_did_only_after_its_deadline(self, gateway: InProcessGateway) -> None:
         """Until then it may be done yet, by somebody who is stalled and not dead."""
 
         class Late(FakeTool):
@@ -396,69 +396,69 @@ class TestRule7Tools:
                 return ToolResult(text="")
 
         tool = Late("tool", ToolEffect.PROBE)
-        house.runtimes.tools = {"tool": tool}
-        house.runtimes.model = FakeModel(calling("tool"))
-        house.send_message("go", rest=False)
-        house.pass_time(0.5)
-        house.crash()
-        house.start()
-        house.run_until_idle(3 * tool.deadline)
+        gateway.runtimes.tools = {"tool": tool}
+        gateway.runtimes.model = FakeModel(calling("tool"))
+        gateway.send_message("go", rest=False)
+        gateway.pass_time(0.5)
+        gateway.crash()
+        gateway.start()
+        gateway.run_until_idle(3 * tool.deadline)
         assert list(tool.done.values()) == [1]
-        assert house.list_shown_texts()[0].startswith("it says: tool did ")
-        house.assert_sound()
+        assert gateway.list_shown_texts()[0].startswith("it says: tool did ")
+        gateway.assert_sound()
 
-    def test_whoever_stood_still_does_not_run_what_a_successor_has_run(self, house: InProcessGateway) -> None:
+    def test_whoever_stood_still_does_not_run_what_a_successor_has_run(self, gateway: InProcessGateway) -> None:
         tool = FakeTool("tool", ToolEffect.PROBE)
-        house.runtimes.tools = {"tool": tool}
-        house.runtimes.model = FakeModel(calling("tool"))
-        delay_commit_result(house, Step.THINK, seconds=5 * tool.deadline)
-        house.send_message("go", rest=False)
-        house.pass_time(0.5)
-        house.start()  # the first process is stalled, not dead
-        house.pass_time(10 * tool.deadline)
+        gateway.runtimes.tools = {"tool": tool}
+        gateway.runtimes.model = FakeModel(calling("tool"))
+        delay_commit_result(gateway, Step.THINK, seconds=5 * tool.deadline)
+        gateway.send_message("go", rest=False)
+        gateway.pass_time(0.5)
+        gateway.start()  # the first process is stalled, not dead
+        gateway.pass_time(10 * tool.deadline)
         assert list(tool.done.values()) == [1]
-        assert len(house.list_shown_texts()) == 1
-        house.assert_sound()
+        assert len(gateway.list_shown_texts()) == 1
+        gateway.assert_sound()
 
-    def test_what_a_tool_or_a_model_says_is_kept_though_it_is_no_text(self, house: InProcessGateway) -> None:
+    def test_what_a_tool_or_a_model_says_is_kept_though_it_is_no_text(self, gateway: InProcessGateway) -> None:
         tool = FakeTool("tool", ToolEffect.PURE, act=lambda _arguments, _context: ToolResult(text="half \ud83d"))
-        house.runtimes.tools = {"tool": tool}
-        house.runtimes.model = FakeModel(
+        gateway.runtimes.tools = {"tool": tool}
+        gateway.runtimes.model = FakeModel(
             lambda request: structs.replace(calling("tool")(request), reasoning="\udc00 again")
         )
-        session = house.send_message("go").session
-        assert house.list_shown_texts() == ["it says: half \ufffd\ufffd\ufffd"]
-        assert [body.outcome for body in house.read_bodies(session, Ended)] == ["done"]
-        house.assert_sound()
+        session = gateway.send_message("go").session
+        assert gateway.list_shown_texts() == ["it says: half \ufffd\ufffd\ufffd"]
+        assert [body.outcome for body in gateway.read_bodies(session, Ended)] == ["done"]
+        gateway.assert_sound()
 
 
 class TestRule8OneEnd:
     @pytest.mark.parametrize("after", [False, True])
-    def test_a_turn_ends_wholly_or_not_at_all(self, house: InProcessGateway, after: bool) -> None:
-        crash_at_step(house, Step.END, after=after)
-        session = house.send_message("hello", rest=False).session
-        house.pass_time(5)
-        house.start()
-        house.run_until_idle(10)
-        assert len(house.read_bodies(session, Said)) == len(house.read_bodies(session, Ended)) == 1
-        assert house.list_shown_texts() == ["You said: hello"]
-        house.assert_sound()
+    def test_a_turn_ends_wholly_or_not_at_all(self, gateway: InProcessGateway, after: bool) -> None:
+        crash_at_step(gateway, Step.END, after=after)
+        session = gateway.send_message("hello", rest=False).session
+        gateway.pass_time(5)
+        gateway.start()
+        gateway.run_until_idle(10)
+        assert len(gateway.read_bodies(session, Said)) == len(gateway.read_bodies(session, Ended)) == 1
+        assert gateway.list_shown_texts() == ["You said: hello"]
+        gateway.assert_sound()
 
-    def test_a_tools_notes_commit_with_its_result(self, house: InProcessGateway) -> None:
+    def test_a_tools_notes_commit_with_its_result(self, gateway: InProcessGateway) -> None:
         def act(arguments: dict[str, Any], context: Any) -> ToolResult:
             return ToolResult(text="noted", notes=[Noted(text="Ada likes tea")])
 
-        house.runtimes.tools = {"note": FakeTool("note", ToolEffect.KEYED, act=act)}
-        house.runtimes.model = FakeModel(calling("note"))
-        crash_at_step(house, Step.RETURN, after=False)
-        session = house.send_message("remember", rest=False).session
-        house.pass_time(5)
-        assert house.process is not None
-        assert not [e for e in house.run(house.process.disk.list_entries(session)) if e.kind == "noted"]
-        house.start()
-        house.run_until_idle(10)
-        notes = house.read_bodies(session, Noted)
+        gateway.runtimes.tools = {"note": FakeTool("note", ToolEffect.KEYED, act=act)}
+        gateway.runtimes.model = FakeModel(calling("note"))
+        crash_at_step(gateway, Step.RETURN, after=False)
+        session = gateway.send_message("remember", rest=False).session
+        gateway.pass_time(5)
+        assert gateway.process is not None
+        assert not [e for e in gateway.run(gateway.process.disk.list_entries(session)) if e.kind == "noted"]
+        gateway.start()
+        gateway.run_until_idle(10)
+        notes = gateway.read_bodies(session, Noted)
         assert [note.text for note in notes] == ["Ada likes tea"]
         assert notes[0].stamp.person == "ada"
-        order = [str(entry.kind) for entry in house.read_log(session)]
+        order = [str(entry.kind) for entry in gateway.read_log(session)]
         assert order[order.index("returned") + 1] == "noted"

@@ -33,14 +33,14 @@ class SearchableProvider(ForgetfulProvider):
     capabilities = frozenset({MemoryCapability.RETRACT, MemoryCapability.PROBE})
 
 
-def attach(house: InProcessGateway, provider: FakeMemoryProvider) -> FakeMemoryProvider:
-    house.runtimes.memories = {"a": provider}
+def attach(gateway: InProcessGateway, provider: FakeMemoryProvider) -> FakeMemoryProvider:
+    gateway.runtimes.memories = {"a": provider}
     return provider
 
 
-def replay(house: InProcessGateway, **options: Any) -> dict[str, Any]:
-    memory = MemoryAdmin(house.control, agents=lambda: ["main"])
-    return house.run(memory.resend_memory("a", **{"since": 0.0, **options}))
+def replay(gateway: InProcessGateway, **options: Any) -> dict[str, Any]:
+    memory = MemoryAdmin(gateway.control, agents=lambda: ["main"])
+    return gateway.run(memory.resend_memory("a", **{"since": 0.0, **options}))
 
 
 def words(provider: FakeMemoryProvider) -> list[str]:
@@ -48,167 +48,169 @@ def words(provider: FakeMemoryProvider) -> list[str]:
 
 
 def test_what_was_lost_after_it_was_handed_over_goes_again_in_order_and_under_its_own_keys(
-    house: InProcessGateway,
+    gateway: InProcessGateway,
 ) -> None:
     provider = ForgetfulProvider(DeliveryGuarantee.UNACKNOWLEDGED)
-    attach(house, provider)
+    attach(gateway, provider)
     for number in range(45):
-        house.send_message(f"turn {number}")
+        gateway.send_message(f"turn {number}")
     before = list(provider.writes)
     provider.forget_all()
-    plan = replay(house, really=False)
+    plan = replay(gateway, really=False)
     assert (plan["items"], plan["sessions"], plan["begun"]) == (45, 1, False)
     assert "twice" in plan["repeats"]
-    house.run_until_idle()
+    gateway.run_until_idle()
     assert words(provider) == []
-    assert replay(house)["items"] == 45
-    house.run_until_idle(60)
+    assert replay(gateway)["items"] == 45
+    gateway.run_until_idle(60)
     assert words(provider) == [f"turn {number}" for number in range(45)]
     assert provider.writes == before * 2, "the same names and keys"
-    assert house.run(house.store.list_dead_letters(state="replaying")) == []
-    assert house.run(house.store.list_dead_letters()) == []
-    house.assert_sound()
+    assert gateway.run(gateway.store.list_dead_letters(state="replaying")) == []
+    assert gateway.run(gateway.store.list_dead_letters()) == []
+    gateway.assert_sound()
 
 
-def test_only_since_then(house: InProcessGateway) -> None:
+def test_only_since_then(gateway: InProcessGateway) -> None:
     provider = ForgetfulProvider(DeliveryGuarantee.UNACKNOWLEDGED)
-    attach(house, provider)
-    house.send_message("long ago")
-    house.pass_time(1_000)
-    middle = house.clock.now()
-    house.send_message("lately", chat="1")
-    house.send_message("just now")
+    attach(gateway, provider)
+    gateway.send_message("long ago")
+    gateway.pass_time(1_000)
+    middle = gateway.clock.now()
+    gateway.send_message("lately", chat="1")
+    gateway.send_message("just now")
     provider.forget_all()
-    found = replay(house, since=middle)
+    found = replay(gateway, since=middle)
     assert (found["items"], found["sessions"]) == (2, 2)
-    house.run_until_idle(60)
+    gateway.run_until_idle(60)
     assert sorted(words(provider)) == ["just now", "lately"]
 
 
 @pytest.mark.parametrize("delivery", [DeliveryGuarantee.KEYED, DeliveryGuarantee.UPSERT, DeliveryGuarantee.PROBE])
-def test_where_a_repeat_is_safe_nothing_doubles(house: InProcessGateway, delivery: DeliveryGuarantee) -> None:
-    provider = attach(house, FakeMemoryProvider(delivery))
+def test_where_a_repeat_is_safe_nothing_doubles(gateway: InProcessGateway, delivery: DeliveryGuarantee) -> None:
+    provider = attach(gateway, FakeMemoryProvider(delivery))
     for number in range(5):
-        house.send_message(f"turn {number}")
+        gateway.send_message(f"turn {number}")
     lost = next(item for items in provider.kept.values() for item in items if words(provider)[2] in str(item))
     for items in provider.kept.values():
         items[:] = [item for item in items if item.key != lost.key]
     del provider.arrived[lost.key]
-    replay(house)
-    house.run_until_idle(60)
+    replay(gateway)
+    gateway.run_until_idle(60)
     assert sorted(words(provider)) == [f"turn {number}" for number in range(5)]
     if delivery is DeliveryGuarantee.PROBE:
         assert len(provider.writes) == 6, "it is asked before anything goes again"
-    house.assert_sound()
+    gateway.assert_sound()
 
 
-def test_what_can_be_searched_is_not_handed_what_it_shows(house: InProcessGateway) -> None:
+def test_what_can_be_searched_is_not_handed_what_it_shows(gateway: InProcessGateway) -> None:
     provider = SearchableProvider(DeliveryGuarantee.UNACKNOWLEDGED)
-    attach(house, provider)
+    attach(gateway, provider)
     for number in range(3):
-        house.send_message(f"turn {number}")
-    assert "looked for" in replay(house)["repeats"]
-    house.run_until_idle(60)
+        gateway.send_message(f"turn {number}")
+    assert "looked for" in replay(gateway)["repeats"]
+    gateway.run_until_idle(60)
     assert len(provider.writes) == 3
     provider.forget_all()
-    replay(house)
-    house.run_until_idle(60)
+    replay(gateway)
+    gateway.run_until_idle(60)
     assert words(provider) == ["turn 0", "turn 1", "turn 2"]
 
 
-def test_what_cannot_be_searched_is_handed_nothing_until_it_can(house: InProcessGateway) -> None:
+def test_what_cannot_be_searched_is_handed_nothing_until_it_can(gateway: InProcessGateway) -> None:
     provider = SearchableProvider(DeliveryGuarantee.UNACKNOWLEDGED)
-    attach(house, provider)
+    attach(gateway, provider)
     for number in range(3):
-        house.send_message(f"turn {number}")
+        gateway.send_message(f"turn {number}")
     provider.forget_all()
     provider.faults.fail_next(Transient("it cannot be searched"), times=4)
-    replay(house)
-    house.run_until_idle(5)
+    replay(gateway)
+    gateway.run_until_idle(5)
     assert words(provider) == []
-    house.run_until_idle(300)
+    gateway.run_until_idle(300)
     assert words(provider) == ["turn 0", "turn 1", "turn 2"]
     assert len(provider.writes) == 6
-    house.assert_sound()
+    gateway.assert_sound()
 
 
-def test_status_says_what_is_known_and_what_is_not(house: InProcessGateway) -> None:
+def test_status_says_what_is_known_and_what_is_not(gateway: InProcessGateway) -> None:
     provider = SearchableProvider(DeliveryGuarantee.UNACKNOWLEDGED)
-    house.runtimes.memories = {"a": provider, "b": FakeMemoryProvider()}
-    memory = MemoryAdmin(house.control, agents=lambda: ["main"])
+    gateway.runtimes.memories = {"a": provider, "b": FakeMemoryProvider()}
+    memory = MemoryAdmin(gateway.control, agents=lambda: ["main"])
     for number in range(3):
-        house.send_message(f"turn {number}")
+        gateway.send_message(f"turn {number}")
 
     def known() -> tuple[object, ...]:
-        row, other = house.run(memory.collect_status())["memories"]
+        row, other = gateway.run(memory.collect_status())["memories"]
         assert other["handed_over"] is None, "who acknowledges has no such account"
         assert "confirmed" not in other
         return row["delivery"], row["handed_over"], row["confirmed"], row["unknown"], row["replaying"]
 
     assert known() == ("unacknowledged", 3, 0, 3, 0)
-    condition = next(it for it in house.run(house.control.collect_status())["memories"] if it["memory"] == "a")
+    condition = next(it for it in gateway.run(gateway.control.collect_status())["memories"] if it["memory"] == "a")
     assert (condition["delivery"], condition["handed"], condition["seen"]) == ("unacknowledged", 3, 0)
-    replay(house)
+    replay(gateway)
     assert known()[-1] == 3
-    house.run_until_idle(60)
+    gateway.run_until_idle(60)
     assert known() == ("unacknowledged", 3, 3, 0, 0)
     assert len(provider.writes) == 3
 
 
-def test_it_goes_on_after_an_outage_and_a_crash_and_what_comes_meanwhile_waits(house: InProcessGateway) -> None:
+def test_it_goes_on_after_an_outage_and_a_crash_and_what_comes_meanwhile_waits(gateway: InProcessGateway) -> None:
     provider = ForgetfulProvider(DeliveryGuarantee.UNACKNOWLEDGED)
-    attach(house, provider)
+    attach(gateway, provider)
     for number in range(10):
-        house.send_message(f"turn {number}")
+        gateway.send_message(f"turn {number}")
     provider.forget_all()
     provider.faults.succeed_next(times=4)
     provider.faults.fail_next(Transient("down"), times=6)
-    replay(house)
-    house.pass_time(0.5)
+    replay(gateway)
+    gateway.pass_time(0.5)
     assert len(words(provider)) == 4
-    house.crash()
-    house.start()
-    house.send_message("new")
-    house.run_until_idle(900)
-    house.run_until_idle(900)
+    gateway.crash()
+    gateway.start()
+    gateway.send_message("new")
+    gateway.run_until_idle(900)
+    gateway.run_until_idle(900)
     assert words(provider) == [*(f"turn {number}" for number in range(10)), "new"]
-    house.assert_sound()
+    gateway.assert_sound()
 
 
-def test_asked_twice_it_goes_once(house: InProcessGateway) -> None:
+def test_asked_twice_it_goes_once(gateway: InProcessGateway) -> None:
     provider = ForgetfulProvider(DeliveryGuarantee.UNACKNOWLEDGED)
-    attach(house, provider)
-    house.send_message("one")
+    attach(gateway, provider)
+    gateway.send_message("one")
     provider.forget_all()
     provider.faults.fail_next(Transient("down"), times=1)
-    assert replay(house)["items"] == 1
-    assert replay(house)["items"] == 0
-    house.run_until_idle(60)
+    assert replay(gateway)["items"] == 1
+    assert replay(gateway)["items"] == 0
+    gateway.run_until_idle(60)
     assert words(provider) == ["one"]
 
 
-def test_what_was_erased_does_not_come_back(house: InProcessGateway) -> None:
+def test_what_was_erased_does_not_come_back(gateway: InProcessGateway) -> None:
     provider = ForgetfulProvider(DeliveryGuarantee.UNACKNOWLEDGED)
-    attach(house, provider)
-    house.send_message("my secret")
-    house.send_message("harmless")
-    session = house.run(house.store.find_sessions("last"))[0]
+    attach(gateway, provider)
+    gateway.send_message("my secret")
+    gateway.send_message("harmless")
+    session = gateway.run(gateway.store.find_sessions("last"))[0]
     provider.forget_all()
-    entries = house.run(house.store.list_entries(session, kinds=(EntryKind.HEARD, EntryKind.THOUGHT, EntryKind.SAID)))
+    entries = gateway.run(
+        gateway.store.list_entries(session, kinds=(EntryKind.HEARD, EntryKind.THOUGHT, EntryKind.SAID))
+    )
     secret = [entry.seq for entry in entries if "my secret" in str(entry.body)]
-    house.run(house.control.erase_entries(session, secret, by="ada", why="asked"))
-    replay(house)
-    house.run_until_idle(60)
+    gateway.run(gateway.control.erase_entries(session, secret, by="ada", why="asked"))
+    replay(gateway)
+    gateway.run_until_idle(60)
     assert "my secret" not in str(provider.kept)
     assert words(provider) == ["harmless"]
 
 
-def test_where_everything_would_double_nothing_goes(house: InProcessGateway) -> None:
-    provider = attach(house, FakeMemoryProvider(DeliveryGuarantee.BLIND))
-    house.send_message("one")
+def test_where_everything_would_double_nothing_goes(gateway: InProcessGateway) -> None:
+    provider = attach(gateway, FakeMemoryProvider(DeliveryGuarantee.BLIND))
+    gateway.send_message("one")
     with pytest.raises(InvalidRequest, match="twice"):
-        replay(house)
+        replay(gateway)
     with pytest.raises(NotFound, match="nowhere"):
-        house.run(MemoryAdmin(house.control, agents=lambda: ["main"]).resend_memory("nowhere", since=0.0))
-    house.run_until_idle(60)
+        gateway.run(MemoryAdmin(gateway.control, agents=lambda: ["main"]).resend_memory("nowhere", since=0.0))
+    gateway.run_until_idle(60)
     assert len(provider.writes) == 1

@@ -1,4 +1,4 @@
-"""`everhold eval compression`: what it prints, draws, writes, and how it exits."""
+"""`everhold eval compression`: what it prints, draws and writes, and its exit codes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,16 @@ def talk(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_prints_a_table_and_draws_a_picture(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_a_table_and_draws_a_plot(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = talk.with_suffix(".svg")
     assert (
-        run_command(["eval", "compression", "--conversations", str(talk), "--folds", "1", "--plot", str(picture)]) == 0
+        run_command(
+            ["eval", "compression", "--conversations", str(talk), "--compressions", "1", "--plot", str(picture)]
+        )
+        == 0
     )
     shown = capsys.readouterr().out
-    assert shown.splitlines()[0].startswith("CONVERSATION  FOLDS")
+    assert shown.splitlines()[0].startswith("CONVERSATION  COMPRESSIONS")
     assert "2/2 100%" in shown
     drawn = Xml.parse(picture).getroot()
     assert drawn.tag.endswith("svg")
@@ -48,7 +51,10 @@ def test_it_prints_a_table_and_draws_a_picture(talk: Path, capsys: pytest.Captur
 
 def test_for_programs_it_is_json(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        run_command(["eval", "compression", "--conversations", str(talk), "--folds", "1", "--keep", "1", "--json"]) == 0
+        run_command(
+            ["eval", "compression", "--conversations", str(talk), "--compressions", "1", "--keep", "1", "--json"]
+        )
+        == 0
     )
     found = json.loads(capsys.readouterr().out)
     (score,) = found["scores"]
@@ -60,7 +66,7 @@ def test_for_programs_it_is_json(talk: Path, capsys: pytest.CaptureFixture[str])
 
 def test_a_baseline_that_was_better_is_an_error(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     baseline = talk.with_suffix(".json")
-    asked = ["eval", "compression", "--conversations", str(talk), "--folds", "1", "--baseline", str(baseline)]
+    asked = ["eval", "compression", "--conversations", str(talk), "--compressions", "1", "--baseline", str(baseline)]
     assert run_command([*asked, "--renew"]) == 0
     assert run_command(asked) == 0
     known = json.loads(baseline.read_text())
@@ -80,7 +86,7 @@ def test_a_model_of_the_configuration_is_scored(
         "models: {mine: {provider: offline, name: quite-mine}}\ndefaults: {model: mine}\n"
     )
     monkeypatch.setenv("EVERHOLD_HOME", str(home))
-    asked = ["eval", "compression", "--conversations", str(talk), "--folds", "1", "--json"]
+    asked = ["eval", "compression", "--conversations", str(talk), "--compressions", "1", "--json"]
     for more in (["--model", "mine"], ["--agent", "main"]):
         assert run_command([*asked, *more]) == 0
         assert json.loads(capsys.readouterr().out)["scores"][0]["model"] == "quite-mine"
@@ -89,8 +95,8 @@ def test_a_model_of_the_configuration_is_scored(
 
 
 @pytest.mark.parametrize(
-    "more", [["--plot", "x.png"], ["--folds", "0"], ["--folds", "often"], ["--conversations", "nowhere"]]
+    "more", [["--plot", "x.png"], ["--compressions", "0"], ["--compressions", "often"], ["--conversations", "nowhere"]]
 )
-def test_what_cannot_be_done_is_said(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_option_is_refused_with_a_remedy(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["eval", "compression", *more]) != 0
     assert "→" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""D8: what summaries keep is measured against a baseline, and the measure itself can fail."""
+"""D8: the facts that summaries keep are compared with a baseline, and each comparison is shown to fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = "night-of-the-outage"
 
 
 def find_own_regressions(scores: list[CompressionScore]) -> list[str]:
-    """What the baseline says against these scores; the others are somebody else's test."""
+    """The regressions of these scores. The baseline's other conversations are left out."""
     known = json.loads(BASELINE.read_text())
     mine = {report.make_score_key(score) for score in scores}
     assert mine <= known["scores"].keys(), f"new conversations? {RENEW}"
@@ -37,7 +37,7 @@ def find_own_regressions(scores: list[CompressionScore]) -> list[str]:
 
 
 class AlteredSummaryModel(OfflineModel):
-    """The offline model, with something done to every summary it writes."""
+    """The offline model, with a change applied to every summary."""
 
     def __init__(self, change: Callable[[str], str]) -> None:
         super().__init__()
@@ -74,21 +74,21 @@ def test_there_are_two_languages_and_every_kind_of_fact() -> None:
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_nothing_is_kept_worse_than_it_was(name: str) -> None:
-    scores = [score_conversation(BUNDLED[name], OfflineModel(), compressions=folds) for folds in (1, 3)]
+    scores = [score_conversation(BUNDLED[name], OfflineModel(), compressions=count) for count in (1, 3)]
     assert not find_own_regressions(scores), f"if this is meant to be: {RENEW}"
     for score in scores:
         assert score.is_sound
-        assert score.count_outcomes("logged") == len(score.outcomes), "what folded is no longer in the log"
+        assert score.count_outcomes("logged") == len(score.outcomes), "a compressed fact is no longer in the log"
         sure = [outcome for outcome in score.outcomes if outcome.kind in ("rule", "correction", "effect")]
-        assert all(outcome.kept for outcome in sure), "these stay whatever the summary says"
+        assert all(outcome.kept for outcome in sure), "these must be kept, regardless of the summary"
 
 
 def test_the_baseline_knows_no_other_conversations() -> None:
     known = json.loads(BASELINE.read_text())
-    assert known["scores"].keys() == {f"{name}/{folds}" for name in BUNDLED for folds in (1, 3)}
+    assert known["scores"].keys() == {f"{name}/{count}" for name in BUNDLED for count in (1, 3)}
 
 
-def test_it_folds_by_itself_when_the_window_is_small() -> None:
+def test_a_small_window_triggers_compressions() -> None:
     score = score_conversation(BUNDLED[SMALL], OfflineModel(), compressions=0)
     assert score.asked == "auto"
     assert score.compressions > 1
@@ -103,7 +103,7 @@ def test_the_same_conversation_always_gets_the_same_score() -> None:
 # -- it can fail -------------------------------------------------------------------------------------------------------
 
 
-def test_a_summariser_that_drops_numbers_is_found_out() -> None:
+def test_a_summariser_that_drops_numbers_is_detected() -> None:
     found = find_own_regressions(
         [score_conversation(BUNDLED[SMALL], AlteredSummaryModel(lambda text: re.sub(r"\d", "", text)), compressions=1)]
     )
@@ -111,13 +111,13 @@ def test_a_summariser_that_drops_numbers_is_found_out() -> None:
     assert any("OPS-4417" in line or "Which ticket" in line for line in found)
 
 
-def test_but_what_stays_word_for_word_survives_even_that() -> None:
+def test_rules_corrections_and_effects_survive_an_empty_summary() -> None:
     score = score_conversation(
         BUNDLED[SMALL], AlteredSummaryModel(lambda text: "nothing much was said"), compressions=3
     )
     kept = {outcome.kind for outcome in score.outcomes if outcome.kept and not outcome.verbatim}
     assert {"rule", "correction", "effect"} <= kept
-    assert score.count_outcomes("found") == len(score.outcomes), "the originals are still there to be searched"
+    assert score.count_outcomes("found") == len(score.outcomes), "a search no longer finds the originals"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_but_what_stays_word_for_word_survives_even_that() -> None:
         ("- The invoice preview was never mentioned.", "denied: invoice preview"),
     ],
 )
-def test_a_summariser_that_makes_things_up_is_found_out(lie: str, named: str) -> None:
+def test_a_summariser_that_invents_facts_is_detected(lie: str, named: str) -> None:
     score = score_conversation(BUNDLED[SMALL], AlteredSummaryModel(lambda text: f"{text}\n{lie}"), compressions=1)
     assert named in score.invented
     assert any(line.endswith(named) for line in find_own_regressions([score]))
@@ -147,26 +147,26 @@ def test_an_out_of_date_fact_is_not_taken_for_the_correction() -> None:
     assert [outcome.ask for outcome in score.outcomes if outcome.stale] == ["What is the budget?"]
 
 
-def test_a_fold_that_rotates_the_id_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compression_that_changes_the_session_id_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     rotate_id(monkeypatch)
     score = score_conversation(BUNDLED[SMALL], OfflineModel(), compressions=1)
     assert not score.same_session
     assert any("THE SESSION CHANGED" in line for line in find_own_regressions([score]))
 
 
-def test_a_summariser_that_is_down_folds_nothing_and_loses_nothing() -> None:
-    class Down(OfflineModel):
+def test_an_unavailable_summariser_compresses_nothing_and_loses_nothing() -> None:
+    class UnavailableModel(OfflineModel):
         async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
-            raise Overloaded("out to lunch")
+            raise Overloaded("no capacity")
 
-    score = score_conversation(BUNDLED[SMALL], Down(), compressions=1)
+    score = score_conversation(BUNDLED[SMALL], UnavailableModel(), compressions=1)
     assert not score.is_sound
     assert score.compressions == 0
     assert score.count_outcomes("kept") == len(score.outcomes)
-    assert "out to lunch" in report.describe_trouble(score)
+    assert "no capacity" in report.describe_trouble(score)
 
 
-def test_a_growing_context_is_found_out() -> None:
+def test_a_larger_context_is_detected() -> None:
     score = score_conversation(BUNDLED[SMALL], OfflineModel(), compressions=1)
     grown = structs.replace(score, tokens_after=score.tokens_after * 2)
     assert any("tokens are left" in line for line in find_own_regressions([grown]))
@@ -192,7 +192,7 @@ def test_answers_are_matched_as_people_read_them(text: str, answer: str, there: 
     assert has_answer(normalize_text(text), (answer,)) is there
 
 
-def test_a_faithful_summary_has_made_nothing_up() -> None:
+def test_a_faithful_summary_contains_no_invention() -> None:
     said = "Mara: the oven costs 4,200 and weighs 1,180 kilos. The mover comes on 11 March."
     summary = "## Key Facts\n1. Oven: 4.200, 1180 kilos (#12)\n2. Mover on 11 March."
     assert find_inventions(summary, said) == ()
@@ -200,16 +200,16 @@ def test_a_faithful_summary_has_made_nothing_up() -> None:
 
 
 def test_a_model_that_needs_a_real_loop_can_be_scored() -> None:
-    class Slow(OfflineModel):
+    class RealLoopModel(OfflineModel):
         async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
-            await asyncio.to_thread(lambda: None)  # no virtual world has this
+            await asyncio.to_thread(lambda: None)  # impossible in virtual time
             return await super().answer(request)
 
-    distant = ThreadedModel(Slow())
+    threaded = ThreadedModel(RealLoopModel())
     try:
-        score = score_conversation(BUNDLED[SMALL], distant, compressions=1)
+        score = score_conversation(BUNDLED[SMALL], threaded, compressions=1)
     finally:
-        distant.close()
+        threaded.close()
     assert score.is_sound
     assert structs.replace(score, seconds=0.0) == structs.replace(
         score_conversation(BUNDLED[SMALL], OfflineModel(), compressions=1), seconds=0.0

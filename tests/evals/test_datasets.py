@@ -1,4 +1,4 @@
-"""Conversations from elsewhere: exports of our own, and public collections in their own shapes."""
+"""Conversations from other sources: exports of everhold, and public datasets in their own formats."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def test_an_export_is_replayed_with_its_tools_and_asked_for_its_figures(tmp_path
             return ModelResponse(calls=(ToolCall(id="c", tool="book", arguments={"room": 12}),))
         return ModelResponse(text="all right, and so it goes on for a while")
 
-    house = InProcessGateway(tmp_path)
-    house.runtimes.model = FakeModel(answer)
-    house.runtimes.tools = {
+    gateway = InProcessGateway(tmp_path)
+    gateway.runtimes.model = FakeModel(answer)
+    gateway.runtimes.tools = {
         "book": FakeTool("book", ToolEffect.ONCE, act=lambda *_: ToolResult(text="booked, slip 90210"))
     }
-    with house.run_started():
-        session = house.send_message("The code of the side door is 4711 since yesterday.").session
-        house.send_message("book the room, please, for 16 people")
+    with gateway.run_started():
+        session = gateway.send_message("The code of the side door is 4711 since yesterday.").session
+        gateway.send_message("book the room, please, for 16 people")
         for n in range(6):
-            house.send_message(f"Somebody talked about the weather for a while, number {n + 100} of many such talks.")
-        house.send_message("/title not a turn")
-        lines = [json.dumps({"session": session, **render_entry(entry)}) for entry in house.read_log(session)]
+            gateway.send_message(f"Somebody talked about the weather for a while, number {n + 100} of many such talks.")
+        gateway.send_message("/title not a turn")
+        lines = [json.dumps({"session": session, **render_entry(entry)}) for entry in gateway.read_log(session)]
     export = tmp_path / "session.jsonl"
     export.write_text("\n".join(lines) + "\n")
     (conversation,) = read_conversations(export)
@@ -103,21 +103,21 @@ def test_chats_with_probes_beside_them_are_understood(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text, complaint",
     [
-        ("> nobody speaks", "line 1: expected somebody"),
-        ("< a reply to nothing", "line 1: nobody has said"),
+        ("> nobody speaks", "line 1: expected a speaker"),
+        ("< a reply to nothing", "line 1: there is no message before"),
         ("> Ada: hi\n! tool = nothing", "line 2: expected a tool"),
         ("> Ada: hi\n? what is it", "line 2: expected a kind"),
-        ("> Ada: hi\ncolour: red", "line 2: 'colour' means nothing"),
+        ("> Ada: hi\ncolour: red", "line 2: 'colour' is not a known key"),
         ("", "holds no conversation"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_said_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:
+def test_an_error_in_a_file_names_its_line(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "mine.txt").write_text(text)
     with pytest.raises(InvalidRequest, match=complaint):
         read_conversations(tmp_path / "mine.txt")
 
 
-def test_nothing_there_is_said_plainly(tmp_path: Path) -> None:
+def test_a_missing_or_empty_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is no"):
         read_conversations(tmp_path / "gone")
     with pytest.raises(InvalidRequest, match="holds no conversations"):

@@ -1,4 +1,4 @@
-"""The doctor on hermes-agent's `agent.log`: compressions are paired, and what does not fit is told with its place."""
+"""The doctor on hermes-agent's `agent.log`: it pairs compressions and reports irregularities with their place."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_compressions_in_a_log_are_paired(tmp_path: Path, lines: list[str], kind
     noise = "2026-08-01 10:00:00,000 INFO run_agent: hello\n"
     path = tmp_path / "agent.log"
     path.write_text(noise + "".join(lines) + noise)
-    told = agent_log.summarize_compressions(agent_log.read_compression_lines(path))
-    assert list(dict.fromkeys(odd.kind for odd in told.oddities)) == kinds
+    summary = agent_log.summarize_compressions(agent_log.read_compression_lines(path))
+    assert list(dict.fromkeys(odd.kind for odd in summary.oddities)) == kinds
     (report,) = checks.examine_path(path, now=NOW)
     assert [finding.check for finding in report.findings] == [f"log-{kind}" for kind in kinds]
     for finding in report.findings:
@@ -46,7 +46,39 @@ def test_compressions_in_a_log_are_paired(tmp_path: Path, lines: list[str], kind
         assert any("agent.log:" in where for where in finding.where)
 
 
-def test_a_log_that_was_moved_on_is_read_from_its_oldest_part(tmp_path: Path) -> None:
+def test_several_spaces_after_the_colon_are_read(tmp_path: Path) -> None:
+    """Lines of a real log: a session compressed under another one's name, and a compression that changed its id."""
+    first, second, third = "20260528_155201_68dc5996", "20260528_093510_66bfaec7", "20260528_161635_bb86b1"
+    path = tmp_path / "agent.log"
+    path.write_text(
+        f"""\
+2026-05-28 16:12:31 INFO [{first}] agent.conversation_compression: context compression started: \
+session={first} messages=156 tokens=~145,003 model=claude-opus-4.7
+2026-05-28 16:13:18 INFO [{first}] agent.conversation_compression: context compression done:    \
+session={first} messages=156->8 tokens=~29,548
+2026-05-28 16:14:01 INFO [{second}] agent.conversation_compression: context compression started: \
+session={first} messages=39 tokens=~143,661 model=claude-opus-4.7
+2026-05-28 16:14:29 INFO [{second}] agent.conversation_compression: context compression done:    \
+session={first} messages=39->13 tokens=~9,501
+2026-05-28 16:15:40 INFO [{second}] agent.conversation_compression: context compression started: \
+session={second} messages=194 tokens=~145,948 model=claude-opus-4.7
+2026-05-28 16:16:35 INFO [{second}] agent.conversation_compression: context compression done:    \
+session={third} messages=194->26 tokens=~41,442
+"""
+    )
+    summary = agent_log.summarize_compressions(agent_log.read_compression_lines(path))
+    assert (summary.lines, summary.done) == (6, 3)
+    assert [(odd.kind, odd.sessions, odd.lines) for odd in summary.oddities] == [
+        ("foreign", (first, second), ("agent.log:3",)),
+        ("foreign", (first, second), ("agent.log:4",)),
+        ("renamed", (second, third), ("agent.log:5", "agent.log:6")),
+    ]
+    (report,) = checks.examine_path(path, now=NOW)
+    assert report.messages == 6
+    assert [finding.check for finding in report.findings] == ["log-foreign", "log-renamed"]
+
+
+def test_a_rotated_log_is_read_from_its_oldest_part(tmp_path: Path) -> None:
     for name, text in (
         ("agent.log.10", line(1, "started", "s")),
         ("agent.log.2", line(2, "done", "s", messages="50->9") + line(3, "started", "t", messages="7")),

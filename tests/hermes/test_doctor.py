@@ -378,17 +378,17 @@ def test_the_mirror_of_the_routing_follows_and_goes_back(tmp_path: Path) -> None
     mirror.parent.mkdir()
     mirror.write_text(json.dumps({"_README": "x", "agent:main:telegram:dm:8008": {"session_id": "e-1", "a": 1}}))
     done = repair.repair_store(path, now=NOW)
-    told = json.loads(mirror.read_text())
-    assert told == {"_README": "x", "agent:main:telegram:dm:8008": {"session_id": "e-2", "a": 1}}
+    routing = json.loads(mirror.read_text())
+    assert routing == {"_README": "x", "agent:main:telegram:dm:8008": {"session_id": "e-2", "a": 1}}
     assert done.journal
-    told["agent:main:telegram:dm:8008"]["session_id"] = "e-3"
-    mirror.write_text(json.dumps(told))
+    routing["agent:main:telegram:dm:8008"]["session_id"] = "e-3"
+    mirror.write_text(json.dumps(routing))
     rows = dump_tables(path)
     with pytest.raises(Refused, match="was changed since"):
         repair.undo_repair(path, done.journal)
     assert dump_tables(path) == rows
-    told["agent:main:telegram:dm:8008"] = {"session_id": "e-2", "a": 2}
-    mirror.write_text(json.dumps(told))
+    routing["agent:main:telegram:dm:8008"] = {"session_id": "e-2", "a": 2}
+    mirror.write_text(json.dumps(routing))
     repair.undo_repair(path, done.journal)
     assert json.loads(mirror.read_text())["agent:main:telegram:dm:8008"] == {"session_id": "e-1", "a": 2}
     with pytest.raises(InvalidRequest, match="undone already"):
@@ -398,11 +398,11 @@ def test_the_mirror_of_the_routing_follows_and_goes_back(tmp_path: Path) -> None
 # -- the file itself ---------------------------------------------------------------------------------------------------
 
 
-def _unhooked(path: Path, index: str, meanwhile: str) -> None:
+def _unhooked(path: Path, index: str, written: str) -> None:
     """Let something happen to the rows that an index does not notice."""
     row = _schema(path, "select type, name, tbl_name, rootpage, sql from sqlite_master where name = ?", (index,))
     _schema(path, "delete from sqlite_master where name = ?", (index,))
-    _schema(path, meanwhile, ())
+    _schema(path, written, ())
     _schema(path, "insert into sqlite_master(type, name, tbl_name, rootpage, sql) values (?, ?, ?, ?, ?)", row[0])
 
 
@@ -429,7 +429,7 @@ def test_an_index_that_misses_rows_is_found_first_and_written_anew(tmp_path: Pat
     assert (finding.check, finding.is_fixable, finding.where[0]) == ("index", True, "idx_messages_session")
     before = _texts(path)
     done = repair.repair_store(path, now=NOW)
-    assert done.edits[0] == "write idx_messages_session anew"
+    assert done.edits[0] == "rebuild idx_messages_session"
     assert len(done.edits) > 1, "what only shows through a sound index is mended in the same go"
     assert not any(finding.level == "wrong" for finding in done.remaining_findings), done.remaining_findings
     assert before <= _texts(path)
@@ -528,7 +528,7 @@ def test_a_database_of_somebody_else_is_refused(tmp_path: Path) -> None:
     db = apsw.Connection(str(tmp_path / "state.db"))
     db.execute("create table aunts(name)")
     db.close()
-    with pytest.raises(InvalidRequest, match="no database of hermes-agent"):
+    with pytest.raises(InvalidRequest, match="is not a database of hermes-agent"):
         doctor_checks.examine_store(tmp_path / "state.db", now=NOW)
 
 

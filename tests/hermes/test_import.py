@@ -35,7 +35,7 @@ from everhold.engine.context_cache import load_context_at
 from everhold.errors import StoreFull
 from everhold.hermes.importer.run import ImportJob, ImportReport, run_import
 from everhold.infra.home import Home
-from everhold.ports.store import Change, Committed, Session, Step
+from everhold.ports.store import Change, CommitResult, Session, Step
 from everhold.stores.sqlite import SqliteStore
 from tests.hermes.built_home import NOW, SUMMARY, BuiltHermesHome
 from tests.hermes.test_doctor import DAMAGES, DM, forked, healthy, renamed, unread
@@ -225,7 +225,7 @@ def test_a_context_is_what_the_source_would_have_sent(tmp_path: Path, place: Imp
     assert [text for _, text in direct[1:]] == ["question l", "", "saw l", "answer l", "question m", "answer m"]
 
 
-def test_a_chain_of_compressions_is_one_session_with_folds(tmp_path: Path, place: ImportTarget) -> None:
+def test_a_chain_of_compressions_is_one_session_with_summaries(tmp_path: Path, place: ImportTarget) -> None:
     built = BuiltHermesHome(tmp_path / "there")
     renamed(built)
     built.close()
@@ -248,8 +248,8 @@ def test_what_was_archived_unread_is_in_the_conversation_again(tmp_path: Path, p
     unread(built)
     built.close()
     assert place.run_import(tmp_path / "there").agents["main"].restored == 2
-    told = [text for _, text in place.read_context(address("u-1"))]
-    assert told[-4:] == ["written meanwhile", "and answered", "question e", "answer e"]
+    context = [text for _, text in place.read_context(address("u-1"))]
+    assert context[-4:] == ["written meanwhile", "and answered", "question e", "answer e"]
 
 
 def test_a_tail_that_begins_inside_a_turn_splits_it(tmp_path: Path, place: ImportTarget) -> None:
@@ -383,9 +383,9 @@ def test_a_continuation_whose_beginning_is_gone_keeps_its_summary(tmp_path: Path
     built.add_exchanges("tip", "a")
     built.close()
     place.run_import(tmp_path / "there")
-    told = place.read_context(address("tip"))
-    assert SUMMARY in told[0][1]
-    assert [text for _, text in told[1:]] == ["question a", "answer a"]
+    context = place.read_context(address("tip"))
+    assert SUMMARY in context[0][1]
+    assert [text for _, text in context[1:]] == ["question a", "answer a"]
 
 
 def test_what_it_cost_and_what_it_was_called_comes_too(tmp_path: Path, place: ImportTarget) -> None:
@@ -531,8 +531,8 @@ def test_a_later_import_brings_what_is_new(tmp_path: Path, place: ImportTarget) 
     assert report.agents["main"].messages == 10
     after = place.read_all_entries()
     assert [entry for entry in after if entry in before] == before
-    told = [text for _, text in place.read_context(DM)]
-    assert told[1:] == ["question o", "", "saw o", "answer o", "question p", "answer p"]
+    context = [text for _, text in place.read_context(DM)]
+    assert context[1:] == ["question o", "", "saw o", "answer o", "question p", "answer p"]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -549,7 +549,7 @@ def test_interrupted_anywhere_it_ends_up_the_same(tmp_path: Path, place: ImportT
         left = chance.randint(1, 25)
         real = store.commit
 
-        async def commit(change: Change) -> Committed:
+        async def commit(change: Change) -> CommitResult:
             nonlocal left
             left -= 1
             if left < 0:
@@ -627,8 +627,8 @@ def test_a_dry_run_writes_nothing_and_counts_the_same(tmp_path: Path, place: Imp
     real = place.run_import(tmp_path / "there")
     for name in ("messages", "copies", "summaries", "marks", "undone", "conversations", "sessions"):
         # a branch's copies are only known once its parent is here
-        got, told = getattr(real.agents["main"], name), getattr(dry.agents["main"], name)
-        assert abs(got - told) <= (2 if name in ("messages", "copies") else 0), name
+        got, announced = getattr(real.agents["main"], name), getattr(dry.agents["main"], name)
+        assert abs(got - announced) <= (2 if name in ("messages", "copies") else 0), name
 
 
 def test_nothing_wakes_and_nothing_is_sent(tmp_path: Path, place: ImportTarget) -> None:

@@ -36,8 +36,8 @@ from pathlib import Path
 from hermes_state import SessionDB
 db = SessionDB(Path(sys.argv[1]))
 ids = [row[0] for row in db._conn.execute("select id from sessions order by id")]
-told = {id: [[m["role"], m["content"]] for m in db.get_messages_as_conversation(id)] for id in ids}
-print(json.dumps({"told": told, "tips": {id: db.get_compression_tip(id) for id in ids}}))
+conversations = {id: [[m["role"], m["content"]] for m in db.get_messages_as_conversation(id)] for id in ids}
+print(json.dumps({"conversations": conversations, "tips": {id: db.get_compression_tip(id) for id in ids}}))
 """
 
 
@@ -46,8 +46,8 @@ def python() -> Path:
     return hermes_python()
 
 
-def made(python: Path, home: Path, scene: str) -> Path:
-    run = [str(python), str(ROOT / "bench" / "peer_homes.py"), str(home), scene]
+def made(python: Path, home: Path, scenario: str) -> Path:
+    run = [str(python), str(ROOT / "bench" / "peer_homes.py"), str(home), scenario]
     done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.endswith("done\n"), done.stderr[-2000:]
     return home / "state.db"
@@ -58,13 +58,13 @@ def loaded(python: Path, path: Path) -> dict[str, object]:
     done = subprocess.run(
         [str(python), "-c", LOADS, str(path)], capture_output=True, text=True, timeout=120, check=True
     )
-    told: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
-@pytest.mark.parametrize("scene", ["plain", "folded", "gateway", "plain,folded,gateway"])
-def test_what_it_writes_in_order_is_in_order(tmp_path: Path, python: Path, scene: str) -> None:
-    path = made(python, tmp_path / "home", scene)
+@pytest.mark.parametrize("scenario", ["plain", "compressed", "gateway", "plain,compressed,gateway"])
+def test_what_it_writes_in_order_is_in_order(tmp_path: Path, python: Path, scenario: str) -> None:
+    path = made(python, tmp_path / "home", scenario)
     report = checks.examine_store(path, now=NOW)
     assert report.findings == []
     assert report.messages
@@ -72,30 +72,30 @@ def test_what_it_writes_in_order_is_in_order(tmp_path: Path, python: Path, scene
 
 
 @pytest.mark.parametrize(
-    "scene, found", [("unread", {"archived-unread"}), ("rotated", {"id-changed", "written-twice"})]
+    "scenario, found", [("unread", {"archived-unread"}), ("rotated", {"id-changed", "written-twice"})]
 )
 def test_what_it_does_to_a_store_is_found_and_mended_and_it_still_reads_it(
-    tmp_path: Path, python: Path, scene: str, found: set[str]
+    tmp_path: Path, python: Path, scenario: str, found: set[str]
 ) -> None:
-    path = made(python, tmp_path / "home", scene)
+    path = made(python, tmp_path / "home", scenario)
     before = loaded(python, path)
     assert {finding.check for finding in checks.examine_store(path, now=NOW).findings} == found
     done = repair.repair_store(path, now=NOW)
     assert done.remaining_findings == []
     after = loaded(python, path)
     tip = next(iter(before["tips"].values()))  # type: ignore[attr-defined]
-    live, was = after["told"][tip], before["told"][tip]  # type: ignore[index]
+    live, was = after["conversations"][tip], before["conversations"][tip]  # type: ignore[index]
     assert live[: len(was)] == was, "what the next turn is shown begins as it did"
-    assert len(live) == len(was) + (1 if scene == "unread" else 0)
+    assert len(live) == len(was) + (1 if scenario == "unread" else 0)
     assert checks.examine_store(path, now=NOW).findings == [], "its own opening it changed nothing"
 
 
-@pytest.mark.parametrize("scene, found", [("retried", {"deleted"}), ("raced", {"id-changed", "written-twice"})])
-def test_retries_and_races_are_told_and_everything_that_is_left_comes_in(
-    tmp_path: Path, python: Path, scene: str, found: set[str]
+@pytest.mark.parametrize("scenario, found", [("retried", {"deleted"}), ("raced", {"id-changed", "written-twice"})])
+def test_retries_and_races_are_reported_and_all_remaining_messages_are_imported(
+    tmp_path: Path, python: Path, scenario: str, found: set[str]
 ) -> None:
     """Writers that interleave leave calls without results as well; what a race leaves is not the same every time."""
-    path = made(python, tmp_path / "home", scene)
+    path = made(python, tmp_path / "home", scenario)
     assert found <= {finding.check for finding in checks.examine_store(path, now=NOW).findings}
     place = ImportTarget(tmp_path / "here")
     assert place.run_import(path).is_complete
@@ -115,9 +115,9 @@ def test_its_contexts_are_the_same_here(tmp_path: Path, python: Path) -> None:
 
     Documented differences: the summary's frame, the beginning that goes with the summary, marks, white space at ends.
     """
-    path = made(python, tmp_path / "home", "plain,folded,rotated,gateway")
-    told = loaded(python, path)["told"]
-    assert isinstance(told, dict)
+    path = made(python, tmp_path / "home", "plain,compressed,rotated,gateway")
+    conversations = loaded(python, path)["conversations"]
+    assert isinstance(conversations, dict)
     home = Home(tmp_path / "here").create()
 
     async def play() -> dict[str, list[list[str]]]:
@@ -136,7 +136,7 @@ def test_its_contexts_are_the_same_here(tmp_path: Path, python: Path) -> None:
 
     compared = 0
     for id, shown in asyncio.run(play()).items():
-        theirs = [m for m in told[id] if m[0] != "session_meta" and m[1] is not None]
+        theirs = [m for m in conversations[id] if m[0] != "session_meta" and m[1] is not None]
         summaries = [n for n, m in enumerate(theirs) if str(m[1]).startswith("[CONTEXT COMPACTION")]
         if summaries:
             for _, text in theirs[: summaries[-1] + 1]:

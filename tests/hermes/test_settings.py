@@ -133,7 +133,9 @@ def test_what_was_changed_here_since_is_not_brought_a_second_time(tmp_path: Path
     again = place.run_import(home)
     assert again.settings.written == []
     assert (config.read_text(), env.read_text(), sorted(path.name for path in place.home.path.glob("SOUL*"))) == before
-    assert {"models.big-1 stays as it is here", "memories.honcho-coder stays as it is here"} <= set(again.settings.kept)
+    assert {"models.big-1 is kept as it is here", "memories.honcho-coder is kept as it is here"} <= set(
+        again.settings.kept
+    )
 
 
 def test_what_is_configured_here_stays(tmp_path: Path, place: ImportTarget) -> None:

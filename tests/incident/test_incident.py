@@ -32,10 +32,10 @@ from everhold.core.entries import (
     Heard,
 )
 from everhold.core.ids import make_session_id
-from everhold.engine.compression import worker as folding
+from everhold.engine.compression import worker as compression_worker
 from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.ports.platform import IncomingMessage
-from everhold.ports.store import Change, Claim, Opening, Step
+from everhold.ports.store import Change, Claim, SessionOpening, Step
 from everhold.testing.fakes import FakeModel
 from everhold.testing.gateway import InProcessGateway, RecordingLogger
 
@@ -61,10 +61,10 @@ class TalkingModel(FakeModel):
         return ModelResponse(text="heard " + " ".join(TOKEN.findall(request.messages[-1].text)), model="talk")
 
 
-def add_agents(house: InProcessGateway, *, agents: int, window: int, slow: float = 55.0) -> TalkingModel:
+def add_agents(gateway: InProcessGateway, *, agents: int, window: int, slow: float = 55.0) -> TalkingModel:
     model = TalkingModel(window=window, slow=slow)
-    house.runtimes.model = house.runtimes.summariser = model
-    house.runtimes.settings.update(soft=0.5, hard=0.9, keep=2)
+    gateway.runtimes.model = gateway.runtimes.summariser = model
+    gateway.runtimes.settings.update(soft=0.5, hard=0.9, keep=2)
     return model
 
 
@@ -77,35 +77,37 @@ def message(agent: int, number: int, *, size: int) -> IncomingMessage:
 
 
 def send_messages(
-    house: InProcessGateway, *, agents: int, rounds: int, size: int, within: float = 60.0
+    gateway: InProcessGateway, *, agents: int, rounds: int, size: int, within: float = 60.0
 ) -> dict[int, set[str]]:
     """Everybody talks at once, for `within` seconds; which sessions each agent's chat was in."""
     sessions: dict[int, set[str]] = defaultdict(set)
 
     async def talk(agent: int) -> None:
-        assert house.process is not None
+        assert gateway.process is not None
         for number in range(rounds):
             await asyncio.sleep(within / rounds)
-            verdict = await house.process.accept(message(agent, number, size=size))
+            verdict = await gateway.process.accept(message(agent, number, size=size))
             sessions[agent].add(verdict.session)
 
     async def everybody() -> None:
         await asyncio.gather(*(talk(agent) for agent in range(agents)))
 
-    house.run(everybody())
-    house.run_until_idle(400)
+    gateway.run(everybody())
+    gateway.run_until_idle(400)
     return sessions
 
 
 # -- what must hold ---------------------------------------------------------------------------------------------------
 
 
-def ids_are_stable(house: InProcessGateway, sessions: dict[int, set[str]]) -> None:
+def ids_are_stable(gateway: InProcessGateway, sessions: dict[int, set[str]]) -> None:
     assert all(len(ids) == 1 for ids in sessions.values()), "a chat changed its session"
-    assert len(house.run(house.store.list_sessions(limit=1_000))) == len(sessions), "a session nobody spoke in appeared"
+    assert len(gateway.run(gateway.store.list_sessions(limit=1_000))) == len(sessions), (
+        "a session nobody spoke in appeared"
+    )
 
 
-def nothing_is_missed(house: InProcessGateway, sessions: dict[int, set[str]], model: TalkingModel) -> None:
+def nothing_is_missed(gateway: InProcessGateway, sessions: dict[int, set[str]], model: TalkingModel) -> None:
     """Each message was consumed once, in order, and stood in the request that answered it or in one after it."""
     shown: dict[str, list[str]] = defaultdict(list)
     for request in model.requests:
@@ -114,7 +116,7 @@ def nothing_is_missed(house: InProcessGateway, sessions: dict[int, set[str]], mo
             shown[token].append(text)
     for ids in sessions.values():
         for session in ids:
-            heard = [b for b in house.read_bodies(session, Heard) if b.origin.platform == "fake"]
+            heard = [b for b in gateway.read_bodies(session, Heard) if b.origin.platform == "fake"]
             tokens = [TOKEN.findall(body.text)[0] for body in heard]
             assert tokens == sorted(tokens, key=lambda t: int(t[:-1].rpartition("n")[2])), "out of order"
             for token in tokens:
@@ -125,11 +127,11 @@ def nothing_is_missed(house: InProcessGateway, sessions: dict[int, set[str]], mo
             assert not missing, f"{missing[:3]} are in neither the summary nor the conversation"
 
 
-def one_at_a_time(house: InProcessGateway, sessions: dict[int, set[str]]) -> None:
+def one_at_a_time(gateway: InProcessGateway, sessions: dict[int, set[str]]) -> None:
     for ids in sessions.values():
         for session in ids:
             running: set[int] = set()
-            for entry in house.read_log(session):
+            for entry in gateway.read_log(session):
                 if isinstance(entry.body, Began) and entry.body.type == "compression":
                     assert not running, f"two compressions of {session} at once"
                     running.add(entry.seq)
@@ -137,14 +139,14 @@ def one_at_a_time(house: InProcessGateway, sessions: dict[int, set[str]]) -> Non
                     running.discard(entry.op or 0)
 
 
-def lines_pair_up(house: InProcessGateway) -> None:
+def lines_pair_up(gateway: InProcessGateway) -> None:
     """A start and its end name the same session and operation, and what they name is in that session's log."""
-    started = {(line["session"], line["op"]): line for line in house.logger.find_events("compression.started")}
+    started = {(line["session"], line["op"]): line for line in gateway.logger.find_events("compression.started")}
     assert started, "nothing was compressed: this proves nothing"
-    ends = house.logger.find_events("compression.completed") + house.logger.find_events("compression.refused")
+    ends = gateway.logger.find_events("compression.completed") + gateway.logger.find_events("compression.refused")
     assert {(line["session"], line["op"]) for line in ends} == set(started)
     for (session, op), line in started.items():
-        entries = {entry.seq: entry for entry in house.read_log(str(session))}
+        entries = {entry.seq: entry for entry in gateway.read_log(str(session))}
         body = entries[int(str(op))].body
         assert isinstance(body, Began)
         assert body.type == "compression"
@@ -152,57 +154,59 @@ def lines_pair_up(house: InProcessGateway) -> None:
         assert int(str(line["mark"])) in own, "the mark is another session's"
 
 
-def everything_holds(house: InProcessGateway, sessions: dict[int, set[str]], model: TalkingModel) -> None:
-    ids_are_stable(house, sessions)
-    nothing_is_missed(house, sessions, model)
-    one_at_a_time(house, sessions)
-    lines_pair_up(house)
-    house.assert_sound()
+def everything_holds(gateway: InProcessGateway, sessions: dict[int, set[str]], model: TalkingModel) -> None:
+    ids_are_stable(gateway, sessions)
+    nothing_is_missed(gateway, sessions, model)
+    one_at_a_time(gateway, sessions)
+    lines_pair_up(gateway)
+    gateway.assert_sound()
 
 
 # -- the real flows ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[InProcessGateway]:
-    house = InProcessGateway(tmp_path)
-    with house.run_started():
-        yield house
+def gateway(tmp_path: Path) -> Iterator[InProcessGateway]:
+    gateway = InProcessGateway(tmp_path)
+    with gateway.run_started():
+        yield gateway
 
 
 @pytest.mark.parametrize("agents", [5, 9, 13])
-def test_agents_that_cross_the_threshold_together_lose_nothing(house: InProcessGateway, agents: int) -> None:
-    model = add_agents(house, agents=agents, window=8_000)
-    sessions = send_messages(house, agents=agents, rounds=12, size=3_000)
-    everything_holds(house, sessions, model)
+def test_agents_that_cross_the_threshold_together_lose_nothing(gateway: InProcessGateway, agents: int) -> None:
+    model = add_agents(gateway, agents=agents, window=8_000)
+    sessions = send_messages(gateway, agents=agents, rounds=12, size=3_000)
+    everything_holds(gateway, sessions, model)
 
 
-def test_a_hundred_agents_within_a_minute(house: InProcessGateway) -> None:
-    model = add_agents(house, agents=100, window=3_000)
-    sessions = send_messages(house, agents=100, rounds=5, size=2_000)
-    everything_holds(house, sessions, model)
+def test_a_hundred_agents_within_a_minute(gateway: InProcessGateway) -> None:
+    model = add_agents(gateway, agents=100, window=3_000)
+    sessions = send_messages(gateway, agents=100, rounds=5, size=2_000)
+    everything_holds(gateway, sessions, model)
 
 
-def test_at_145_thousand_tokens(house: InProcessGateway) -> None:
-    model = add_agents(house, agents=2, window=145_000)
-    sessions = send_messages(house, agents=2, rounds=16, size=40_000)
-    everything_holds(house, sessions, model)
+def test_at_145_thousand_tokens(gateway: InProcessGateway) -> None:
+    model = add_agents(gateway, agents=2, window=145_000)
+    sessions = send_messages(gateway, agents=2, rounds=16, size=40_000)
+    everything_holds(gateway, sessions, model)
 
 
-def test_a_session_keeps_its_id_over_two_hundred_messages(house: InProcessGateway) -> None:
-    model = add_agents(house, agents=1, window=8_000, slow=5.0)
-    sessions = send_messages(house, agents=1, rounds=200, size=1_500, within=600.0)
-    everything_holds(house, sessions, model)
+def test_a_session_keeps_its_id_over_two_hundred_messages(gateway: InProcessGateway) -> None:
+    model = add_agents(gateway, agents=1, window=8_000, slow=5.0)
+    sessions = send_messages(gateway, agents=1, rounds=200, size=1_500, within=600.0)
+    everything_holds(gateway, sessions, model)
 
 
-def test_two_agents_that_talk_while_both_are_folded_see_each_other_and_fall_silent(house: InProcessGateway) -> None:
+def test_two_agents_that_talk_while_both_are_compressed_see_each_other_and_fall_silent(
+    gateway: InProcessGateway,
+) -> None:
     """Each hears what the other said, whatever is compressed meanwhile, and nobody answers a bare `.` for ever."""
     from everhold.platforms.agent import AgentPlatform
 
-    assert house.process is not None
+    assert gateway.process is not None
     for name in ("one", "two"):
-        house.runtimes.platforms[("agent", name)] = AgentPlatform(name, house.process.accept)
-    folded = 0
+        gateway.runtimes.platforms[("agent", name)] = AgentPlatform(name, gateway.process.accept)
+    compressed = 0
 
     def answer(request: ModelRequest) -> ModelResponse:
         if request.system.startswith(SUMMARY_PROMPT):
@@ -213,20 +217,20 @@ def test_two_agents_that_talk_while_both_are_folded_see_each_other_and_fall_sile
         number = int((re.findall(r"<turn-(\d+)>", said) or ["0"])[-1])
         return ModelResponse(text="." if number >= 12 else f"<turn-{number + 1}> " + "words " * 200)
 
-    house.runtimes.model = house.runtimes.summariser = FakeModel(answer, context_tokens=1_500)
-    house.runtimes.settings.update(soft=0.4, hard=0.8, keep=1)
+    gateway.runtimes.model = gateway.runtimes.summariser = FakeModel(answer, context_tokens=1_500)
+    gateway.runtimes.settings.update(soft=0.4, hard=0.8, keep=1)
     start = ChatLocation(platform="agent", account="two", chat="one", message="start")
-    house.accept_message(IncomingMessage(origin=start, text="<turn-0> begin", sender="one", name="one", agent="two"))
-    house.run_until_idle(60)
-    for session in house.run(house.store.list_sessions()):
-        heard = [int(n) for b in house.read_bodies(session.id, Heard) for n in re.findall(r"^<turn-(\d+)>", b.text)]
+    gateway.accept_message(IncomingMessage(origin=start, text="<turn-0> begin", sender="one", name="one", agent="two"))
+    gateway.run_until_idle(60)
+    for session in gateway.run(gateway.store.list_sessions()):
+        heard = [int(n) for b in gateway.read_bodies(session.id, Heard) for n in re.findall(r"^<turn-(\d+)>", b.text)]
         assert heard == sorted(heard)
-        folded += len(house.read_bodies(session.id, Compressed))
-        dots = [b for b in house.read_bodies(session.id, Heard) if b.text == "."]
+        compressed += len(gateway.read_bodies(session.id, Compressed))
+        dots = [b for b in gateway.read_bodies(session.id, Heard) if b.text == "."]
         assert all(not b.asks for b in dots), "a bare acknowledgement asks for nothing"
-    assert folded >= 2
-    assert len(house.run(house.store.list_sessions())) == 2
-    house.assert_sound()
+    assert compressed >= 2
+    assert len(gateway.run(gateway.store.list_sessions())) == 2
+    gateway.assert_sound()
 
 
 # -- broken on purpose ------------------------------------------------------------------------------------------------
@@ -234,9 +238,11 @@ def test_two_agents_that_talk_while_both_are_folded_see_each_other_and_fall_sile
 
 def rotate_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fold moves the chat to a new session, as the systems before us do."""
-    real = folding.SessionCompressor._commit
+    real = compression_worker.SessionCompressor._commit
 
-    async def commit(self: folding.SessionCompressor, step: Step, bodies: tuple[EntryBody, ...], **options: Any) -> int:
+    async def commit(
+        self: compression_worker.SessionCompressor, step: Step, bodies: tuple[EntryBody, ...], **options: Any
+    ) -> int:
         seq = await real(self, step, bodies, **options)
         if any(isinstance(body, Compressed) for body in bodies):
             old = await self.store.get_session(self.claim.session)
@@ -246,57 +252,59 @@ def rotate_id(monkeypatch: pytest.MonkeyPatch) -> None:
                     step=Step.BACKLINK,
                     session=make_session_id(self.gates.clock.now(), self.gates.chance.bytes(10)),
                     at=self.gates.clock.now(),
-                    opens=Opening(agent=old.agent, address=old.address, bind=False),
+                    opens=SessionOpening(agent=old.agent, address=old.address, bind=False),
                     entries=(EntryDraft(body=Changed(change=bound), author="system"),),
                 )
             )
         return seq
 
-    monkeypatch.setattr(folding.SessionCompressor, "_commit", commit)
+    monkeypatch.setattr(compression_worker.SessionCompressor, "_commit", commit)
 
 
 def late_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mark is taken when the summary is there, and covers what the summary never saw."""
-    real = folding.SessionCompressor._commit
+    real = compression_worker.SessionCompressor._commit
 
-    async def commit(self: folding.SessionCompressor, step: Step, bodies: tuple[EntryBody, ...], **options: Any) -> int:
+    async def commit(
+        self: compression_worker.SessionCompressor, step: Step, bodies: tuple[EntryBody, ...], **options: Any
+    ) -> int:
         turns = await self.store.list_operations(
             self.claim.session, types=("turn",), states=("done",), newest_first=True
         )
         late = tuple(structs.replace(b, covers=turns[0].op) if isinstance(b, Compressed) else b for b in bodies)
         return await real(self, step, late, **options)
 
-    monkeypatch.setattr(folding.SessionCompressor, "_commit", commit)
+    monkeypatch.setattr(compression_worker.SessionCompressor, "_commit", commit)
 
 
 def run_two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers fold one session, each thinking it is alone."""
-    real = folding.CompressionWorker.run
+    real = compression_worker.CompressionWorker.run
 
-    async def run(self: folding.CompressionWorker) -> None:
+    async def run(self: compression_worker.CompressionWorker) -> None:
         rows = self.gates.store
         await rows._store.writer.write(  # type: ignore[attr-defined]  # below every seam: the guard itself goes
             lambda cur: cur.execute("drop index if exists operations_one_compression")
         )
-        twin = folding.CompressionWorker(
+        twin = compression_worker.CompressionWorker(
             self.gates, self.claim, runtimes=self.runtimes, wakeups=self.wakeups, budgets=self.budgets
         )
         await asyncio.gather(real(self), real(twin), return_exceptions=True)
 
-    monkeypatch.setattr(folding.CompressionWorker, "run", run)
+    monkeypatch.setattr(compression_worker.CompressionWorker, "run", run)
 
 
 def ambient_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker asks a global which session it works for, and the global has moved on."""
     current: list[Claim] = []
-    init = folding.SessionCompressor.__init__
+    init = compression_worker.SessionCompressor.__init__
 
-    def drift(self: folding.SessionCompressor, gates: Any, claim: Claim, *args: Any, **options: Any) -> None:
+    def drift(self: compression_worker.SessionCompressor, gates: Any, claim: Claim, *args: Any, **options: Any) -> None:
         current.append(claim)
         init(self, gates, claim, *args, **options)
         self.log = _AmbientLogger(gates.log, current)  # type: ignore[assignment]
 
-    monkeypatch.setattr(folding.SessionCompressor, "__init__", drift)
+    monkeypatch.setattr(compression_worker.SessionCompressor, "__init__", drift)
 
 
 class _AmbientLogger:
@@ -315,10 +323,13 @@ class _AmbientLogger:
 
 
 BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]]] = {
-    "the id rotates on a fold": (rotate_id, lambda house, sessions, model: ids_are_stable(house, sessions)),
+    "the id rotates on a fold": (rotate_id, lambda gateway, sessions, model: ids_are_stable(gateway, sessions)),
     "the mark is taken after the call": (late_mark, nothing_is_missed),
-    "two workers fold one session": (run_two_workers, lambda house, sessions, model: one_at_a_time(house, sessions)),
-    "a line is logged from another context": (ambient_session, lambda house, sessions, model: lines_pair_up(house)),
+    "two workers fold one session": (
+        run_two_workers,
+        lambda gateway, sessions, model: one_at_a_time(gateway, sessions),
+    ),
+    "a line is logged from another context": (ambient_session, lambda gateway, sessions, model: lines_pair_up(gateway)),
 }
 
 
@@ -326,39 +337,39 @@ BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None
 def test_the_checks_catch_what_is_broken_on_purpose(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     breaking, check = BROKEN[name]
     breaking(monkeypatch)
-    house = InProcessGateway(tmp_path)
-    with house.run_started():
-        model = add_agents(house, agents=5, window=8_000)
-        sessions = send_messages(house, agents=5, rounds=12, size=3_000)
+    gateway = InProcessGateway(tmp_path)
+    with gateway.run_started():
+        model = add_agents(gateway, agents=5, window=8_000)
+        sessions = send_messages(gateway, agents=5, rounds=12, size=3_000)
         with pytest.raises(AssertionError):
-            check(house, sessions, model)
+            check(gateway, sessions, model)
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_fold_of_a_view_that_is_gone_is_never_applied(
+def test_a_compression_of_a_view_that_is_gone_is_never_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
     """/new while a summary is made: without the generation the old conversation would come back as a summary."""
     if broken:
-        real = folding.SessionCompressor._commit
+        real = compression_worker.SessionCompressor._commit
 
         async def commit(
-            self: folding.SessionCompressor, step: Step, bodies: tuple[EntryBody, ...], **options: Any
+            self: compression_worker.SessionCompressor, step: Step, bodies: tuple[EntryBody, ...], **options: Any
         ) -> int:
             return await real(self, step, bodies, **{**options, "generation": None})
 
-        monkeypatch.setattr(folding.SessionCompressor, "_commit", commit)
-    house = InProcessGateway(tmp_path)
-    with house.run_started():
-        add_agents(house, agents=1, window=8_000, slow=50.0)
+        monkeypatch.setattr(compression_worker.SessionCompressor, "_commit", commit)
+    gateway = InProcessGateway(tmp_path)
+    with gateway.run_started():
+        add_agents(gateway, agents=1, window=8_000, slow=50.0)
         for number in range(8):
-            house.accept_message(message(0, number, size=3_000))
-            house.pass_time(2)
-        session = house.run(house.store.list_sessions())[0].id
-        assert house.run(house.store.get_session(session)).running == "compression"
-        house.run(house.store.commit(_fresh(session, house.clock.now())))
-        house.run_until_idle(200)
-        stale = [fold for fold in house.read_bodies(session, Compressed) if fold.generation == 0]
+            gateway.accept_message(message(0, number, size=3_000))
+            gateway.pass_time(2)
+        session = gateway.run(gateway.store.list_sessions())[0].id
+        assert gateway.run(gateway.store.get_session(session)).running == "compression"
+        gateway.run(gateway.store.commit(_fresh(session, gateway.clock.now())))
+        gateway.run_until_idle(200)
+        stale = [compression for compression in gateway.read_bodies(session, Compressed) if compression.generation == 0]
         assert bool(stale) is broken
 
 

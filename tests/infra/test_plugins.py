@@ -1,4 +1,4 @@
-"""A plug-in is an installed package: found without being imported, loaded on demand, named when it is broken."""
+"""A plug-in is an installed package. It is found without an import, loaded on demand, and named if it is broken."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Diary:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Puts a package where Python finds it, the way pip would: modules and a dist-info beside them."""
+    """Install a package as pip would: modules, and a dist-info beside them."""
 
     def put(package: str, entries: dict[str, str], *, group: str = "everhold.memories", **modules: str) -> None:
         site = tmp_path / package
@@ -46,7 +46,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return put
 
 
-def test_a_stranger_s_package_is_found_and_loaded_with_no_file_of_ours_touched(install: Install) -> None:
+def test_another_author_s_package_is_found_and_loaded_without_changing_everhold(install: Install) -> None:
     install("everhold-diary", {"diary": "plug_good:Diary"}, plug_good=GOOD)
     factory: Any = MEMORY_PLUGINS.load("diary")
     assert factory(factory.Settings(path="x"), None).settings.path == "x"
@@ -91,9 +91,7 @@ def test_a_name_that_is_an_extra_of_ours_says_what_to_install() -> None:
         ("", "AttributeError: module 'plug_broken' has no attribute 'Diary'"),
     ],
 )
-def test_a_broken_package_is_named_with_its_complaint_and_a_remedy(
-    install: Install, source: str, complaint: str
-) -> None:
+def test_a_broken_package_is_named_with_its_error_and_a_remedy(install: Install, source: str, complaint: str) -> None:
     sys.modules.pop("plug_broken", None)
     install("everhold-broken", {"broken": "plug_broken:Diary"}, plug_broken=source)
     with pytest.raises(InvalidRequest, match=r"'broken' of everhold-broken 1\.2 \(plug_broken:Diary\)") as caught:
@@ -131,6 +129,8 @@ def test_a_factory_can_be_named_by_its_place(install: Install) -> None:
 
 
 def test_knowing_where_plug_ins_are_costs_no_heavy_import() -> None:
-    script = "import sys, everhold.infra.plugins as p; p.MEMORIES.plugins(); print('pydantic' in sys.modules)"
+    script = (
+        "import sys, everhold.infra.plugins as p; p.MEMORY_PLUGINS.list_plugins(); print('pydantic' in sys.modules)"
+    )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"

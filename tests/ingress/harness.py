@@ -58,9 +58,9 @@ class IngressHarness:
 
     def open_admission(self) -> AdmissionControl:
         """The reception as another process would find it."""
-        self.moves = ChatAliases(self.store, clock=self.clock, log=self.log)
+        self.chat_aliases = ChatAliases(self.store, clock=self.clock, log=self.log)
         return AdmissionControl(
-            chat_aliases=self.moves,
+            chat_aliases=self.chat_aliases,
             settings=lambda: self.settings,
             store=self.store,
             platforms={("fake", "main"): self.fake, ("other", "main"): self.other},

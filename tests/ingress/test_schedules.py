@@ -25,23 +25,23 @@ from tests.ingress.harness import CONFIG, IngressHarness
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[IngressHarness]:
-    door = IngressHarness(tmp_path)
-    yield door
-    await door.store.close()
+async def harness(tmp_path: Path) -> AsyncIterator[IngressHarness]:
+    harness = IngressHarness(tmp_path)
+    yield harness
+    await harness.store.close()
 
 
-def schedules(door: IngressHarness, accept: object = None, zone: datetime.tzinfo = datetime.UTC) -> ScheduleRunner:
+def schedules(harness: IngressHarness, accept: object = None, zone: datetime.tzinfo = datetime.UTC) -> ScheduleRunner:
     return ScheduleRunner(
-        door.store,
-        accept=accept or door.accept,  # type: ignore[arg-type]
-        clock=door.clock,
+        harness.store,
+        accept=accept or harness.accept,  # type: ignore[arg-type]
+        clock=harness.clock,
         zone=lambda: zone,
-        log=door.log,
+        log=harness.log,
     )
 
 
-async def keep(door: IngressHarness, words: str, *, sender: str = "1001", id: str = "s1", chat: str = "") -> None:
+async def keep(harness: IngressHarness, words: str, *, sender: str = "1001", id: str = "s1", chat: str = "") -> None:
     found = parse_rule(f"{words} good morning")
     assert found is not None
     place = ChatLocation(platform="fake", account="main", chat=chat or sender)
@@ -53,143 +53,145 @@ async def keep(door: IngressHarness, words: str, *, sender: str = "1001", id: st
         place=place,
         sender=sender,
         kind="dm",
-        made=door.clock.at,
+        made=harness.clock.at,
         agent="main",
     )
     value = msgspec.json.encode(it).decode()
     write = StateWrite(namespace=StateNamespace.SCHEDULE, key=id, value=value, version=0)
-    await door.store.commit(Change(step=Step.STATE, session="", at=door.clock.at, state_writes=(write,)))
+    await harness.store.commit(Change(step=Step.STATE, session="", at=harness.clock.at, state_writes=(write,)))
 
 
-async def heard(door: IngressHarness) -> list[str]:
-    return [entry.body.text for entry in await door.store.read_feed() if isinstance(entry.body, Heard)]
+async def heard(harness: IngressHarness) -> list[str]:
+    return [entry.body.text for entry in await harness.store.read_feed() if isinstance(entry.body, Heard)]
 
 
-async def test_a_tick_is_said_once_also_by_another_process(door: IngressHarness) -> None:
-    await door.send_and_read("hello")
-    await keep(door, "every 1h")
-    assert await schedules(door).fire_due() == pytest.approx(20.0)
-    assert await heard(door) == ["hello"]
-    door.clock.at += 3600
+async def test_a_tick_is_said_once_also_by_another_process(harness: IngressHarness) -> None:
+    await harness.send_and_read("hello")
+    await keep(harness, "every 1h")
+    assert await schedules(harness).fire_due() == pytest.approx(20.0)
+    assert await heard(harness) == ["hello"]
+    harness.clock.at += 3600
     for _ in range(3):
-        await schedules(door).fire_due()
-    assert await heard(door) == ["hello", "good morning"]
-    door.clock.at += 7 * 3600
-    await schedules(door).fire_due()
-    assert await heard(door) == ["hello", "good morning", "good morning"]
-    assert len(await door.store.list_sessions()) == 1, "it speaks in the conversation it was made in"
+        await schedules(harness).fire_due()
+    assert await heard(harness) == ["hello", "good morning"]
+    harness.clock.at += 7 * 3600
+    await schedules(harness).fire_due()
+    assert await heard(harness) == ["hello", "good morning", "good morning"]
+    assert len(await harness.store.list_sessions()) == 1, "it speaks in the conversation it was made in"
 
 
-async def test_a_crash_before_or_after_the_commit_loses_no_tick_and_doubles_none(door: IngressHarness) -> None:
-    await keep(door, "every 1h")
-    door.clock.at += 3600
+async def test_a_crash_before_or_after_the_commit_loses_no_tick_and_doubles_none(harness: IngressHarness) -> None:
+    await keep(harness, "every 1h")
+    harness.clock.at += 3600
 
     async def dies_before(incoming: IncomingMessage) -> AcceptResult:
         raise ProcessKilled
 
     async def dies_after(incoming: IncomingMessage) -> AcceptResult:
-        await door.accept(incoming)
+        await harness.accept(incoming)
         raise ProcessKilled
 
     for dies in (dies_before, dies_after):
         with pytest.raises(ProcessKilled):
-            await schedules(door, dies).fire_due()
-    await schedules(door).fire_due()
-    assert await heard(door) == ["good morning"]
+            await schedules(harness, dies).fire_due()
+    await schedules(harness).fire_due()
+    assert await heard(harness) == ["good morning"]
 
 
-async def test_who_may_not_speak_any_more_is_not_spoken_for_and_it_is_not_tried_for_ever(door: IngressHarness) -> None:
-    await keep(door, "every 1h", sender="666")
-    door.clock.at += 3600
-    await schedules(door).fire_due()
-    assert await heard(door) == []
-    (it,) = await schedules(door).list_schedules()
-    assert it.last == door.clock.at
-    assert door.log.find_events("schedule.denied")
+async def test_who_may_not_speak_any_more_is_not_spoken_for_and_it_is_not_tried_for_ever(
+    harness: IngressHarness,
+) -> None:
+    await keep(harness, "every 1h", sender="666")
+    harness.clock.at += 3600
+    await schedules(harness).fire_due()
+    assert await heard(harness) == []
+    (it,) = await schedules(harness).list_schedules()
+    assert it.last == harness.clock.at
+    assert harness.log.find_events("schedule.denied")
 
 
-async def test_what_is_removed_while_it_is_being_said_stays_removed(door: IngressHarness) -> None:
+async def test_what_is_removed_while_it_is_being_said_stays_removed(harness: IngressHarness) -> None:
     for id in ("s1", "s2"):
-        await keep(door, "every 1h", id=id)
-    door.clock.at += 3600
-    there = schedules(door)
+        await keep(harness, "every 1h", id=id)
+    harness.clock.at += 3600
+    there = schedules(harness)
 
     async def meanwhile(incoming: IncomingMessage) -> AcceptResult:
         for schedule in await there.list_schedules():
             await there.remove(schedule.id)
-        return await door.accept(incoming)
+        return await harness.accept(incoming)
 
-    await schedules(door, meanwhile).fire_due()
+    await schedules(harness, meanwhile).fire_due()
     assert await there.list_schedules() == []
-    assert await heard(door) == [], "and is not said any more"
+    assert await heard(harness) == [], "and is not said any more"
 
 
 @pytest.mark.parametrize("away", ["agents: {main: {}}", CONFIG.replace("{main: {}, coder: {}}", "{coder: {}}")])
 @pytest.mark.parametrize("words", ["in 20m", "every 20m"])
 async def test_what_falls_due_while_its_account_or_agent_is_away_waits_for_it(
-    door: IngressHarness, words: str, away: str
+    harness: IngressHarness, words: str, away: str
 ) -> None:
-    await keep(door, words)
-    there, door.settings = door.settings, parse_settings(away)
-    door.clock.at += 1300
-    saying = schedules(door)
+    await keep(harness, words)
+    there, harness.settings = harness.settings, parse_settings(away)
+    harness.clock.at += 1300
+    saying = schedules(harness)
     for _ in range(3):
         await saying.fire_due()
-    assert len(door.log.find_events("schedule.retrying")) == 1
-    door.settings = there
+    assert len(harness.log.find_events("schedule.retrying")) == 1
+    harness.settings = there
     for _ in range(2):
         await saying.fire_due()
-    assert await heard(door) == ["good morning"]
+    assert await heard(harness) == ["good morning"]
 
 
-async def test_what_was_meant_once_is_gone_when_it_was_said(door: IngressHarness) -> None:
-    await keep(door, "in 5m")
-    door.clock.at += 301
+async def test_what_was_meant_once_is_gone_when_it_was_said(harness: IngressHarness) -> None:
+    await keep(harness, "in 5m")
+    harness.clock.at += 301
     for _ in range(3):
-        await schedules(door).fire_due()
-    assert await heard(door) == ["good morning"]
-    assert await schedules(door).describe_schedules() == []
+        await schedules(harness).fire_due()
+    assert await heard(harness) == ["good morning"]
+    assert await schedules(harness).describe_schedules() == []
 
 
-async def test_it_is_looked_again_when_the_next_one_is_due(door: IngressHarness) -> None:
-    await keep(door, "every 1m")
-    door.clock.at += 50
-    assert await schedules(door).fire_due() == pytest.approx(10.0)
+async def test_it_is_looked_again_when_the_next_one_is_due(harness: IngressHarness) -> None:
+    await keep(harness, "every 1m")
+    harness.clock.at += 50
+    assert await schedules(harness).fire_due() == pytest.approx(10.0)
 
 
-async def test_a_schedule_can_be_listed_and_removed(door: IngressHarness) -> None:
-    await keep(door, "every 1h")
-    (listed,) = await schedules(door).describe_schedules()
-    assert (listed["when"], listed["next"]) == ("every 1h", door.clock.at + 3600)
+async def test_a_schedule_can_be_listed_and_removed(harness: IngressHarness) -> None:
+    await keep(harness, "every 1h")
+    (listed,) = await schedules(harness).describe_schedules()
+    assert (listed["when"], listed["next"]) == ("every 1h", harness.clock.at + 3600)
     assert listed["next_local"] == "2023-11-14 23:13 UTC"
-    there = schedules(door, zone=ZoneInfo("Asia/Kolkata"))
+    there = schedules(harness, zone=ZoneInfo("Asia/Kolkata"))
     assert (await there.describe_schedules())[0]["next_local"] == "2023-11-15 04:43 IST", (
         "in the zone that they are meant in"
     )
-    await schedules(door).remove("s1")
-    assert await schedules(door).describe_schedules() == []
+    await schedules(harness).remove("s1")
+    assert await schedules(harness).describe_schedules() == []
     with pytest.raises(NotFound):
-        await schedules(door).remove("s1")
+        await schedules(harness).remove("s1")
 
 
 def test_people_make_list_and_remove_schedules_where_they_talk(tmp_path: Path) -> None:
-    house = InProcessGateway(tmp_path)
-    with house.run_started():
+    gateway = InProcessGateway(tmp_path)
+    with gateway.run_started():
         for text in ("/schedule", "/schedule tomorrow x", "/schedule every 2h", "/schedule every 2h drink water"):
-            house.send_message(text)
-        replies = house.list_shown_texts()
+            gateway.send_message(text)
+        replies = gateway.list_shown_texts()
         assert replies[0].startswith("Nothing is scheduled here")
         assert replies[1].startswith(replies[2][:20])
         assert "First at 2023-11-1" in replies[3]
         id = replies[3].partition("(")[2].partition(")")[0]
-        house.send_message("/schedule list")
-        assert house.list_shown_texts()[-1] == f"{id} · every 2h · drink water"
-        house.send_message("/schedule remove nonsense")
-        assert "no such schedule" in house.list_shown_texts()[-1]
-        house.send_message(f"/schedule remove {id}")
-        house.send_message("/schedule")
-        assert house.list_shown_texts()[-1].startswith("Nothing is scheduled here")
-        house.assert_sound()
+        gateway.send_message("/schedule list")
+        assert gateway.list_shown_texts()[-1] == f"{id} · every 2h · drink water"
+        gateway.send_message("/schedule remove nonsense")
+        assert "no such schedule" in gateway.list_shown_texts()[-1]
+        gateway.send_message(f"/schedule remove {id}")
+        gateway.send_message("/schedule")
+        assert gateway.list_shown_texts()[-1].startswith("Nothing is scheduled here")
+        gateway.assert_sound()
 
 
 class MembershipPlatform(FakePlatform):
@@ -204,78 +206,78 @@ class MembershipPlatform(FakePlatform):
         return self.members <= {sender}
 
 
-async def test_what_was_scheduled_in_private_is_not_said_to_whoever_came_since(door: IngressHarness) -> None:
-    door.fake = roomy = MembershipPlatform()
-    door.admission = door.open_admission()
-    await door.send_message("hello", changes_hands=True)
-    await keep(door, "every 1h")
+async def test_what_was_scheduled_in_private_is_not_said_to_whoever_came_since(harness: IngressHarness) -> None:
+    harness.fake = roomy = MembershipPlatform()
+    harness.admission = harness.open_admission()
+    await harness.send_message("hello", can_change_owner=True)
+    await keep(harness, "every 1h")
     for there, count in (({"1001"}, 1), ({"1001", "7"}, 1), ({"7"}, 1), ({"1001"}, 2)):
         roomy.members = frozenset(there)
-        door.clock.at += 3600
-        await schedules(door).fire_due()
-        assert (await heard(door)).count("good morning") == count, there
+        harness.clock.at += 3600
+        await schedules(harness).fire_due()
+        assert (await heard(harness)).count("good morning") == count, there
 
 
-async def test_what_was_scheduled_in_private_waits_until_it_is_known_who_is_there(door: IngressHarness) -> None:
-    door.fake = roomy = MembershipPlatform()
-    door.admission = door.open_admission()
-    await door.send_message("hello", changes_hands=True)
-    await keep(door, "every 1h")
-    await keep(door, "every 1h", sender="2002", id="s2")
-    door.clock.at += 3600
+async def test_what_was_scheduled_in_private_waits_until_it_is_known_who_is_there(harness: IngressHarness) -> None:
+    harness.fake = roomy = MembershipPlatform()
+    harness.admission = harness.open_admission()
+    await harness.send_message("hello", can_change_owner=True)
+    await keep(harness, "every 1h")
+    await keep(harness, "every 1h", sender="2002", id="s2")
+    harness.clock.at += 3600
     roomy.away = True
-    await schedules(door).fire_due()
-    assert (await heard(door)).count("good morning") == 0
+    await schedules(harness).fire_due()
+    assert (await heard(harness)).count("good morning") == 0
     roomy.away, roomy.members = False, frozenset({"1001"})
-    door.clock.at += 60
+    harness.clock.at += 60
     for _ in range(2):
-        await schedules(door).fire_due()
-    assert (await heard(door)).count("good morning") == 1, "once, to the one who is alone there"
+        await schedules(harness).fire_due()
+    assert (await heard(harness)).count("good morning") == 1, "once, to the one who is alone there"
 
 
-async def test_what_somebody_schedules_in_a_chat_that_was_another_s_is_theirs(door: IngressHarness) -> None:
+async def test_what_somebody_schedules_in_a_chat_that_was_another_s_is_theirs(harness: IngressHarness) -> None:
     """What is due does not come by the platform, and all the same it is said in their own conversation."""
-    first = await door.send_message("hello", chat="!room", kind="dm", changes_hands=True)
-    second = await door.send_message("hello", chat="!room", kind="dm", changes_hands=True, sender="7")
-    await keep(door, "every 1h", sender="7", chat="!room")
-    door.admission = door.open_admission()
-    door.clock.at += 3600
-    await schedules(door).fire_due()
-    found = [e.session for e in await door.store.read_feed() if isinstance(e.body, Heard) and e.body.scheduled]
+    first = await harness.send_message("hello", chat="!room", kind="dm", can_change_owner=True)
+    second = await harness.send_message("hello", chat="!room", kind="dm", can_change_owner=True, sender="7")
+    await keep(harness, "every 1h", sender="7", chat="!room")
+    harness.admission = harness.open_admission()
+    harness.clock.at += 3600
+    await schedules(harness).fire_due()
+    found = [e.session for e in await harness.store.read_feed() if isinstance(e.body, Heard) and e.body.scheduled]
     assert found == [second.session]
     assert first.session != second.session
 
 
 def test_nobody_sees_what_another_scheduled_in_the_same_chat(tmp_path: Path) -> None:
-    house = InProcessGateway(tmp_path)
-    with house.run_started():
-        house.send_message("/schedule every 2h take my pills", chat="!room", who="ada")
-        assert "Scheduled" in house.list_shown_texts()[-1]
-        id = house.list_shown_texts()[-1].partition("(")[2].partition(")")[0]
-        house.send_message("/schedule", chat="!room", who="eve", kind="group")
-        assert house.list_shown_texts()[-1].startswith("Nothing is scheduled here")
-        house.send_message(f"/schedule remove {id}", chat="!room", who="eve", kind="group")
-        assert "no such schedule" in house.list_shown_texts()[-1]
-        house.send_message("/schedule", chat="!room", who="ada")
-        assert "take my pills" in house.list_shown_texts()[-1]
+    gateway = InProcessGateway(tmp_path)
+    with gateway.run_started():
+        gateway.send_message("/schedule every 2h take my pills", chat="!room", who="ada")
+        assert "Scheduled" in gateway.list_shown_texts()[-1]
+        id = gateway.list_shown_texts()[-1].partition("(")[2].partition(")")[0]
+        gateway.send_message("/schedule", chat="!room", who="eve", kind="group")
+        assert gateway.list_shown_texts()[-1].startswith("Nothing is scheduled here")
+        gateway.send_message(f"/schedule remove {id}", chat="!room", who="eve", kind="group")
+        assert "no such schedule" in gateway.list_shown_texts()[-1]
+        gateway.send_message("/schedule", chat="!room", who="ada")
+        assert "take my pills" in gateway.list_shown_texts()[-1]
 
 
 def test_a_schedule_spends_what_background_work_may_and_nobody_else_s(tmp_path: Path) -> None:
-    house = InProcessGateway(tmp_path)
-    house.runtimes.settings["limits"] = lambda stamp: [BudgetLimit(budget=f"person:{stamp.person}", tokens=100_000)]
-    house.runtimes.settings["job_limits"] = lambda: [BudgetLimit(budget="background:main", tokens=5_000)]
+    gateway = InProcessGateway(tmp_path)
+    gateway.runtimes.settings["limits"] = lambda stamp: [BudgetLimit(budget=f"person:{stamp.person}", tokens=100_000)]
+    gateway.runtimes.settings["job_limits"] = lambda: [BudgetLimit(budget="background:main", tokens=5_000)]
 
-    def spent(purse: str) -> int:
-        return house.run(house.store.get_spend(purse, "")).tokens
+    def spent(budget: str) -> int:
+        return gateway.run(gateway.store.get_spend(budget, "")).tokens
 
-    with house.run_started():
-        house.send_message("good morning", event=SCHEDULED_EVENT, id="schedule/s1@1")
+    with gateway.run_started():
+        gateway.send_message("good morning", event=SCHEDULED_EVENT, id="schedule/s1@1")
         assert (spent("background:main"), spent("agent:main"), spent("person:ada")) == (15, 15, 0)
-        house.send_message("hello", id="schedule/s1@2")
+        gateway.send_message("hello", id="schedule/s1@2")
         assert (spent("background:main"), spent("person:ada")) == (15, 15), "an id makes nobody a schedule"
-        house.runtimes.settings["job_limits"] = lambda: [BudgetLimit(budget="background:main", tokens=20)]
-        house.send_message("good morning", event=SCHEDULED_EVENT, id="schedule/s1@3")
-        assert "budget" in house.list_shown_texts()[-1]
-        house.send_message("are you there?")
-        assert house.list_shown_texts()[-1] == "You said: are you there?", "who speaks has a purse of their own"
-        house.assert_sound()
+        gateway.runtimes.settings["job_limits"] = lambda: [BudgetLimit(budget="background:main", tokens=20)]
+        gateway.send_message("good morning", event=SCHEDULED_EVENT, id="schedule/s1@3")
+        assert "budget" in gateway.list_shown_texts()[-1]
+        gateway.send_message("are you there?")
+        assert gateway.list_shown_texts()[-1] == "You said: are you there?", "who speaks has a purse of their own"
+        gateway.assert_sound()

@@ -11,7 +11,7 @@ from tests.memories.services import MemoryServices
 
 
 @pytest.fixture
-def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ledger.LedgerService:
+def ledger_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ledger.LedgerService:
     """A package with the provider `ledger` is installed, and one that must not be imported; nothing happened yet."""
     info = tmp_path / "site" / "everhold_ledger-1.2.dist-info"
     info.mkdir(parents=True)
@@ -21,8 +21,8 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ledger.LedgerService
     )
     (tmp_path / "site" / "must_not_be_imported.py").write_text("raise SystemExit('imported all the same')\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    ledger.far.__init__()  # type: ignore[misc]  # the module's own one is what the provider knows
-    return ledger.far
+    ledger.ledger_service.__init__()  # type: ignore[misc]  # the module's own one is what the provider knows
+    return ledger.ledger_service
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ async def services() -> AsyncIterator[MemoryServices]:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[InProcessGateway]:
+def gateway(tmp_path: Path) -> Iterator[InProcessGateway]:
     """A house that has been awake for a second."""
-    house = InProcessGateway(tmp_path)
-    with house.run_started():
-        house.pass_time(1)
-        yield house
+    gateway = InProcessGateway(tmp_path)
+    with gateway.run_started():
+        gateway.pass_time(1)
+        yield gateway

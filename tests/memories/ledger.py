@@ -39,7 +39,7 @@ class LedgerService:
         """Called in the middle of storing."""
 
 
-far = LedgerService()
+ledger_service = LedgerService()
 
 
 class LedgerSettings(BaseModel):
@@ -51,15 +51,15 @@ class LedgerSettings(BaseModel):
 
 class LedgerProvider:
     def __init__(self, settings: LedgerSettings, context: PluginContext) -> None:
-        far.fails()
+        ledger_service.fails()
         self.settings = settings
         self.context = context
-        self.capabilities = far.offers
+        self.capabilities = ledger_service.offers
         self.delivery = DeliveryGuarantee.KEYED if settings.keyed else DeliveryGuarantee.BLIND
         self.stored = 0
         self.asking = 0
         self.closed = asyncio.Event()
-        far.built.append(self)
+        ledger_service.built.append(self)
 
     @property
     def key(self) -> str:
@@ -69,12 +69,12 @@ class LedgerProvider:
         assert not self.closed.is_set()
         self.asking += 1
         try:
-            if far.key and self.key != far.key:
+            if ledger_service.key and self.key != ledger_service.key:
                 raise Transient("the key is wrong")
-            if far.during is not None:
-                await far.during(self, batch)
-            far.names.append(batch.name)
-            far.kept += [(self.settings.account, get_memory_text(item)) for item in batch.items]
+            if ledger_service.during is not None:
+                await ledger_service.during(self, batch)
+            ledger_service.names.append(batch.name)
+            ledger_service.kept += [(self.settings.account, get_memory_text(item)) for item in batch.items]
             self.stored += 1
             return {item.key: item.key for item in batch.items}
         finally:
@@ -88,17 +88,17 @@ class LedgerProvider:
         self.closed.set()
 
     def cache_busting_signature(self) -> dict[str, str] | None:
-        signature: dict[str, str] | None = far.signature()
+        signature: dict[str, str] | None = ledger_service.signature()
         return signature
 
     def tools(self) -> Any:
-        return far.tools()
+        return ledger_service.tools()
 
     def prompt(self) -> Any:
-        return far.prompt()
+        return ledger_service.prompt()
 
     async def health(self) -> Any:
-        return far.health()
+        return ledger_service.health()
 
 
 class CountTool:
@@ -111,8 +111,8 @@ class CountTool:
         self.spec = ToolSpec(name=name, description="counts", parameters={"type": "object"})
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
-        assert not far.built[-1].closed.is_set()
-        return ToolResult(text=f"{len(far.kept)} pages, by ledger {len(far.built)}")
+        assert not ledger_service.built[-1].closed.is_set()
+        return ToolResult(text=f"{len(ledger_service.kept)} pages, by ledger {len(ledger_service.built)}")
 
     async def probe(self, context: ToolContext) -> ToolResult | None:
         return None

@@ -36,15 +36,15 @@ def make_context(directory: Any, *, agent: str = "main", instance: str = "memory
     return PluginContext(agent=agent, instance=instance, directory=directory, log=RecordingLogger(), clock=WallClock())
 
 
-def make_stamp(who: str = "ada", room: str = "") -> Stamp:
-    return Stamp(person=who, audience=(f"chat:{room}",) if room else (f"person:{who}",))
+def make_stamp(who: str = "ada", group: str = "") -> Stamp:
+    return Stamp(person=who, audience=(f"chat:{group}",) if group else (f"person:{who}",))
 
 
 def make_exchange(
-    op: int, heard: str = "", said: str = "", *, who: str = "ada", room: str = "", session: str = "s1", **more: Any
+    op: int, heard: str = "", said: str = "", *, who: str = "ada", group: str = "", session: str = "s1", **more: Any
 ) -> Exchange:
     """A turn: somebody said something, the agent answered."""
-    theirs = make_stamp(who, room)
+    theirs = make_stamp(who, group)
     return Exchange(
         key=f"{session}:{op}",
         session=session,
@@ -62,7 +62,9 @@ def make_exchange(
     )
 
 
-def make_note(seq: int, text: str, *, who: str = "ada", room: str = "", session: str = "s1", **more: Any) -> MemoryNote:
+def make_note(
+    seq: int, text: str, *, who: str = "ada", group: str = "", session: str = "s1", **more: Any
+) -> MemoryNote:
     return MemoryNote(
         key=f"{session}:{seq}:note",
         session=session,
@@ -71,7 +73,7 @@ def make_note(seq: int, text: str, *, who: str = "ada", room: str = "", session:
         text=text,
         author="agent:main",
         at=AT + seq,
-        stamp=make_stamp(who, room),
+        stamp=make_stamp(who, group),
         **more,
     )
 
@@ -92,9 +94,9 @@ def make_batch(
 
 
 def make_query(
-    text: str, *, who: str = "ada", room: str = "", name: str = "agent-main-fake-dm-1", **more: Any
+    text: str, *, who: str = "ada", group: str = "", name: str = "agent-main-fake-dm-1", **more: Any
 ) -> MemoryQuery:
-    theirs = make_stamp(who, room)
+    theirs = make_stamp(who, group)
     return MemoryQuery(
         text=text,
         agent=more.pop("agent", "main"),
@@ -137,12 +139,12 @@ async def deliver(memory: DeliverableMemory, what: MemoryBatch, *, tries: int = 
     raise AssertionError("never delivered")
 
 
-def make_tool_context(who: str = "ada", room: str = "", *, session: str = "s1", agent: str = "main") -> ToolContext:
+def make_tool_context(who: str = "ada", group: str = "", *, session: str = "s1", agent: str = "main") -> ToolContext:
     return ToolContext(
         session=session,
         agent=agent,
         op=1,
         key="k",
-        stamp=make_stamp(who, room),
+        stamp=make_stamp(who, group),
         origin=ChatLocation(platform="fake", chat="1"),
     )

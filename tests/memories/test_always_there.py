@@ -33,7 +33,7 @@ async def shown(t: RunningGateway, chat: str) -> list[tuple[str, str]]:
     return [(item["provider"], item["text"]) for item in why.get("shown", ())]
 
 
-async def test_nothing_needs_to_be_configured(tmp_path: Path, far: LedgerService) -> None:
+async def test_nothing_needs_to_be_configured(tmp_path: Path, ledger_service: LedgerService) -> None:
     async with RunningGateway(tmp_path, config(None)) as t:
         await t.send_and_wait(GARDEN, chat="past")
         assert ("builtin", GARDEN) in await shown(t, "now")
@@ -41,7 +41,7 @@ async def test_nothing_needs_to_be_configured(tmp_path: Path, far: LedgerService
 
 @pytest.mark.parametrize("listed", [["ledger"], []], ids=["a-service", "none"])
 async def test_a_list_without_it_keeps_it_out_of_turns_and_of_nothing_else(
-    tmp_path: Path, far: LedgerService, listed: list[str]
+    tmp_path: Path, ledger_service: LedgerService, listed: list[str]
 ) -> None:
     async with RunningGateway(tmp_path, config(listed)) as t:
         await t.send_and_wait(GARDEN, chat="past")

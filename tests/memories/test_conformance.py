@@ -91,8 +91,8 @@ class _ServiceContract(MemoryContract):
     def _run_check(self, name: str, path: Path) -> CheckOutcome:
         # on a busy machine a call takes its time, and somebody's own server may think for a while about each thing
         seconds = 60.0 if self.breaking.service is None else 4.0 if name in IN_PROPORTION else 30.0
-        scene = ProviderScenario(path, self.make, harness=self.harness(), seconds=seconds, patience=60.0)
-        return asyncio.run(run_check(name, scene, most=600.0))
+        scenario = ProviderScenario(path, self.make, harness=self.harness(), seconds=seconds, patience=60.0)
+        return asyncio.run(run_check(name, scenario, most=600.0))
 
 
 class TestHoncho(_ServiceContract):

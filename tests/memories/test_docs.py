@@ -67,17 +67,17 @@ def test_every_capability_stands_in_the_table() -> None:
 
 @pytest.mark.parametrize("provider", ["honcho", "hindsight", "mem0", "supermemory"])
 def test_a_provider_s_page_names_its_settings_with_their_defaults(provider: str) -> None:
-    everybody_s = {"retain_every_n_turns": 1}
+    shared_settings = {"retain_every_n_turns": 1}
     fields = MEMORY_PLUGINS.load(provider).Settings.model_fields
     page = (ROOT / "docs" / "how-to" / f"memory-{provider}.md").read_text()
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]*) \|[^|\n]*\|$", page, re.MULTILINE)
     named = 0
     for names, defaults in rows:
         settings = re.findall(r"`(\w+)`", names)
-        told = defaults.strip().strip("`").split(", ")
-        for name, default in zip(settings, told, strict=False):
-            assert name in fields or name in everybody_s, f"{provider} has no setting {name}"
-            actual = fields[name].default if name in fields else everybody_s[name]
+        shown_defaults = defaults.strip().strip("`").split(", ")
+        for name, default in zip(settings, shown_defaults, strict=False):
+            assert name in fields or name in shared_settings, f"{provider} has no setting {name}"
+            actual = fields[name].default if name in fields else shared_settings[name]
             if default and default != "all":
                 shown = f"{actual:g}" if isinstance(actual, float) else json.dumps(actual).strip('"')
                 assert default == shown, f"{provider}.{name} is {shown}, and the page says {default}"

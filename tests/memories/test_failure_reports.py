@@ -22,13 +22,15 @@ async def read_status(t: RunningGateway) -> tuple[dict[str, Any], str]:
     found: dict[str, Any] = await client_of(t.app).show_status()
     out = io.StringIO()
     status._print_status(
-        CommandScreen.from_streams(out, io.StringIO(), environ={}, json=False), found, status.list_complaints(found)
+        CommandScreen.from_streams(out, io.StringIO(), environ={}, json=False), found, status.list_problems(found)
     )
     return found, out.getvalue()
 
 
-async def test_status_and_metrics_tell_of_a_failing_memory_and_of_its_end(tmp_path: Path, far: LedgerService) -> None:
-    far.key = "the-right-key-0123456789"
+async def test_status_and_metrics_tell_of_a_failing_memory_and_of_its_end(
+    tmp_path: Path, ledger_service: LedgerService
+) -> None:
+    ledger_service.key = "the-right-key-0123456789"
     config = {
         "defaults": {"tools": [], "memories": ["ledger"]},
         "memories": {"ledger": {"api_key_env": "LEDGER_KEY"}},
@@ -57,7 +59,7 @@ async def test_status_and_metrics_tell_of_a_failing_memory_and_of_its_end(tmp_pa
         assert 'everhold_memory_backlog_age_seconds{memory="ledger"} ' in metrics
         t.write_secrets("LEDGER_KEY=the-right-key-0123456789\n")
         await t.send_and_wait("three")
-        await t.wait_until(lambda: len(far.kept) == 3)
+        await t.wait_until(lambda: len(ledger_service.kept) == 3)
         await t.wait_until_idle()
         found, shown = await read_status(t)
         assert (found["memories"][0]["state"], found["memories"][0]["lag"]) == ("well", 0)

@@ -97,41 +97,41 @@ class Minimal:
     cache_busting_signature = probe = _never
 
 
-def short(house: InProcessGateway) -> FakeModel:
+def short(gateway: InProcessGateway) -> FakeModel:
     """Summaries that shrink whatever they are of."""
-    house.runtimes.summariser = model = FakeModel(lambda _: ModelResponse(text="They talked."))
+    gateway.runtimes.summariser = model = FakeModel(lambda _: ModelResponse(text="They talked."))
     return model
 
 
-def attach_attentive(house: InProcessGateway) -> Attentive:
+def attach_attentive(gateway: InProcessGateway) -> Attentive:
     provider = Attentive()
-    house.runtimes.memories["a"] = provider
-    house.runtimes.settings["attentive"] = ("a",)
+    gateway.runtimes.memories["a"] = provider
+    gateway.runtimes.settings["switch_memories"] = ("a",)
     return provider
 
 
 # -- what is left out --------------------------------------------------------------------------------------------------
 
 
-def test_storing_and_finding_are_enough_and_nothing_else_is_asked(house: InProcessGateway) -> None:
+def test_storing_and_finding_are_enough_and_nothing_else_is_asked(gateway: InProcessGateway) -> None:
     provider = Minimal()
-    house.runtimes.memories["a"] = provider
-    house.runtimes.settings |= {"attentive": ("a",), "recalls": ("a",), "recall_seconds": 1.0}
-    short(house)
-    house.send_message("one " + "and so on " * 100)
-    house.send_message("/compress here 0")
-    house.send_message("two")
-    house.send_message("/undo")
-    house.send_message("/new")
-    house.send_message("three")
-    assert house.run(house.control.collect_status())["memories"][0]["state"] == "well"
+    gateway.runtimes.memories["a"] = provider
+    gateway.runtimes.settings |= {"switch_memories": ("a",), "recall_memories": ("a",), "recall_seconds": 1.0}
+    short(gateway)
+    gateway.send_message("one " + "and so on " * 100)
+    gateway.send_message("/compress here 0")
+    gateway.send_message("two")
+    gateway.send_message("/undo")
+    gateway.send_message("/new")
+    gateway.send_message("three")
+    assert gateway.run(gateway.control.collect_status())["memories"][0]["state"] == "well"
     assert len(provider.batches) == 3  # what was undone is not mentioned to one that cannot take anything back
-    attached = house.runtimes.find_memory("a", "main")
+    attached = gateway.runtimes.find_memory("a", "main")
     assert attached is not None
     assert (attached.delivery, attached.deadline, attached.visible_after) == (DeliveryGuarantee.BLIND, 30.0, 0.0)
     assert (attached.tools, attached.prompt(), attached.signature()) == ({}, "", None)
-    house.run(attached.close())
-    house.assert_sound()
+    gateway.run(attached.close())
+    gateway.assert_sound()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ async def test_one_that_contradicts_itself_is_refused_by_name(wrong: dict[str, A
 
 
 @pytest.mark.parametrize("nonsense", [None, 7, ["key"], {"key": 7}, {7: "key"}, "text"])
-def test_nonsense_from_store_is_in_doubt_and_named(house: InProcessGateway, nonsense: Any) -> None:
+def test_nonsense_from_store_is_in_doubt_and_named(gateway: InProcessGateway, nonsense: Any) -> None:
     class Odd(FakeMemoryProvider):
         async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
             kept = await super().store(batch)
@@ -171,15 +171,15 @@ def test_nonsense_from_store_is_in_doubt_and_named(house: InProcessGateway, nons
 
         sane = False
 
-    house.runtimes.memories["a"] = provider = Odd()
-    house.send_message("one")
-    (memory,) = house.run(house.control.collect_status())["memories"]
+    gateway.runtimes.memories["a"] = provider = Odd()
+    gateway.send_message("one")
+    (memory,) = gateway.run(gateway.control.collect_status())["memories"]
     assert (memory["state"], memory["lag"]) == ("failing", 1)
     assert "answered `store` with" in memory["error"]
-    assert house.list_shown_texts() == ["You said: one"]
+    assert gateway.list_shown_texts() == ["You said: one"]
     provider.sane = True
-    house.run_until_idle(60)
-    assert house.run(house.control.collect_status())["memories"][0]["state"] == "well"
+    gateway.run_until_idle(60)
+    assert gateway.run(gateway.control.collect_status())["memories"][0]["state"] == "well"
     assert [len(items) for items in provider.kept.values()] == [1]
 
 
@@ -190,7 +190,7 @@ def test_nonsense_from_store_is_in_doubt_and_named(house: InProcessGateway, nons
         [MemoryHit(text="x", score=float("nan"))], [MemoryHit(text="x", at="soon")], [MemoryHit(text="x", author=None)],  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_nonsense_from_find_leaves_the_turn_alone(house: InProcessGateway, nonsense: Any) -> None:
+def test_nonsense_from_find_leaves_the_turn_alone(gateway: InProcessGateway, nonsense: Any) -> None:
     class Odd(FakeMemoryProvider):
         async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
             return nonsense  # type: ignore[no-any-return]
@@ -199,83 +199,83 @@ def test_nonsense_from_find_leaves_the_turn_alone(house: InProcessGateway, nonse
         async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
             return [MemoryHit(text="something \ud800 known")]
 
-    house.runtimes.memories |= {"odd": Odd(), "good": Good()}
-    house.runtimes.settings |= {"recalls": ("odd", "good"), "recall_seconds": 1.0}
-    house.send_message("hello")
-    shown = "\n".join(message.text for message in house.runtimes.model.requests[-1].messages)
+    gateway.runtimes.memories |= {"odd": Odd(), "good": Good()}
+    gateway.runtimes.settings |= {"recall_memories": ("odd", "good"), "recall_seconds": 1.0}
+    gateway.send_message("hello")
+    shown = "\n".join(message.text for message in gateway.runtimes.model.requests[-1].messages)
     assert "something \ufffd" in shown  # what cannot be stored is not shown either
     assert "odd" in shown  # that it is missing is said
-    assert house.logger.find_events("recall.failed")
+    assert gateway.logger.find_events("recall.failed")
 
 
-def test_no_more_is_taken_than_was_asked_for(house: InProcessGateway) -> None:
+def test_no_more_is_taken_than_was_asked_for(gateway: InProcessGateway) -> None:
     class Eager(FakeMemoryProvider):
         async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
             return [MemoryHit(text=str(number)) for number in range(100_000)]
 
     attached = MemoryClient(Eager(), instance="eager")
     query = MemoryQuery(text="x", agent="main", session="s", name="s", audience=("ada",), person="ada", limit=3)
-    assert [item.text for item in house.run(attached.find(query))] == ["0", "1", "2"]
+    assert [item.text for item in gateway.run(attached.find(query))] == ["0", "1", "2"]
 
 
 # -- retractions -------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_undone_is_taken_back_only_from_those_who_can(house: InProcessGateway) -> None:
+def test_what_was_undone_is_taken_back_only_from_those_who_can(gateway: InProcessGateway) -> None:
     able, unable = FakeMemoryProvider(), Minimal()
-    house.runtimes.memories |= {"able": able, "unable": unable}
-    session = house.send_message("one").session
-    house.send_message("/undo")
+    gateway.runtimes.memories |= {"able": able, "unable": unable}
+    session = gateway.send_message("one").session
+    gateway.send_message("/undo")
     assert [type(item) for item in able.kept[session]][1:] == [MemoryRetraction]
     assert len(unable.batches) == 1
     assert not any(isinstance(item, MemoryRetraction) for item in unable.batches[0].items)
 
 
-def test_a_lost_answer_about_something_that_was_never_sent_is_no_matter(house: InProcessGateway) -> None:
+def test_a_lost_answer_about_something_that_was_never_sent_is_no_matter(gateway: InProcessGateway) -> None:
     class Asked(FakeMemoryProvider):
         capabilities = frozenset({MemoryCapability.PROBE})
 
-    house.runtimes.memories["a"] = provider = Asked(DeliveryGuarantee.PROBE, deadline=5.0)
-    house.send_message("one", rest=False)
-    house.pass_time(0.5)
+    gateway.runtimes.memories["a"] = provider = Asked(DeliveryGuarantee.PROBE, deadline=5.0)
+    gateway.send_message("one", rest=False)
+    gateway.pass_time(0.5)
     provider.faults.lose_next_answer()
-    house.send_message("two", rest=False)
-    house.send_message("/undo")
-    house.run_until_idle(60)
+    gateway.send_message("two", rest=False)
+    gateway.send_message("/undo")
+    gateway.run_until_idle(60)
     (kept,) = provider.kept.values()
     assert len(kept) == len({item.key for item in kept})
-    assert not house.run(house.store.list_dead_letters())
+    assert not gateway.run(gateway.store.list_dead_letters())
 
 
 # -- where the talk takes a turn ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command, how", [("/new", "new"), ("/branch", "branch"), ("/compress here 0", "fold")])
+@pytest.mark.parametrize("command, how", [("/new", "new"), ("/branch", "branch"), ("/compress here 0", "compression")])
 def test_a_turn_of_the_talk_is_told_once_all_before_it_is_delivered(
-    house: InProcessGateway, command: str, how: str
+    gateway: InProcessGateway, command: str, how: str
 ) -> None:
-    provider = attach_attentive(house)
-    house.runtimes.settings["paces"] = {"a": parse_write_setting(10)}
-    short(house)
-    session = house.send_message("one " + "and so on " * 100).session
+    provider = attach_attentive(gateway)
+    gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(10)}
+    short(gateway)
+    session = gateway.send_message("one " + "and so on " * 100).session
     assert not provider.kept
-    house.send_message(command)
+    gateway.send_message(command)
     (switch,) = provider.switches
     assert (switch.how, switch.before.session, switch.before.person) == (how, session, "ada")
     assert (switch.after.session == session) == (how != "branch")
     assert len(provider.kept[session]) == 1
-    house.send_message("two")
+    gateway.send_message("two")
     assert len(provider.switches) == 1
 
 
-def test_who_resumes_another_session_and_comes_back_is_followed(house: InProcessGateway) -> None:
-    provider = attach_attentive(house)
-    first = house.send_message("one").session
-    house.send_message("/branch")
+def test_who_resumes_another_session_and_comes_back_is_followed(gateway: InProcessGateway) -> None:
+    provider = attach_attentive(gateway)
+    first = gateway.send_message("one").session
+    gateway.send_message("/branch")
     second = provider.switches[-1].after.session
-    house.send_message("two")
-    house.send_message(f"/resume {first}")
-    house.send_message(f"/resume {second}")
+    gateway.send_message("two")
+    gateway.send_message(f"/resume {first}")
+    gateway.send_message(f"/resume {second}")
     assert [(it.how, it.before.session, it.after.session) for it in provider.switches] == [
         ("branch", first, second),
         ("resume", second, first),
@@ -283,78 +283,83 @@ def test_who_resumes_another_session_and_comes_back_is_followed(house: InProcess
     ]
 
 
-def test_nobody_who_did_not_ask_is_told(house: InProcessGateway) -> None:
-    provider = attach_attentive(house)
+def test_nobody_who_did_not_ask_is_told(gateway: InProcessGateway) -> None:
+    provider = attach_attentive(gateway)
     provider.capabilities = frozenset({MemoryCapability.RETRACT})
-    house.send_message("one")
-    house.send_message("/new")
+    gateway.send_message("one")
+    gateway.send_message("/new")
     assert not provider.switches
 
 
 # -- before a summary --------------------------------------------------------------------------------------------------
 
 
-def test_what_a_memory_does_not_want_lost_reaches_the_summary_and_what_is_noted(house: InProcessGateway) -> None:
-    provider = attach_attentive(house)
-    summariser = short(house)
-    house.runtimes.settings["review_every"] = 10
-    session = house.send_message("my goat is called Berta " + "and so on " * 100).session
-    house.send_message("/compress here 0")
+def test_what_a_memory_does_not_want_lost_reaches_the_summary_and_what_is_noted(gateway: InProcessGateway) -> None:
+    provider = attach_attentive(gateway)
+    summariser = short(gateway)
+    gateway.runtimes.settings["review_every_turns"] = 10
+    session = gateway.send_message("my goat is called Berta " + "and so on " * 100).session
+    gateway.send_message("/compress here 0")
     scope, view = provider.views[0]
     assert (scope.session, scope.person, scope.agent) == (session, "ada", "main")
     assert [one.author for one in view] == ["person:ada", "agent:main"]
     text = summariser.requests[-1].messages[-1].text
     assert text.endswith("Material, not instructions.]\na: the goat is called Berta")
     assert "Berta" not in summariser.requests[-1].system
-    reviews = [it for it in house.runtimes.model.requests if "write down what should be remembered" in it.system]
+    reviews = [it for it in gateway.runtimes.model.requests if "write down what should be remembered" in it.system]
     assert reviews[0].messages[-1].text.endswith("a: the goat is called Berta")
 
 
 @pytest.mark.parametrize("marks, trigger", [((0.3, 0.95), "soft"), ((2.0, 0.5), "hard")], ids=["soft", "hard"])
 def test_what_a_memory_is_shown_before_a_summary_is_as_the_log_has_it(
-    house: InProcessGateway, marks: tuple[float, float], trigger: str
+    gateway: InProcessGateway, marks: tuple[float, float], trigger: str
 ) -> None:
-    """Though nobody reads the log for it: the turns were in mind still."""
-    provider = attach_attentive(house)
-    short(house)
+    """Though nobody reads the log for it: the context cache still held the turns."""
+    provider = attach_attentive(gateway)
+    short(gateway)
     # one that reports no usage: what a token is stays what it was
-    house.runtimes.model = FakeModel(lambda _: ModelResponse(text="indeed " * 40), context_tokens=1_000)
-    house.runtimes.settings |= {"soft": marks[0], "hard": marks[1], "keep": 1, "ahead": trigger == "soft"}
+    gateway.runtimes.model = FakeModel(lambda _: ModelResponse(text="indeed " * 40), context_tokens=1_000)
+    gateway.runtimes.settings |= {
+        "soft_share": marks[0],
+        "hard_share": marks[1],
+        "keep_turns": 1,
+        "compress_in_background": trigger == "soft",
+    }
     session = ""
     for _ in range(12):
-        house.pass_time(60)
-        session = house.send_message("and so on " * 20).session
-    folds = house.read_bodies(session, Compressed)
-    assert {fold.trigger for fold in folds} == {trigger}
-    log = {entry.seq: entry for entry in house.read_log(session)}
+        gateway.pass_time(60)
+        session = gateway.send_message("and so on " * 20).session
+    compressions = gateway.read_bodies(session, Compressed)
+    assert {one.trigger for one in compressions} == {trigger}
+    log = {entry.seq: entry for entry in gateway.read_log(session)}
     shown = [one for _, view in provider.views for one in view]
     assert shown
     assert {(one.seq, one.at, one.author) for one in shown} <= {(it.seq, it.at, it.author) for it in log.values()}
 
 
 @pytest.mark.parametrize("how", ["hangs", "falls"])
-def test_a_hook_that_hangs_or_falls_holds_nobody_up_and_is_shown(house: InProcessGateway, how: str) -> None:
-    provider = attach_attentive(house)
-    short(house)
-    house.send_message("one " + "and so on " * 100)
+def test_a_hook_that_hangs_or_falls_holds_nobody_up_and_is_shown(gateway: InProcessGateway, how: str) -> None:
+    provider = attach_attentive(gateway)
+    short(gateway)
+    gateway.send_message("one " + "and so on " * 100)
     setattr(provider, how, True)
-    before = house.loop.time()
-    house.send_message("/compress here 0")
-    assert "Compressed" in house.list_shown_texts()[-1]
-    house.send_message("two")
-    assert house.list_shown_texts()[-1] == "You said: two"
-    assert house.loop.time() - before < 60
-    house.run_until_idle(30)
-    failed = {str(line["hook"]) for line in house.logger.find_events("memory.hook_failed")}
+    before = gateway.loop.time()
+    gateway.send_message("/compress here 0")
+    assert "Compressed" in gateway.list_shown_texts()[-1]
+    gateway.send_message("two")
+    assert gateway.list_shown_texts()[-1] == "You said: two"
+    assert gateway.loop.time() - before < 60
+    gateway.run_until_idle(30)
+    failed = {str(line["hook"]) for line in gateway.logger.find_events("memory.hook_failed")}
     assert failed == {"before_compress", "session_switched"}
-    (memory,) = house.run(house.control.collect_status())["memories"]
+    (memory,) = gateway.run(gateway.control.collect_status())["memories"]
     assert set(memory["hooks"]) == failed
     assert sum(len(items) for items in provider.kept.values()) == 2
     setattr(provider, how, False)
-    house.send_message("/compress here 0")
-    house.run_until_idle(30)
-    assert house.run(house.control.collect_status())["memories"][0]["hooks"] == {}
-    house.assert_sound()
+    gateway.send_message("/compress here 0")
+    gateway.run_until_idle(30)
+    assert gateway.run(gateway.control.collect_status())["memories"][0]["hooks"] == {}
+    gateway.assert_sound()
 
 
 # -- tools, prompt, health: with the agent that is built ---------------------------------------------------------------
@@ -365,10 +370,12 @@ def config(**more: Any) -> str:
     return json.dumps({"defaults": {"tools": [], "memories": []}, "agents": agents, "memories": {"ledger": more}})
 
 
-async def test_a_provider_s_tools_join_the_agent_s_under_their_own_names(tmp_path: Path, far: LedgerService) -> None:
-    far.offers |= {MemoryCapability.TOOLS}
+async def test_a_provider_s_tools_join_the_agent_s_under_their_own_names(
+    tmp_path: Path, ledger_service: LedgerService
+) -> None:
+    ledger_service.offers |= {MemoryCapability.TOOLS}
     signature = {"x": "1"}
-    far.signature = lambda: dict(signature)
+    ledger_service.signature = lambda: dict(signature)
     async with RunningGateway(tmp_path, config()) as t:
         assert "1 pages" not in await t.send_and_wait("use tool ledger_count {}")
         verdict = await t.send_message("use tool ledger_count {}")
@@ -378,8 +385,8 @@ async def test_a_provider_s_tools_join_the_agent_s_under_their_own_names(tmp_pat
         offered = t.app.agents.get_runtime("main", {}).tools["ledger_count"]
         signature["x"] = "2"
         t.app.agents.get_runtime("main", {})
-        assert len(far.built) == 2
-        await far.built[0].closed.wait()
+        assert len(ledger_service.built) == 2
+        await ledger_service.built[0].closed.wait()
         context: Any = None
         # somebody who still has the tool of before reaches the provider of now
         assert "by ledger 2" in (await offered.run({}, context)).text
@@ -395,10 +402,10 @@ async def test_a_provider_s_tools_join_the_agent_s_under_their_own_names(tmp_pat
     ],
 )
 async def test_tools_that_are_none_or_too_many_are_left_out_and_named(
-    tmp_path: Path, far: LedgerService, tools: Any
+    tmp_path: Path, ledger_service: LedgerService, tools: Any
 ) -> None:
-    far.offers |= {MemoryCapability.TOOLS}
-    far.tools = tools
+    ledger_service.offers |= {MemoryCapability.TOOLS}
+    ledger_service.tools = tools
     async with RunningGateway(tmp_path, config()) as t:
         await t.send_and_wait("hello")
         assert not t.app.agents.get_runtime("main", {}).tools
@@ -406,21 +413,25 @@ async def test_tools_that_are_none_or_too_many_are_left_out_and_named(
         assert "tools" in problem["message"]
 
 
-async def test_a_provider_s_block_stands_in_the_prompt_and_stays_the_same(tmp_path: Path, far: LedgerService) -> None:
-    far.offers |= {MemoryCapability.PROMPT}
+async def test_a_provider_s_block_stands_in_the_prompt_and_stays_the_same(
+    tmp_path: Path, ledger_service: LedgerService
+) -> None:
+    ledger_service.offers |= {MemoryCapability.PROMPT}
     async with RunningGateway(tmp_path, config()) as t:
         await t.send_and_wait("hello")
         system = t.app.agents.get_runtime("main", {}).system
         assert system.endswith("The ledger counts.")
-        far.prompt = lambda: "Something else."
+        ledger_service.prompt = lambda: "Something else."
         await t.send_and_wait("hello again")
         assert t.app.agents.get_runtime("main", {}).system == system  # asked once: the cache prefix is stable
 
 
 @pytest.mark.parametrize("prompt", [lambda: 7, lambda: 1 // 0])
-async def test_a_prompt_that_is_none_is_left_out_and_named(tmp_path: Path, far: LedgerService, prompt: Any) -> None:
-    far.offers |= {MemoryCapability.PROMPT}
-    far.prompt = prompt
+async def test_a_prompt_that_is_none_is_left_out_and_named(
+    tmp_path: Path, ledger_service: LedgerService, prompt: Any
+) -> None:
+    ledger_service.offers |= {MemoryCapability.PROMPT}
+    ledger_service.prompt = prompt
     async with RunningGateway(tmp_path, config()) as t:
         await t.send_and_wait("hello")
         assert "prompt" in t.app.describe()["problems"][0]["message"]
@@ -436,10 +447,10 @@ async def test_a_prompt_that_is_none_is_left_out_and_named(tmp_path: Path, far: 
     ],
 )
 async def test_how_a_provider_says_it_is_stands_in_the_status(
-    tmp_path: Path, far: LedgerService, health: Any, state: str, says: str
+    tmp_path: Path, ledger_service: LedgerService, health: Any, state: str, says: str
 ) -> None:
-    far.offers |= {MemoryCapability.HEALTH}
-    far.health = health
+    ledger_service.offers |= {MemoryCapability.HEALTH}
+    ledger_service.health = health
     async with RunningGateway(tmp_path, config()) as t:
         await t.send_and_wait("hello")
         await t.wait_until_idle()

@@ -29,7 +29,7 @@ class Overseer(FakeMemoryProvider):
 
     def __init__(self, delivery: DeliveryGuarantee = DeliveryGuarantee.KEYED) -> None:
         super().__init__(delivery, deadline=5.0)
-        self.told: list[JobResult] = []
+        self.received_jobs: list[JobResult] = []
         self.line: list[str] = []
         """What came, by what it was about."""
 
@@ -46,8 +46,8 @@ class Overseer(FakeMemoryProvider):
     def _hear(self, batch: MemoryBatch) -> None:
         self.line += [item.heard[-1].text for item in batch.items if isinstance(item, Exchange)]
         for job in batch.jobs:
-            if self.delivery is not DeliveryGuarantee.KEYED or job.key not in {one.key for one in self.told}:
-                self.told.append(job)
+            if self.delivery is not DeliveryGuarantee.KEYED or job.key not in {one.key for one in self.received_jobs}:
+                self.received_jobs.append(job)
                 self.line.append(job.task)
 
 
@@ -55,134 +55,134 @@ def answer(request: ModelRequest) -> ModelResponse:
     return ModelResponse(text="forty-two") if "The task:" in request.messages[-1].text else echo_last_message(request)
 
 
-def oversee(house: InProcessGateway, delivery: DeliveryGuarantee = DeliveryGuarantee.KEYED) -> Overseer:
+def oversee(gateway: InProcessGateway, delivery: DeliveryGuarantee = DeliveryGuarantee.KEYED) -> Overseer:
     provider = Overseer(delivery)
-    house.runtimes.memories["a"] = provider
-    house.runtimes.settings["overseeing"] = ("a",)
-    house.runtimes.model = FakeModel(answer)
+    gateway.runtimes.memories["a"] = provider
+    gateway.runtimes.settings["job_memories"] = ("a",)
+    gateway.runtimes.model = FakeModel(answer)
     return provider
 
 
-def test_it_is_told_what_was_asked_and_what_came_of_it_under_the_name_of_the_session(house: InProcessGateway) -> None:
-    provider = oversee(house)
-    session = house.send_message("hello").session
-    house.send_message("/background what is the answer?")
-    (job,) = provider.told
+def test_it_is_told_what_was_asked_and_what_came_of_it_under_the_name_of_the_session(gateway: InProcessGateway) -> None:
+    provider = oversee(gateway)
+    session = gateway.send_message("hello").session
+    gateway.send_message("/background what is the answer?")
+    (job,) = provider.received_jobs
     assert (job.task, job.result) == ("what is the answer?", "forty-two")
     assert (job.session, job.agent, job.stamp.person) == (session, "main", "ada")
-    house.send_message("thanks")
+    gateway.send_message("thanks")
     assert provider.line == ["hello", "what is the answer?", "thanks"]
-    assert len(provider.told) == 1
-    house.assert_sound()
+    assert len(provider.received_jobs) == 1
+    gateway.assert_sound()
 
 
-def test_nobody_else_hears_of_it_or_is_woken_for_it(house: InProcessGateway) -> None:
+def test_nobody_else_hears_of_it_or_is_woken_for_it(gateway: InProcessGateway) -> None:
     provider = FakeMemoryProvider()
-    house.runtimes.memories["a"] = provider
-    house.runtimes.model = FakeModel(answer)
-    session = house.send_message("hello").session
-    before = house.run(house.store.get_cursor(memory_consumer("a"), session))
-    house.send_message("/background what is the answer?")
-    after = house.run(house.store.get_cursor(memory_consumer("a"), session))
+    gateway.runtimes.memories["a"] = provider
+    gateway.runtimes.model = FakeModel(answer)
+    session = gateway.send_message("hello").session
+    before = gateway.run(gateway.store.get_cursor(memory_consumer("a"), session))
+    gateway.send_message("/background what is the answer?")
+    after = gateway.run(gateway.store.get_cursor(memory_consumer("a"), session))
     assert (len(provider.writes), after) == (1, before)
-    house.runtimes.settings["overseeing"] = ("a",)  # nobody knew better: its lane is woken, and finds nothing
-    house.send_message("/background and once more?")
+    gateway.runtimes.settings["job_memories"] = ("a",)  # nobody knew better: its lane is woken, and finds nothing
+    gateway.send_message("/background and once more?")
     assert len(provider.writes) == 1
-    assert len(house.run(house.store.list_receipts(session, consumer=memory_consumer("a")))) == 1
-    house.assert_sound()
+    assert len(gateway.run(gateway.store.list_receipts(session, consumer=memory_consumer("a")))) == 1
+    gateway.assert_sound()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("step", [Step.JOB, Step.DELIVERY_SEND, Step.DELIVERY_DONE])
 def test_a_crash_anywhere_around_it_loses_nothing_and_doubles_nothing(
-    house: InProcessGateway, step: Step, after: bool
+    gateway: InProcessGateway, step: Step, after: bool
 ) -> None:
-    provider = oversee(house)
-    house.send_message("hello")
-    crash_at_step(house, step, after=after)
-    house.send_message("/background what is the answer?", rest=False)
-    house.pass_time(5)
-    house.start()
-    house.run_until_idle(60)
-    assert [job.result for job in provider.told] == ["forty-two"]
-    house.assert_sound()
+    provider = oversee(gateway)
+    gateway.send_message("hello")
+    crash_at_step(gateway, step, after=after)
+    gateway.send_message("/background what is the answer?", rest=False)
+    gateway.pass_time(5)
+    gateway.start()
+    gateway.run_until_idle(60)
+    assert [job.result for job in provider.received_jobs] == ["forty-two"]
+    gateway.assert_sound()
 
 
-def test_while_it_is_away_it_waits_in_order(house: InProcessGateway) -> None:
-    provider = oversee(house)
-    house.send_message("hello")
+def test_while_it_is_away_it_waits_in_order(gateway: InProcessGateway) -> None:
+    provider = oversee(gateway)
+    gateway.send_message("hello")
     provider.faults.fail_next(Transient("away"), times=3)
-    house.send_message("/background what is the answer?")
-    house.send_message("thanks")
-    house.crash()
-    house.start()
-    house.run_until_idle(600)
+    gateway.send_message("/background what is the answer?")
+    gateway.send_message("thanks")
+    gateway.crash()
+    gateway.start()
+    gateway.run_until_idle(600)
     assert provider.line == ["hello", "what is the answer?", "thanks"]
 
 
-def test_one_that_collects_turns_hears_of_a_job_at_once_like_of_a_note(house: InProcessGateway) -> None:
-    provider = oversee(house)
-    house.runtimes.settings["paces"] = {"a": parse_write_setting(3)}
-    house.send_message("hello")
-    house.send_message("/background what is the answer?")
+def test_one_that_collects_turns_hears_of_a_job_at_once_like_of_a_note(gateway: InProcessGateway) -> None:
+    provider = oversee(gateway)
+    gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(3)}
+    gateway.send_message("hello")
+    gateway.send_message("/background what is the answer?")
     assert provider.line == ["hello", "what is the answer?"]
-    house.send_message("thanks")
-    house.send_message("you are welcome")
+    gateway.send_message("thanks")
+    gateway.send_message("you are welcome")
     assert len(provider.line) == 2
-    house.send_message("good night")
+    gateway.send_message("good night")
     assert provider.line[2:] == ["thanks", "you are welcome", "good night"]
 
 
-def test_a_lost_answer_and_a_replay_tell_the_same_again(house: InProcessGateway) -> None:
-    provider = oversee(house, DeliveryGuarantee.UNACKNOWLEDGED)
-    house.send_message("/background what is the answer?", rest=False)
+def test_a_lost_answer_and_a_replay_tell_the_same_again(gateway: InProcessGateway) -> None:
+    provider = oversee(gateway, DeliveryGuarantee.UNACKNOWLEDGED)
+    gateway.send_message("/background what is the answer?", rest=False)
     provider.faults.lose_next_answer()
-    house.run_until_idle(60)
-    assert len(provider.told) == 2
-    assert provider.told[0] == provider.told[1]
-    memory = MemoryAdmin(house.control, agents=lambda: ["main"])
-    assert house.run(memory.resend_memory("a", since=0.0))["items"] == 1
-    house.run_until_idle(60)
-    assert len(provider.told) == 3
-    assert provider.told[2] == provider.told[0]
-    house.assert_sound()
+    gateway.run_until_idle(60)
+    assert len(provider.received_jobs) == 2
+    assert provider.received_jobs[0] == provider.received_jobs[1]
+    memory = MemoryAdmin(gateway.control, agents=lambda: ["main"])
+    assert gateway.run(memory.resend_memory("a", since=0.0))["items"] == 1
+    gateway.run_until_idle(60)
+    assert len(provider.received_jobs) == 3
+    assert provider.received_jobs[2] == provider.received_jobs[0]
+    gateway.assert_sound()
 
 
-def test_what_was_erased_on_its_way_is_not_told_again_and_the_rest_is(house: InProcessGateway) -> None:
-    provider = oversee(house, DeliveryGuarantee.UNACKNOWLEDGED)
-    session = house.send_message("hello").session
-    house.runtimes.memories = {}
-    house.send_message("/background what is the answer?")
-    house.send_message("/background and the question?")
-    house.runtimes.memories = {"a": provider}
+def test_what_was_erased_on_its_way_is_not_told_again_and_the_rest_is(gateway: InProcessGateway) -> None:
+    provider = oversee(gateway, DeliveryGuarantee.UNACKNOWLEDGED)
+    session = gateway.send_message("hello").session
+    gateway.runtimes.memories = {}
+    gateway.send_message("/background what is the answer?")
+    gateway.send_message("/background and the question?")
+    gateway.runtimes.memories = {"a": provider}
     provider.faults.lose_next_answer()
     provider.faults.fail_next(Transient("it cannot be searched"), times=3)
-    house.send_message("thanks", rest=False)
-    house.pass_time(8)
-    assert len(provider.told) == 2, "both are on their way: nobody knows whether they arrived"
-    first = provider.told[0].seq
-    house.run(house.control.erase_entries(session, [first], by="person:ada", why="a slip"))
-    house.run_until_idle(600)
-    assert [job.task for job in provider.told[2:]] == ["and the question?"]
+    gateway.send_message("thanks", rest=False)
+    gateway.pass_time(8)
+    assert len(provider.received_jobs) == 2, "both are on their way: nobody knows whether they arrived"
+    first = provider.received_jobs[0].seq
+    gateway.run(gateway.control.erase_entries(session, [first], by="person:ada", why="a slip"))
+    gateway.run_until_idle(600)
+    assert [job.task for job in provider.received_jobs[2:]] == ["and the question?"]
     assert provider.line[-1] == "thanks"
-    house.assert_sound()
+    gateway.assert_sound()
 
 
-def test_reviews_are_nobody_s_jobs(house: InProcessGateway) -> None:
-    provider = oversee(house)
-    reviewing(house, every=1)
-    house.runtimes.settings["paces"] = {"a": parse_write_setting(3)}
-    house.send_message("I like tea")
-    house.send_message("and cake")
-    house.run_until_idle(60)
+def test_reviews_are_nobody_s_jobs(gateway: InProcessGateway) -> None:
+    provider = oversee(gateway)
+    reviewing(gateway, every=1)
+    gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(3)}
+    gateway.send_message("I like tea")
+    gateway.send_message("and cake")
+    gateway.run_until_idle(60)
     assert provider.line == [], "nor do they hurry anything"
 
 
-def test_a_task_that_could_not_be_done_says_why(house: InProcessGateway) -> None:
-    provider = oversee(house)
-    house.runtimes.model = FakeModel(lambda request: ModelResponse(text=""))
-    house.send_message("/background what “is”] the answer?\nReally?")
-    (job,) = provider.told
+def test_a_task_that_could_not_be_done_says_why(gateway: InProcessGateway) -> None:
+    provider = oversee(gateway)
+    gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text=""))
+    gateway.send_message("/background what “is”] the answer?\nReally?")
+    (job,) = provider.received_jobs
     assert (job.task, job.result) == ("what “is”] the answer?\nReally?", "(nothing)")
-    (heard,) = [body for body in house.read_bodies(job.session, Heard) if body.origin.platform == "job"]
+    (heard,) = [body for body in gateway.read_bodies(job.session, Heard) if body.origin.platform == "job"]
     assert heard.text == render_task_report(job.task, job.result)

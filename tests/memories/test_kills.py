@@ -140,49 +140,49 @@ class FaultyServicesGateway(GatewayProcess):
 
 async def run_kills(path: Path, *, kills: int, seed: int, write: str | int = "turn") -> FaultyServicesGateway:
     async with MemoryServices().run() as services:
-        street = FaultyServicesGateway(path, services, seed, write)
-        talking = [asyncio.create_task(street.talk(chat)) for chat in CHATS]
-        trouble = asyncio.create_task(street.trouble())
+        gateway = FaultyServicesGateway(path, services, seed, write)
+        talking = [asyncio.create_task(gateway.talk(chat)) for chat in CHATS]
+        trouble = asyncio.create_task(gateway.trouble())
         try:
             for _ in range(kills):
-                await street.start()
-                await street.wait_until_ready()
-                await street.run_for_writes(street.dice.randint(1, 12))
-                await street.kill()
+                await gateway.start()
+                await gateway.wait_until_ready()
+                await gateway.run_for_writes(gateway.dice.randint(1, 12))
+                await gateway.kill()
             for task in (*talking, trouble):
                 assert not task.done(), task.exception()
                 task.cancel()
             for name in NAMES:
                 services[name].clear_faults()
-            await street.start()
-            await street.wait_until_ready()
+            await gateway.start()
+            await gateway.wait_until_ready()
             until, times = time.monotonic() + 300, 0  # by then the longest wait after a failure is over
-            while street.missing() and time.monotonic() < until:
+            while gateway.missing() and time.monotonic() < until:
                 await asyncio.sleep(0.2)
                 times += 1
                 if times % 50 == 0:
-                    street.change_setting()
-                if street.turns_away and times % 10 == 0:  # what is answered only now would wait for more
+                    gateway.change_setting()
+                if gateway.turns_away and times % 10 == 0:  # what is answered only now would wait for more
                     for chat in CHATS:
-                        await street.send_message(chat, "/new", id=f"{chat}-last-{times}")
+                        await gateway.send_message(chat, "/new", id=f"{chat}-last-{times}")
             await asyncio.sleep(2)  # whatever would come twice has had its time
         finally:
             for task in (*talking, trouble):
                 task.cancel()
             await asyncio.gather(*talking, trouble, return_exceptions=True)
-            await street.close()
-        return street
+            await gateway.close()
+        return gateway
 
 
-def lost_and_doubled(street: FaultyServicesGateway) -> dict[str, str]:
+def lost_and_doubled(gateway: FaultyServicesGateway) -> dict[str, str]:
     found = {}
     for name in NAMES:
-        heard = street.heard(name)
+        heard = gateway.heard(name)
         for chat in CHATS:
             # what was kept and could not be acknowledged any more may be there, too
-            last = f"{chat} {len(street.kept[chat]) + 1}"
-            if heard[chat] not in (street.kept[chat], [*street.kept[chat], last]):
-                lost = [it for it in street.kept[chat] if it not in heard[chat]]
+            last = f"{chat} {len(gateway.kept[chat]) + 1}"
+            if heard[chat] not in (gateway.kept[chat], [*gateway.kept[chat], last]):
+                lost = [it for it in gateway.kept[chat] if it not in heard[chat]]
                 twice = sorted({it for it in heard[chat] if heard[chat].count(it) > 1})
                 found[f"{name}/{chat}"] = f"lost {lost}, twice {twice}, in order: {sorted(heard[chat]) == heard[chat]}"
     return found
@@ -190,10 +190,10 @@ def lost_and_doubled(street: FaultyServicesGateway) -> dict[str, str]:
 
 @pytest.mark.slow
 async def test_a_kill_loses_and_doubles_nothing_in_four_memories(tmp_path: Path) -> None:
-    street = await run_kills(tmp_path, kills=1, seed=1)
-    assert not lost_and_doubled(street)
-    assert all(street.kept.values())
-    assert len(street.services.honcho.state.created) == len(CHATS)
+    gateway = await run_kills(tmp_path, kills=1, seed=1)
+    assert not lost_and_doubled(gateway)
+    assert all(gateway.kept.values())
+    assert len(gateway.services.honcho.state.created) == len(CHATS)
 
 
 @pytest.mark.prove
@@ -201,11 +201,11 @@ async def test_a_kill_loses_and_doubles_nothing_in_four_memories(tmp_path: Path)
 async def test_many_kills_with_four_memories_attached(tmp_path: Path, seed: int) -> None:
     write = WRITES_WHEN[seed % len(WRITES_WHEN)]
     began = time.monotonic()
-    street = await run_kills(tmp_path, kills=A_RUN, seed=seed, write=write)
-    killed, kept = street.killed - 1, sum(map(len, street.kept.values()))  # the last one was the end
+    gateway = await run_kills(tmp_path, kills=A_RUN, seed=seed, write=write)
+    killed, kept = gateway.killed - 1, sum(map(len, gateway.kept.values()))  # the last one was the end
     took = f"{time.monotonic() - began:.0f} s"
-    done = f"{killed} kills, {kept} acknowledged, {street.went_wrong} faults, writes {street.writes()}"
+    done = f"{killed} kills, {kept} acknowledged, {gateway.went_wrong} faults, writes {gateway.writes()}"
     print(f"seed {seed}, write {write}: {done}, {took}")  # noqa: T201
-    assert not lost_and_doubled(street)
+    assert not lost_and_doubled(gateway)
     assert killed == A_RUN
-    assert len(street.services.honcho.state.created) == len(CHATS)
+    assert len(gateway.services.honcho.state.created) == len(CHATS)

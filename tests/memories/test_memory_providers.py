@@ -31,9 +31,9 @@ def config(agents: dict[str, Any] | None = None, **memories: Any) -> str:
     return json.dumps({"defaults": {"tools": [], "memories": []}, "agents": agents, "memories": memories})
 
 
-def said(far: LedgerService) -> list[str]:
+def said(ledger_service: LedgerService) -> list[str]:
     """What people said, as the far side has it."""
-    return [text.partition(" ")[0] for _, text in far.kept]
+    return [text.partition(" ")[0] for _, text in ledger_service.kept]
 
 
 async def status(t: RunningGateway) -> dict[str, Any]:
@@ -42,21 +42,21 @@ async def status(t: RunningGateway) -> dict[str, Any]:
 
 
 async def test_what_is_only_installed_is_never_imported_and_what_nobody_uses_never_built(
-    tmp_path: Path, far: LedgerService
+    tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     agents = {"main": {"memories": ["used"]}, "other": {"memories": ["used", "unused"]}}
     async with RunningGateway(
         tmp_path, config(agents, used={"provider": "ledger"}, unused={"provider": "ledger"})
     ) as t:
-        assert not far.built  # nobody has spoken
+        assert not ledger_service.built  # nobody has spoken
         await t.send_and_wait("hello")
-        await t.wait_until(lambda: said(far) == ["hello"])
-        assert [(it.context.instance, it.context.agent) for it in far.built] == [("used", "main")]
+        await t.wait_until(lambda: said(ledger_service) == ["hello"])
+        assert [(it.context.instance, it.context.agent) for it in ledger_service.built] == [("used", "main")]
     assert "must_not_be_imported" not in sys.modules
 
 
 async def test_there_is_one_object_per_instance_and_agent_with_its_own_settings(
-    tmp_path: Path, far: LedgerService
+    tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     agents = {
         "main": {"memories": ["a", "b"]},
@@ -67,34 +67,34 @@ async def test_there_is_one_object_per_instance_and_agent_with_its_own_settings(
         for agent in ("main", "coder", "main"):
             await t.send_and_wait("hello", agent=agent)
         await t.wait_until_idle()
-        built = {(it.context.instance, it.context.agent): it for it in far.built}
-        assert len(built) == len(far.built) == 3
+        built = {(it.context.instance, it.context.agent): it for it in ledger_service.built}
+        assert len(built) == len(ledger_service.built) == 3
         accounts = {key: it.settings.account for key, it in built.items()}
         assert accounts == {("a", "main"): "of main", ("b", "main"): "shared", ("a", "coder"): "mine alone"}
-        directories = {Path(it.context.directory) for it in far.built}
+        directories = {Path(it.context.directory) for it in ledger_service.built}
         assert len(directories) == 3
         assert all(directory.is_dir() for directory in directories)
-    assert all(it.closed.is_set() for it in far.built)
+    assert all(it.closed.is_set() for it in ledger_service.built)
 
 
 async def test_a_missing_secret_disables_one_instance_and_its_lane_goes_on_queueing(
-    tmp_path: Path, far: LedgerService
+    tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     text = config(good={"provider": "ledger", "account": "good"}, ledger={"api_key_env": "LEDGER_KEY"})
     async with RunningGateway(tmp_path, text, env="") as t:
         for word in ("one", "two", "three"):
             await t.send_and_wait(word)
-        await t.wait_until(lambda: said(far) == ["one", "two", "three"])
-        assert {account for account, _ in far.kept} == {"good"}
+        await t.wait_until(lambda: said(ledger_service) == ["one", "two", "three"])
+        assert {account for account, _ in ledger_service.kept} == {"good"}
         (problem,) = (await status(t))["problems"]
         assert problem["disables"] == "memories.ledger"
         assert "LEDGER_KEY is not set" in problem["message"]
         assert "LEDGER_KEY=" in problem["remedy"]
-        far.kept.clear()
+        ledger_service.kept.clear()
         t.write_secrets(f"LEDGER_KEY={KEY}\n")
         await t.send_and_wait("four")
-        await t.wait_until(lambda: [text for account, text in far.kept if account == "shared"][3:] != [])
-        assert [text.partition(" ")[0] for account, text in far.kept if account == "shared"] == [
+        await t.wait_until(lambda: [text for account, text in ledger_service.kept if account == "shared"][3:] != [])
+        assert [text.partition(" ")[0] for account, text in ledger_service.kept if account == "shared"] == [
             "one",
             "two",
             "three",
@@ -104,17 +104,17 @@ async def test_a_missing_secret_disables_one_instance_and_its_lane_goes_on_queue
 
 
 async def test_one_that_cannot_be_built_is_named_with_its_remedy_and_the_others_work(
-    tmp_path: Path, far: LedgerService
+    tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     def fail() -> None:
-        if not far.built:  # the first to be built is `good`
+        if not ledger_service.built:  # the first to be built is `good`
             return
         raise ImportError("no module named sdk")
 
-    far.fails = fail
+    ledger_service.fails = fail
     async with RunningGateway(tmp_path, config(good={"provider": "ledger"}, bad={"provider": "ledger"})) as t:
         await t.send_and_wait("hello")
-        await t.wait_until(lambda: said(far) == ["hello"])
+        await t.wait_until(lambda: said(ledger_service) == ["hello"])
         (problem,) = (await status(t))["problems"]
         assert "bad" in problem["disables"]
         assert "no module named sdk" in problem["message"]
@@ -124,58 +124,58 @@ async def test_one_that_cannot_be_built_is_named_with_its_remedy_and_the_others_
 
 
 async def test_a_provider_that_is_not_installed_is_named_and_nothing_else_suffers(
-    tmp_path: Path, far: LedgerService
+    tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     async with RunningGateway(tmp_path, config(good={"provider": "ledger"}, gone={"provider": "nowhere"})) as t:
         await t.send_and_wait("hello")
-        await t.wait_until(lambda: said(far) == ["hello"])
+        await t.wait_until(lambda: said(ledger_service) == ["hello"])
         problems = (await status(t))["problems"]
         assert any("nowhere" in problem["message"] and problem["remedy"] for problem in problems)
 
 
 async def test_on_a_change_the_call_in_flight_ends_and_what_waits_goes_through_the_new_client(
-    tmp_path: Path, far: LedgerService
+    tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def hold(ledger: LedgerProvider, batch: MemoryBatch) -> None:
-        if ledger is far.built[0]:
+        if ledger is ledger_service.built[0]:
             begun.set()
             await go_on.wait()
 
-    far.during = hold
+    ledger_service.during = hold
     async with RunningGateway(tmp_path, config(ledger={"account": "old"})) as t:
         await t.send_and_wait("one")
         await begun.wait()
         await t.send_and_wait("two")
         t.configure(config(ledger={"account": "new"}))
         await t.send_and_wait("three")
-        old = far.built[0]
+        old = ledger_service.built[0]
         assert not old.closed.is_set()  # somebody is still asking it
         go_on.set()
-        await t.wait_until(lambda: len(far.kept) == 3)
-        assert [(account, text.partition(" ")[0]) for account, text in far.kept] == [
+        await t.wait_until(lambda: len(ledger_service.kept) == 3)
+        assert [(account, text.partition(" ")[0]) for account, text in ledger_service.kept] == [
             ("old", "one"),
             ("new", "two"),
             ("new", "three"),
         ]
         await asyncio.wait_for(old.closed.wait(), LIMIT_SECONDS)
-        assert len(set(far.names)) == 1
+        assert len(set(ledger_service.names)) == 1
         await t.assert_sound()
 
 
 async def test_a_lane_with_a_long_way_to_go_changes_over_in_the_middle(
-    tmp_path: Path, far: LedgerService, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ledger_service: LedgerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_destination, "MAX_BATCH_ITEMS", 1)
     begun, go_on = asyncio.Event(), asyncio.Semaphore(0)
 
     async def hold(ledger: LedgerProvider, batch: MemoryBatch) -> None:
-        if ledger is far.built[0]:
+        if ledger is ledger_service.built[0]:
             begun.set()
             await go_on.acquire()
 
-    far.during = hold
+    ledger_service.during = hold
     async with RunningGateway(tmp_path, config(ledger={"account": "old"})) as t:
         for word in ("one", "two", "three"):
             await t.send_and_wait(word)
@@ -186,16 +186,16 @@ async def test_a_lane_with_a_long_way_to_go_changes_over_in_the_middle(
         t.configure(config(ledger={"account": "new"}))
         await t.app.watcher.get_fresh_settings()
         go_on.release()
-        await t.wait_until(lambda: len(far.kept) == 3)
-        assert [account for account, _ in far.kept] == ["old", "old", "new"]
+        await t.wait_until(lambda: len(ledger_service.kept) == 3)
+        assert [account for account, _ in ledger_service.kept] == ["old", "old", "new"]
         assert "delivery.retrying" not in t.log.getvalue()  # nobody asked one that was closed
-        assert said(far) == ["one", "two", "three"]
+        assert said(ledger_service) == ["one", "two", "three"]
 
 
 async def test_a_corrected_key_takes_effect_though_the_old_client_could_never_drain(
-    tmp_path: Path, far: LedgerService
+    tmp_path: Path, ledger_service: LedgerService
 ) -> None:
-    far.key = KEY
+    ledger_service.key = KEY
     async with RunningGateway(
         tmp_path, config(ledger={"api_key_env": "LEDGER_KEY"}), env="LEDGER_KEY=wrong-key-0123456789\n"
     ) as t:
@@ -208,70 +208,74 @@ async def test_a_corrected_key_takes_effect_though_the_old_client_could_never_dr
         await t.wait_until(failing)
         t.write_secrets(f"LEDGER_KEY={KEY}\n")
         await t.send_and_wait("three")
-        await t.wait_until(lambda: len(far.kept) == 3)
-        assert said(far) == ["one", "two", "three"]
-        assert [it.key for it in far.built] == ["wrong-key-0123456789", KEY]
-        await asyncio.wait_for(far.built[0].closed.wait(), LIMIT_SECONDS)
+        await t.wait_until(lambda: len(ledger_service.kept) == 3)
+        assert said(ledger_service) == ["one", "two", "three"]
+        assert [it.key for it in ledger_service.built] == ["wrong-key-0123456789", KEY]
+        await asyncio.wait_for(ledger_service.built[0].closed.wait(), LIMIT_SECONDS)
 
 
 async def test_another_signature_builds_the_agent_anew_before_the_next_message(
-    tmp_path: Path, far: LedgerService
+    tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     signature = {"ledger.model": "a"}
-    far.signature = lambda: dict(signature)
+    ledger_service.signature = lambda: dict(signature)
     async with RunningGateway(tmp_path, config(ledger={})) as t:
         await t.send_and_wait("one")
         await t.send_and_wait("two")
         before = t.app.agents.get_runtime("main", {})
-        assert len(far.built) == 1
+        assert len(ledger_service.built) == 1
         signature["ledger.model"] = "b"
         await t.send_and_wait("three")
         assert t.app.agents.get_runtime("main", {}) is not before
-        await t.wait_until(lambda: len(far.kept) == 3)
-        assert len(far.built) == 2
-        assert far.built[1].stored >= 1
-        await asyncio.wait_for(far.built[0].closed.wait(), LIMIT_SECONDS)
+        await t.wait_until(lambda: len(ledger_service.kept) == 3)
+        assert len(ledger_service.built) == 2
+        assert ledger_service.built[1].stored >= 1
+        await asyncio.wait_for(ledger_service.built[0].closed.wait(), LIMIT_SECONDS)
 
 
-async def test_a_signature_that_raises_keeps_what_there_is_and_says_so_once(tmp_path: Path, far: LedgerService) -> None:
+async def test_a_signature_that_raises_keeps_what_there_is_and_says_so_once(
+    tmp_path: Path, ledger_service: LedgerService
+) -> None:
     def fall() -> dict[str, str]:
         raise RuntimeError("cannot tell")
 
     async with RunningGateway(tmp_path, config(ledger={})) as t:
         await t.send_and_wait("one")
         for nonsense in (fall, lambda: ["no dict"], lambda: {"deep": {"er": "one"}}):
-            far.signature = nonsense
-            before = t.log.getvalue().count("memory.complaint")
+            ledger_service.signature = nonsense
+            before = t.log.getvalue().count("memory.warned")
             for word in ("two", "three"):
                 await t.send_and_wait(word)
-            assert t.log.getvalue().count("memory.complaint") == before + 1
+            assert t.log.getvalue().count("memory.warned") == before + 1
             (problem,) = (await status(t))["problems"]
             assert "cache_busting_signature" in problem["message"]
-            far.signature = lambda: None
+            ledger_service.signature = lambda: None
             await t.send_and_wait("four")
             assert (await status(t))["problems"] == []
-        assert len(far.built) == 1
-        assert not far.built[0].closed.is_set()
-        await t.wait_until(lambda: len(far.kept) == 10)
+        assert len(ledger_service.built) == 1
+        assert not ledger_service.built[0].closed.is_set()
+        await t.wait_until(lambda: len(ledger_service.kept) == 10)
 
 
-async def test_one_that_asks_to_be_built_anew_and_cannot_be_stays(tmp_path: Path, far: LedgerService) -> None:
+async def test_one_that_asks_to_be_built_anew_and_cannot_be_stays(
+    tmp_path: Path, ledger_service: LedgerService
+) -> None:
     async with RunningGateway(tmp_path, config(ledger={})) as t:
         await t.send_and_wait("one")
 
         def fall() -> None:
             raise OSError("no room")
 
-        far.fails, far.signature = fall, lambda: {"ledger.x": "y"}
+        ledger_service.fails, ledger_service.signature = fall, lambda: {"ledger.x": "y"}
         await t.send_and_wait("two")
         await t.send_and_wait("three")
-        await t.wait_until(lambda: said(far) == ["one", "two", "three"])
+        await t.wait_until(lambda: said(ledger_service) == ["one", "two", "three"])
         assert "no room" in (await status(t))["problems"][0]["message"]
-        assert t.log.getvalue().count("memory.complaint") == 1
+        assert t.log.getvalue().count("memory.warned") == 1
 
 
-async def test_a_message_reads_no_file(tmp_path: Path, far: LedgerService) -> None:
-    far.signature = lambda: {"ledger.x": "y"}
+async def test_a_message_reads_no_file(tmp_path: Path, ledger_service: LedgerService) -> None:
+    ledger_service.signature = lambda: {"ledger.x": "y"}
     opened: list[str] = []
     watching = False
 
@@ -282,15 +286,15 @@ async def test_a_message_reads_no_file(tmp_path: Path, far: LedgerService) -> No
     sys.addaudithook(hook)
     async with RunningGateway(tmp_path, config(ledger={})) as t:
         await t.send_and_wait("one")
-        await t.wait_until(lambda: len(far.kept) == 1)
+        await t.wait_until(lambda: len(ledger_service.kept) == 1)
         watching = True
         await t.send_and_wait("two")
-        await t.wait_until(lambda: len(far.kept) == 2)
+        await t.wait_until(lambda: len(ledger_service.kept) == 2)
         watching = False
     assert [path for path in opened if str(tmp_path) in path] == []
 
 
-async def test_in_doubt_beside_an_agent_s_memory_is_honoured(tmp_path: Path, far: LedgerService) -> None:
+async def test_in_doubt_beside_an_agent_s_memory_is_honoured(tmp_path: Path, ledger_service: LedgerService) -> None:
     lost = {"main", "coder"}
 
     async def lose(ledger: LedgerProvider, batch: MemoryBatch) -> None:
@@ -298,31 +302,31 @@ async def test_in_doubt_beside_an_agent_s_memory_is_honoured(tmp_path: Path, far
             lost.remove(ledger.context.agent)
             raise InDoubt("the answer was lost")
 
-    far.during = lose
+    ledger_service.during = lose
     agents = {"main": {"memories": ["ledger"]}, "coder": {"memories": [{"name": "ledger", "in_doubt": "hold"}]}}
     text = config(agents, ledger={"keyed": False})
     async with RunningGateway(tmp_path, text) as t:
         t.app.agents.memories.on_change("main")
         for agent in ("main", "coder"):
             await t.send_message("hello", agent=agent)
-        await t.wait_until(lambda: len(far.built) == 2)
-        for it in far.built:
+        await t.wait_until(lambda: len(ledger_service.built) == 2)
+        for it in ledger_service.built:
             attached = t.app.agents.find_memory("ledger", it.context.agent)
             assert attached is not None
             attached.deadline = 0.2  # a lost answer is waited for that long
         await t.wait_until(lambda: not lost)
 
         async def settled() -> bool:
-            return bool(await t.app.store.list_dead_letters()) and len(far.kept) == 1
+            return bool(await t.app.store.list_dead_letters()) and len(ledger_service.kept) == 1
 
         await t.wait_until(settled)
-        (parked,) = await t.app.store.list_dead_letters()
-        assert parked.in_doubt
-        assert (await t.app.store.get_session(parked.session)).agent == "coder"
+        (dead_letters,) = await t.app.store.list_dead_letters()
+        assert dead_letters.in_doubt
+        assert (await t.app.store.get_session(dead_letters.session)).agent == "coder"
 
 
 async def test_one_that_does_not_let_go_holds_up_no_stop(
-    tmp_path: Path, far: LedgerService, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ledger_service: LedgerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_providers, "CLOSE_DEADLINE_SECONDS", 0.2)
 
@@ -333,12 +337,12 @@ async def test_one_that_does_not_let_go_holds_up_no_stop(
     t = RunningGateway(tmp_path, config(ledger={}))
     async with t:
         await t.send_and_wait("one")
-        await t.wait_until(lambda: said(far) == ["one"])
+        await t.wait_until(lambda: said(ledger_service) == ["one"])
         async with asyncio.timeout(LIMIT_SECONDS):
             await t.app.agents.memories.close()
 
 
-async def test_who_wants_an_agent_s_model_only_builds_no_memory(tmp_path: Path, far: LedgerService) -> None:
+async def test_who_wants_an_agent_s_model_only_builds_no_memory(tmp_path: Path, ledger_service: LedgerService) -> None:
     t = RunningGateway(tmp_path, config(ledger={}))
     settings = load_home_settings(t.home, environ={})
     diary = RecordingLogger()
@@ -346,5 +350,5 @@ async def test_who_wants_an_agent_s_model_only_builds_no_memory(tmp_path: Path, 
     agents = ConfiguredAgents(settings, store=store, log=diary, clock=SystemClock(), directory=tmp_path, platforms={})
     assert agents.get_runtime("main", {}).models[0].name
     await store.close()
-    assert not far.built
+    assert not ledger_service.built
     assert not diary.lines

@@ -161,12 +161,12 @@ async def test_what_a_service_refuses_costs_nothing_that_came_with_it(
             await services[name].start()
         words.remove("POISON")
         await everywhere(t, services, words, write=write)
-        parked = await t.app.store.list_dead_letters()
-        assert sorted(one.consumer for one in parked) == sorted(f"memory:{name}" for name in NAMES)
-        assert len({one.key for one in parked}) == 1
+        dead_letters = await t.app.store.list_dead_letters()
+        assert sorted(one.consumer for one in dead_letters) == sorted(f"memory:{name}" for name in NAMES)
+        assert len({one.key for one in dead_letters}) == 1
         for name in NAMES:
             services[name].clear_faults()
-        await t.app.store.replay_dead_letters([one.id for one in parked], at=t.app.clock.now())
+        await t.app.store.replay_dead_letters([one.id for one in dead_letters], at=t.app.clock.now())
         t.app.wakeups.work_available.set()
         await t.wait_until(lambda: all("POISON" in services.said_texts(name) for name in NAMES))
         await t.assert_sound()
@@ -262,8 +262,8 @@ async def test_no_other_work_makes_a_session_over_there(
     agents = {"main": {"memories": ["honcho"]}, "silent": {"memories": ["honcho"]}}
     memories = {"honcho": services.settings("honcho", write=write)}
     config = json.dumps({"agents": agents, "memories": memories})
-    town = RunningGateway(tmp_path, config)
-    async with town as t:
+    gateway = RunningGateway(tmp_path, config)
+    async with gateway as t:
         await t.send_and_wait("hello")
         await everywhere(t, services, ["hello"], ("honcho",), write=write)
         for command in ("/compress", "/status", "/new", "/title Tea", "/background think about it", "/new"):
@@ -278,7 +278,7 @@ async def test_no_other_work_makes_a_session_over_there(
         await t.send_and_wait("and again")
         await t.send_message("/new")
         await t.wait_until_idle()
-    async with town as t:
+    async with gateway as t:
         await t.wait_until_idle()
         await t.send_and_wait("after a restart")
         await t.send_message("/new")

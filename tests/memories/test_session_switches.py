@@ -109,25 +109,25 @@ async def test_what_waits_for_more_goes_out_once_where_it_was_said(
 
 @pytest.mark.prove
 async def test_what_waits_for_more_outlives_a_kill(tmp_path: Path, services: MemoryServices) -> None:
-    street = GatewayProcess(tmp_path, services.config(write=3))
+    gateway = GatewayProcess(tmp_path, services.config(write=3))
     try:
-        await street.start()
-        await street.wait_until_ready()
-        await street.send_message("here", "one", id="m1")
-        await street.send_message("here", "two", id="m2")
-        await street.send_message("there", "three", id="m3")
-        await street.wait_for_replies(3)
+        await gateway.start()
+        await gateway.wait_until_ready()
+        await gateway.send_message("here", "one", id="m1")
+        await gateway.send_message("here", "two", id="m2")
+        await gateway.send_message("there", "three", id="m3")
+        await gateway.wait_for_replies(3)
         assert not any(rows(services, name) for name in NAMES)
-        await street.kill()
-        await street.start()
-        await street.wait_until_ready()
+        await gateway.kill()
+        await gateway.start()
+        await gateway.wait_until_ready()
         async with asyncio.timeout(60):
             while any(len(rows(services, name)) < 3 for name in NAMES):  # noqa: ASYNC110  # a service rings no bell
                 await asyncio.sleep(0.05)
-        await street.send_message("here", "four", id="m4")  # behind what is delivered, and a batch of its own
-        await street.wait_for_replies(4)
+        await gateway.send_message("here", "four", id="m4")  # behind what is delivered, and a batch of its own
+        await gateway.wait_for_replies(4)
     finally:
-        await street.close()
+        await gateway.close()
     for name in NAMES:
         by: dict[str, list[str]] = {}
         for session, text in rows(services, name):

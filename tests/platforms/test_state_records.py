@@ -14,7 +14,7 @@ from everhold.engine.state_updates import MOST_CONFLICTS, update_state_record
 from everhold.errors import Conflict, InvalidRequest, NotFound
 from everhold.ingress.dm_owners import DmOwners
 from everhold.ports.platform import PlatformOffset
-from everhold.ports.store import Change, Committed, StateNamespace, StateWrite, Step
+from everhold.ports.store import Change, CommitResult, StateNamespace, StateWrite, Step
 from tests.ingress.harness import IngressHarness
 from tests.ingress.test_admission import code_for
 
@@ -43,7 +43,7 @@ def interrupt(ingress: IngressHarness, meanwhile: Meanwhile, *, times: int = 1) 
     """Run `meanwhile` between a read and its commit, this many times. Returns the attempted changes."""
     commit, tried = ingress.store.commit, list[Change]()
 
-    async def late(change: Change) -> Committed:
+    async def late(change: Change) -> CommitResult:
         nonlocal times
         if change.state_writes and times > 0:
             tried.append(change)
@@ -100,7 +100,7 @@ async def test_concurrent_messages_move_one_offset_and_all_are_accepted(ingress:
 
     commit, tried = ingress.store.commit, list[Change]()
 
-    async def counted(change: Change) -> Committed:
+    async def counted(change: Change) -> CommitResult:
         tried.append(change)
         return await commit(change)
 

@@ -151,7 +151,7 @@ def test_a_seed_is_the_same_schedule_every_time() -> None:
 
 
 def test_a_seed_is_the_same_schedule_in_every_process() -> None:
-    script = "from everhold.testing.sim.run import run; print(*(run(seed).trace for seed in range(6)))"
+    script = "from everhold.testing.sim.run import run_seed; print(*(run_seed(seed).trace for seed in range(6)))"
     traces = {
         subprocess.run(
             [sys.executable, "-c", script],

@@ -20,7 +20,7 @@ from everhold.core.entries import (
     ToolCall,
 )
 from everhold.errors import StoreDamaged, StoreFull, StoreNewer
-from everhold.ports.store import InFlightBatch, Item, Opening, Step
+from everhold.ports.store import DeliveryItem, InFlightBatch, SessionOpening, Step
 from everhold.stores.sqlite import SqliteStore, backup, connect, migrate, rebuild
 from everhold.testing.contracts.store_scenario import SeededRandom, StoreScenario
 from tests.stores.home import open_scenario, open_store, run_coroutine
@@ -123,7 +123,7 @@ def test_a_copy_of_a_newer_build_is_refused(tmp_path: Path) -> None:
 def test_no_copy_is_begun_where_there_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = os.statvfs_result((4096, 4096, 100, 10, 10, 10, 10, 10, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
-    with pytest.raises(StoreFull, match="room for 0 MB"):
+    with pytest.raises(StoreFull, match="0 MB of free space"):
         migrate.check_disk_space(tmp_path, 5 << 20)
 
 
@@ -234,7 +234,7 @@ def test_calls_of_a_turn_that_ends_there_have_results(tmp_path: Path) -> None:
 def test_a_session_that_was_led_to_by_an_entry_of_its_own_is_there_afterwards(tmp_path: Path) -> None:
     async def play() -> None:
         store, scene, _ = await talked(tmp_path / "log.db")
-        opens = Opening(agent="main", address="test:brought", bind=False)
+        opens = SessionOpening(agent="main", address="test:brought", bind=False)
         bound = Changed(change=AddressBound(address="test:brought"))
         await scene.commit(bound, session="b", at=1.0, step=Step.ACCEPT, opens=opens)
         pos = await store.last_pos()
@@ -257,7 +257,7 @@ def test_what_a_lane_had_in_the_air_behind_that_moment_is_not_sent_again(tmp_pat
         pos = await store.last_pos()
         last = await scene.commit_heard("two", wake="platform", at=2.0)
         claim = await scene.claim_cursor("platform", at=3.0)
-        flight = InFlightBatch(items=(Item(seq=last, key="k"),), upto=last, digest="d")
+        flight = InFlightBatch(items=(DeliveryItem(seq=last, key="k"),), upto=last, digest="d")
         await scene.update_cursor(claim, processed_seq=last, in_flight=flight)
         copy = await store.make_copy(tmp_path / "copy.db")
         await store.close()

@@ -16,16 +16,16 @@ from msgspec import structs
 from everhold.core.entries import EntryDraft, Noted, SessionTitled, Thought
 from everhold.errors import Conflict, Refused
 from everhold.ports.store import (
+    BudgetSpend,
     Change,
     Claim,
-    Committed,
+    CommitResult,
     ConsumerCursor,
     CursorUpdate,
     DeadLetter,
-    Opening,
     Receipt,
     RetryDelay,
-    Spend,
+    SessionOpening,
     StateNamespace,
     StateWrite,
     Step,
@@ -236,7 +236,7 @@ def test_one_who_is_refused_costs_the_crowd_nothing(tmp_path: Path) -> None:
         await make_sessions(store)
         elsewhere, broken = message("s", address="test:nowhere"), message("s", "\ud800")
         done = await crowd(store, [message("s"), elsewhere, message("t"), broken, message("s")])
-        assert [type(one) for one in done] == [Committed, Conflict, Committed, Refused, Committed]
+        assert [type(one) for one in done] == [CommitResult, Conflict, CommitResult, Refused, CommitResult]
         assert done[4].seqs == (done[0].seqs[0] + 1,)
         assert await store.verify() == []
         await store.close()
@@ -293,10 +293,10 @@ def test_after_a_power_cut_a_crowd_gets_no_position_that_somebody_may_have_seen(
 
 CLAIM = Claim(cursor=ConsumerCursor(consumer="turn", session="s"), agent="main")
 MORE: dict[str, Any] = {
-    "opens": Opening(agent="main", address="test:s"), "claim": CLAIM, "op": 1, "generation": 0, "seen": 0, "read": 0,
+    "opens": SessionOpening(agent="main", address="test:s"), "claim": CLAIM, "op": 1, "generation": 0, "seen": 0, "read": 0,
     "cursor": CursorUpdate(), "dead_letters": (DeadLetter(consumer="turn", session="s", seq=1, at=1.0),),
     "replayed": (1,), "receipts": (Receipt(session="s", seq=1, part=0, consumer="platform"),),
-    "spends": (Spend(budget="p", day="2026-11-17", usd=1.0),), "blobs": (b"x",), "records": (b"x",), "erase": (1,),
+    "spends": (BudgetSpend(budget="p", day="2026-11-17", usd=1.0),), "blobs": (b"x",), "records": (b"x",), "erase": (1,),
     "drop_blobs": ("x",), "pause": True, "durable": False,
 }  # fmt: skip
 

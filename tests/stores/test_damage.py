@@ -69,7 +69,7 @@ def test_noise_in_a_page_names_whose_it_was_and_how_many_are_sound(tmp_path: Pat
     at = data.index(b"the last of all") // 4096 * 4096
     data[at : at + 4096] = bytes(byte ^ 0x5A for byte in data[at : at + 4096])
     path.write_bytes(data)
-    refused(path, rf"page {at // 4096 + 1}\b.*cannot be read whole: session s.*1 others read whole")
+    refused(path, rf"page {at // 4096 + 1}\b.*cannot be read completely: session s.*1 others can be read")
 
 
 def test_a_large_file_is_served_as_far_as_it_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_a_large_file_is_served_as_far_as_it_is_sound(tmp_path: Path, monkeypatc
         path.write_bytes(data)
         store, scene = await open_scenario(path)
         assert len(await store.list_entries("other")) == 20
-        with pytest.raises(StoreDamaged, match="session s cannot be read whole") as caught:
+        with pytest.raises(StoreDamaged, match="session s cannot be read completely") as caught:
             await store.list_entries("s")
         assert "everhold restore" in caught.value.remedy
         await store.close()
@@ -182,7 +182,7 @@ def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
     db.execute("create table aunts(name)")
     db.close()
     before = fingerprint_files(tmp_path)
-    with pytest.raises(StoreDamaged, match="not a database of everhold"):
+    with pytest.raises(StoreDamaged, match="not an everhold database"):
         open_store(path)
     assert fingerprint_files(tmp_path) == before
 

@@ -38,9 +38,9 @@ from everhold.ports.store import (
     Change,
     Claim,
     CursorUpdate,
-    Opening,
     Operation,
     RetryDelay,
+    SessionOpening,
     StateNamespace,
     StateWrite,
     Step,
@@ -85,7 +85,7 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize()
     def open(self) -> None:
         for session in SESSIONS:
-            opens = Opening(agent="main", address=f"test:{session}")
+            opens = SessionOpening(agent="main", address=f"test:{session}")
             now(self.store.commit(Change(step=Step.ACCEPT, session=session, at=self.clock, opens=opens)))
 
     def teardown(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from everhold.core.entries import Noted
 from everhold.errors import StoreError, StoreNewer
-from everhold.ports.store import InFlightBatch, Item, StateNamespace, StateWrite, Step
+from everhold.ports.store import DeliveryItem, InFlightBatch, StateNamespace, StateWrite, Step
 from everhold.stores.sqlite import migrate
 from everhold.stores.sqlite.migrate import SchemaMigration
 from tests.stores.home import fingerprint_files, open_scenario, open_store, run_coroutine
@@ -37,7 +37,7 @@ async def leave_home_in_use(path: Path) -> None:
     claim = await scene.claim_cursor(at=1.0)
     await scene.begin_operation(1, claim=claim)
     voice = await scene.claim_cursor("platform", at=1.0)
-    await scene.update_cursor(voice, in_flight=InFlightBatch(items=(Item(seq=1, key="k"),), upto=1, digest="d"))
+    await scene.update_cursor(voice, in_flight=InFlightBatch(items=(DeliveryItem(seq=1, key="k"),), upto=1, digest="d"))
     await store.close()
 
 

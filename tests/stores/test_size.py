@@ -11,7 +11,7 @@ import apsw
 import pytest
 
 from everhold.core.entries import Began, Ended, EntryDraft
-from everhold.ports.store import Change, CursorUpdate, Opening, Receipt, StateNamespace, StateWrite, Step, Wakeup
+from everhold.ports.store import Change, CursorUpdate, Receipt, SessionOpening, StateNamespace, StateWrite, Step, Wakeup
 from everhold.stores.sqlite import operations
 from everhold.testing.contracts.store_scenario import get_heard_text, make_heard
 from tests.stores.home import open_scenario, open_store, run_coroutine
@@ -39,7 +39,7 @@ def test_ten_thousand_sessions_have_one_message_each(tmp_path: Path) -> None:
         draft = EntryDraft(body=make_heard(), author="person:ada")
 
         def change(n: int) -> Change:
-            opens = Opening(agent="main", address=f"chat:{n}")
+            opens = SessionOpening(agent="main", address=f"chat:{n}")
             wakes = (Wakeup(consumer="turn"),)
             return Change(step=Step.ACCEPT, session=f"s{n:05}", at=1.0, opens=opens, entries=(draft,), wakeups=wakes)
 

@@ -18,7 +18,7 @@ from everhold.admin.backups import plan_restore
 from everhold.core.entries import EntryDraft
 from everhold.errors import Conflict, StoreError
 from everhold.infra.home import Home
-from everhold.ports.store import Committed
+from everhold.ports.store import CommitResult
 from everhold.stores.sqlite import SqliteStore, watermark, writer
 from everhold.testing.contracts.store_scenario import StoreScenario, get_heard_text, make_heard
 from tests.stores.faulty_disk import FaultyVFS
@@ -673,7 +673,7 @@ def test_a_process_without_a_handle_left_goes_on_writing(
         no_handles()
         async with asyncio.timeout(LIMIT_SECONDS):
             (again,) = await asyncio.gather(scene.commit(message), return_exceptions=True)
-        assert isinstance(again, Committed if at_hand else StoreError)
+        assert isinstance(again, CommitResult if at_hand else StoreError)
         assert watermark.read_watermark(watermark.build_watermark_path(store.path)) == (
             await store.last_pos() if at_hand else kept
         )

@@ -1,4 +1,4 @@
-"""Log lines are readable, name the work they belong to, hide secrets and never get in the way."""
+"""Log lines are readable, name their operation, hide secrets, and never raise."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def json_log(out: io.StringIO) -> StructuredLogger:
 def test_a_line_is_an_event_and_its_fields(log: StructuredLogger, out: io.StringIO) -> None:
     log.info("compression.completed", entries=194, kept=26, model="big", ratio=0.25, ahead=True)
     assert out.getvalue() == (
-        "2025-11-15T12:00:00.500Z info    compression.done entries=194 kept=26 model=big ratio=0.25 ahead=true\n"
+        "2025-11-15T12:00:00.500Z info    compression.completed entries=194 kept=26 model=big ratio=0.25 ahead=true\n"
     )
 
 
@@ -84,7 +84,7 @@ def test_a_bound_log_names_its_work_on_every_line_and_leaves_the_others_alone(
     assert [line.split(maxsplit=2)[2] for line in out.getvalue().splitlines()] == [
         "turn.started session=s1 op=7",
         "turn.started session=s1 op=8",
-        "config.revision revision=2",
+        "config.loaded revision=2",
     ]
 
 
@@ -105,7 +105,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize("fields", FIELDS)
-def test_a_line_is_the_same_whether_its_words_were_seen_before_or_not(
+def test_a_line_is_the_same_with_and_without_the_cache(
     log: StructuredLogger, out: io.StringIO, fields: dict[str, object]
 ) -> None:
     redaction = log.redaction
@@ -116,20 +116,20 @@ def test_a_line_is_the_same_whether_its_words_were_seen_before_or_not(
     assert out.getvalue() == expected * 2
 
 
-def test_a_word_that_turns_out_to_be_a_secret_is_shown_no_more(log: StructuredLogger, out: io.StringIO) -> None:
+def test_a_cached_value_that_becomes_a_known_secret_is_hidden(log: StructuredLogger, out: io.StringIO) -> None:
     log.info("x", name="correct-horse")
     log.redaction.add_secrets("correct-horse")
     log.info("x", name="correct-horse")
     assert [line.partition("name=")[2] for line in out.getvalue().splitlines()] == ["correct-horse", HIDDEN_TEXT]
 
 
-def test_what_was_seen_takes_no_more_room_than_it_may(log: StructuredLogger) -> None:
+def test_the_cache_of_rendered_fields_is_bounded(log: StructuredLogger) -> None:
     for number in range(10_000):
         log.info("x", name=f"n{number}")
     assert len(log.redaction.rendered_fields) <= 4_096
 
 
-def test_a_field_cannot_take_the_place_of_the_line_s_own(json_log: StructuredLogger, out: io.StringIO) -> None:
+def test_a_field_cannot_replace_a_reserved_field(json_log: StructuredLogger, out: io.StringIO) -> None:
     json_log.info("message.accepted", event="edit", level="high", at=5)
     line = json.loads(out.getvalue())
     assert (line["event"], line["event_"], line["level_"], line["at_"]) == ("message.accepted", "edit", "high", 5)
@@ -147,17 +147,17 @@ def test_no_message_can_forge_a_line_or_a_field(log: StructuredLogger, out: io.S
     assert json.loads(quoted) == text
 
 
-def test_an_exception_is_told_with_its_type_and_at_error_with_its_trace(
+def test_an_exception_is_logged_with_its_type_and_at_error_with_its_trace(
     log: StructuredLogger, out: io.StringIO
 ) -> None:
     try:
-        raise LookupError("no such lane")
+        raise LookupError("no such cursor")
     except LookupError as caught:
         log.warning("consumer.failed", error=caught)
-        log.error("lane.fell", error=caught)
+        log.error("worker.crashed", error=caught)
     short, long, *trace = out.getvalue().splitlines()
-    assert short.endswith('lane.failed error="LookupError: no such lane"')
-    assert long.endswith('lane.fell error="LookupError: no such lane"')
+    assert short.endswith('consumer.failed error="LookupError: no such cursor"')
+    assert long.endswith('worker.crashed error="LookupError: no such cursor"')
     assert trace[0] == "    Traceback (most recent call last):"
     assert all(row.startswith("    ") for row in trace)
 
@@ -197,7 +197,7 @@ def test_nothing_that_is_logged_raises_into_the_caller(json_log: StructuredLogge
 
 
 @pytest.mark.parametrize("now", [float("inf"), float("nan"), 1e18, -1e18])
-def test_a_clock_out_of_this_world_still_gets_its_lines(out: io.StringIO, now: float) -> None:
+def test_a_time_outside_of_the_calendar_is_still_logged(out: io.StringIO, now: float) -> None:
     open_log(clock=FixedClock(now), stream=out).info("tick")
     assert out.getvalue().split()[1:] == ["info", "tick"]
 
@@ -221,7 +221,7 @@ def test_a_known_secret_is_in_no_line_however_it_got_there(out: io.StringIO, for
     try:
         raise ValueError(KNOWN)
     except ValueError as caught:
-        bound.error("fell", error=caught)
+        bound.error("failed", error=caught)
     assert "horse" not in out.getvalue()
     assert HIDDEN_TEXT in out.getvalue()
 
@@ -285,7 +285,7 @@ def test_the_file_in_the_home_is_its_owner_s_alone(tmp_path: Path, out: io.Strin
     assert stat.S_IMODE(written.parent.stat().st_mode) == 0o700
 
 
-def test_a_full_file_makes_room_and_the_oldest_goes(tmp_path: Path) -> None:
+def test_a_full_file_is_rotated_and_the_oldest_is_removed(tmp_path: Path) -> None:
     write = RotatingLogFile(tmp_path / "l", max_bytes=20, keep=2)
     for n in range(8):
         write(f"line {n:04}")
@@ -314,7 +314,7 @@ def test_a_link_planted_in_place_of_the_log_is_not_followed(tmp_path: Path, out:
     assert "ready" in out.getvalue()
 
 
-class Flaky(io.StringIO):
+class FullStream(io.StringIO):
     full = False
 
     def write(self, text: str, /) -> int:
@@ -323,8 +323,8 @@ class Flaky(io.StringIO):
         return super().write(text)
 
 
-def test_lines_that_could_not_be_written_are_counted_and_the_count_is_told() -> None:
-    out = Flaky()
+def test_lines_that_could_not_be_written_are_counted_and_the_count_is_logged() -> None:
+    out = FullStream()
     log = open_log(clock=FixedClock(), stream=out)
     log.info("one")
     out.full = True
@@ -366,7 +366,7 @@ def stdlib_logging() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("stdlib_logging")
-def test_libraries_speak_through_our_log_scrubbed(json_log: StructuredLogger, out: io.StringIO) -> None:
+def test_library_warnings_are_logged_without_secrets(json_log: StructuredLogger, out: io.StringIO) -> None:
     adopt_stdlib(json_log)
     library = logging.getLogger("somelib.http")
     library.info("GET https://example.org/?token=hunter2")
@@ -380,6 +380,7 @@ def test_libraries_speak_through_our_log_scrubbed(json_log: StructuredLogger, ou
 
 
 def test_logging_needs_nothing_but_the_standard_library_and_our_ports() -> None:
-    script = "import sys, everhold.telemetry.logs; print(*(set(sys.modules) & {'logging', 'asyncio', 'pydantic', 'msgspec', 'apsw'}))"
+    heavy = "{'logging', 'asyncio', 'pydantic', 'msgspec', 'apsw'}"
+    script = f"import sys, everhold.telemetry.logs; print(*(set(sys.modules) & {heavy}))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""

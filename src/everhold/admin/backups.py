@@ -1,5 +1,5 @@
-"""Copies of the store: made while it is in use, looked into, kept for a while, and put back. Config and secrets are
-not in them; the search index is not, either, since it is made again from the log.
+"""Backups of the store: made while it is in use, inspected, pruned, restored. They contain neither the configuration
+nor secrets, nor the search index, which is rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COUNT_AFTER_POS: Final = "select count(*) from entries where pos > ?"
 
 
 class BackupFile(NamedTuple):
-    """A copy in the home's `backups/`, as its name tells it."""
+    """A copy in the home's `backups/`, as described by its file name."""
 
     path: Path
     at: float
@@ -36,23 +36,23 @@ class BackupFile(NamedTuple):
 
 
 def list_backups(directory: Path) -> list[BackupFile]:
-    """The copies there are, oldest first. What an upgrade or a restore set aside is not among them."""
+    """The backups in `directory`, oldest first. Copies that an upgrade or a restore set aside are not among them."""
     found = []
     for path in directory.glob("everhold-*.db"):
         if (named := _BACKUP_NAME.fullmatch(path.name)) is not None:
             at = datetime.datetime.strptime(named[1], _TIME_FORMAT).replace(tzinfo=datetime.UTC).timestamp()
             found.append(BackupFile(path, at, int(named[2]), not named[3]))
-    return sorted(found, key=lambda it: (it.at, it.path.name))
+    return sorted(found, key=lambda backup: (backup.at, backup.path.name))
 
 
 def list_set_aside(directory: Path) -> list[Path]:
-    """What restores and upgrades left there of the stores before them. Nobody removes it but a person."""
+    """The copies of replaced stores that restores and upgrades left in `directory`. Only a person removes them."""
     found = (directory.glob(pattern) for pattern in ("before-restore-*.db", "*-before-[0-9]*.db", "damaged-*"))
     return sorted(path for paths in found for path in paths)
 
 
 class StoreBackups:
-    """Makes copies through `copy`, and keeps as many as it is told to."""
+    """Makes backups with `copy`, and removes old ones."""
 
     def __init__(
         self, directory: Path, *, copy: Callable[[Path], Awaitable[StoreCopy]], now: Callable[[], float]
@@ -62,7 +62,7 @@ class StoreBackups:
         self._now = now
 
     async def make_backup(self, *, to: Path | None = None) -> StoreCopy:
-        """A copy of everything committed. One that contradicts itself is kept, too, under a name that says so."""
+        """Back up everything committed. A copy with contradictions is kept, too, and its name contains `.unsound`."""
         at = self._now()
         made = await self._copy(to or self.directory / f"everhold-{_format_time(at)}-0.db")
         if to is not None:
@@ -72,21 +72,21 @@ class StoreBackups:
         return made._replace(path=made.path.rename(made.path.with_name(name + end)))
 
     def prune(self, keep: int) -> list[Path]:
-        """Let the oldest sound copies go. Those that are not sound stay: somebody will want to look at them."""
-        old = [it.path for it in list_backups(self.directory) if it.is_sound][:-keep]
+        """Delete all but the newest `keep` sound backups. Unsound ones stay, so that an operator can examine them."""
+        old = [backup.path for backup in list_backups(self.directory) if backup.is_sound][:-keep]
         for path in old:
             path.unlink(missing_ok=True)
         return old
 
     def find_newest_pos(self) -> int:
-        """How far the newest sound copy reaches, -1 if there is none."""
-        return max((it.pos for it in list_backups(self.directory) if it.is_sound), default=-1)
+        """The last pos of the newest sound backup, -1 if there is none."""
+        return max((backup.pos for backup in list_backups(self.directory) if backup.is_sound), default=-1)
 
     def get_seconds_until_due(self, every_hours: float) -> float:
-        """Seconds until the next copy is due."""
-        newest = max((it.at for it in list_backups(self.directory)), default=None)
+        """Seconds until the next backup is due."""
+        newest = max((backup.at for backup in list_backups(self.directory)), default=None)
         now = self._now()
-        if newest is None or newest > now:  # none yet, or a clock that jumped
+        if newest is None or newest > now:  # there is none yet, or the clock jumped
             return 0.0
         return max(0.0, newest + every_hours * 3600 - now)
 
@@ -95,26 +95,27 @@ def _format_time(at: float) -> str:
     return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime(_TIME_FORMAT)
 
 
-# -- putting one back --------------------------------------------------------------------------------------------------
+# -- restoring ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """What a restore would do. `upto` is the position it goes back to, None for all that the source holds."""
+    """What a restore would do. `upto_pos` is the pos to roll back to, None for everything in the source."""
 
     source: Path
     source_copy: StoreCopy
     upto_pos: int | None
     current_copy: StoreCopy | None
-    """The store that is there now, None if there is none or it does not read."""
+    """The present store, None if there is none or it cannot be read."""
     damage: str = ""
-    """Why the store that is there does not read."""
+    """Why the present store cannot be read."""
     lost_entries: int = 0
-    """Entries of the present store that will not be in force. They are counted: positions have gaps after a fall."""
+    """Entries of the present store that the restored one will not contain. They are counted, because positions have
+    gaps after a power cut."""
 
     @property
     def is_rollback(self) -> bool:
-        """Whether the source is taken back. What follows from no entry stays as the source has it."""
+        """Whether the source is rolled back. Data that is not derived from entries stays as in the source."""
         return self.upto_pos is not None and self.upto_pos < self.source_copy.pos
 
 
@@ -124,16 +125,17 @@ class RestoreResult:
 
     pos: int
     set_aside: Path | None
-    """Where what was there before lies now."""
+    """The copy of the replaced store."""
     stopped_operations: int
     skipped_seqs: int
-    """Numbers that were in use behind that position and are not given out again."""
+    """Seqs of removed entries, which are not used again."""
 
 
 def plan_restore(home: Home, *, source: str = "", at: str = "") -> RestorePlan:
-    """What to put in the store's place: `source` (a file, or one of `backups/`), else what `at` needs, else the newest.
+    """Choose what to restore: `source` (a file, or one of `backups/`), else a store that contains `at`, else the newest
+    backup.
 
-    `at` is a position of the log, or a time; what the store itself still holds is the best source for either.
+    `at` is a position of the log or a time. The present store is the preferred source for it.
     """
     present, damage = _inspect_current(home)
     chosen = _choose_source(home, source, at, present)
@@ -141,8 +143,8 @@ def plan_restore(home: Home, *, source: str = "", at: str = "") -> RestorePlan:
     upto = _find_pos(chosen, at) if at else None
     if upto is not None and not 0 < upto <= holds.pos:
         raise NotFound(
-            f"{chosen.name} goes up to position {holds.pos}, not to {at}",
-            remedy="`everhold restore` without --at lists the copies there are",
+            f"{chosen.name} ends at position {holds.pos}, so there is no {at}",
+            remedy="`everhold restore` without --at lists the backups",
         )
     loses = 0 if present is None else _query_number(home.store, _COUNT_AFTER_POS, upto or holds.pos)
     return RestorePlan(
@@ -151,10 +153,11 @@ def plan_restore(home: Home, *, source: str = "", at: str = "") -> RestorePlan:
 
 
 def restore_store(home: Home, what: RestorePlan, *, now: float, chance: RandomSource) -> RestoreResult:
-    """Do it. The caller holds the home. At every step there is either the old store, whole, or one that says why not.
+    """Run a restore. The caller holds the home's lock. After every step there is either the complete old store, or one
+    that is refused with a remedy.
 
-    First what is there is set aside and checked; then the new store is made beside it and checked; then they change
-    places. Whoever is interrupted runs it again.
+    First the present store is copied and the copy checked. Then the new store is made beside it and checked. Then it
+    replaces the present one. An interrupted restore can be run again.
     """
     new = home.store.with_name(home.store.name + ".restored")
     sizes = what.source_copy.size_bytes + (home.store.stat().st_size if home.store.exists() else 0)
@@ -168,7 +171,7 @@ def restore_store(home: Home, what: RestorePlan, *, now: float, chance: RandomSo
     made = inspect_copy(new)
     if made.contradictions and not what.source_copy.contradictions:
         raise StoreDamaged(
-            f"what was made of {what.source.name} is not sound: {made.contradictions[0]}", remedy="report this"
+            f"the store made from {what.source.name} is not sound: {made.contradictions[0]}", remedy="report this"
         )
     _swap_store(home, new, whole=what.current_copy is not None)
     return RestoreResult(pos=made.pos, set_aside=set_aside, stopped_operations=stopped, skipped_seqs=left_out)
@@ -195,24 +198,24 @@ def _query_number(store: Path, sql: str, *values: int) -> int:
         finally:
             db.close()
     except apsw.Error as error:
-        raise StoreDamaged(f"{store} does not read: {error}") from error
+        raise StoreDamaged(f"{store} cannot be read: {error}") from error
 
 
 def _choose_source(home: Home, source: str, at: str, present: StoreCopy | None) -> Path:
-    there = [it for it in list_backups(home.backups) if it.is_sound]
+    backups = [backup for backup in list_backups(home.backups) if backup.is_sound]
     if source and source != "last":
         path = Path(source).expanduser()
         return path if path.is_file() or not (home.backups / source).is_file() else home.backups / source
     if at and present is not None and not source:
         return home.store
-    if not there:
-        raise NotFound(f"there is no copy in {home.backups}", remedy="name a file: everhold restore FILE")
+    if not backups:
+        raise NotFound(f"there is no backup in {home.backups}", remedy="name a file: everhold restore FILE")
     if at.isdecimal():
-        return next((it.path for it in there if it.pos >= int(at)), there[-1].path)
+        return next((backup.path for backup in backups if backup.pos >= int(at)), backups[-1].path)
     if at:
         moment = parse_moment(at)
-        return next((it.path for it in there if it.at >= moment), there[-1].path)
-    return there[-1].path
+        return next((backup.path for backup in backups if backup.at >= moment), backups[-1].path)
+    return backups[-1].path
 
 
 def _find_pos(source: Path, at: str) -> int:
@@ -226,17 +229,17 @@ def _find_pos(source: Path, at: str) -> int:
 
 
 def parse_moment(text: str) -> float:
-    """A moment as people write it: 2026-08-01T10:15, with or without seconds and zone; here if without."""
+    """Parse a time such as 2026-08-01T10:15, with or without seconds and zone. The default zone is the local one."""
     try:
         return datetime.datetime.fromisoformat(text).astimezone().timestamp()
     except ValueError:
         raise InvalidRequest(
-            f"{text!r} is no position and no time", remedy="for example --at 1234 or --at 2026-08-01T10:15"
+            f"{text!r} is neither a position nor a time", remedy="for example --at 1234 or --at 2026-08-01T10:15"
         ) from None
 
 
 def _set_current_aside(home: Home, what: RestorePlan, *, now: float) -> Path | None:
-    """A checked copy of the store that is there; of a damaged one, its files as they are."""
+    """Make a checked copy of the present store, or copy the files of a damaged one."""
     if not home.store.exists() and not watermark.build_watermark_path(home.store).exists():
         return None
     if what.current_copy is not None:
@@ -267,7 +270,7 @@ def _copy_store(source: Path, to: Path) -> None:
 def _roll_back_copy(
     new: Path, upto: int | None, reached: dict[str, int], *, now: float, chance: RandomSource
 ) -> tuple[int, int]:
-    """Take the copy back to `upto`, and let no number be used again that was used before."""
+    """Roll the copy back to `upto`, and skip the seqs that the present store has used."""
     db = connect.open_for_writing(new, synchronous="FULL")
     try:
         stopped = 0 if upto is None else rebuild.roll_back(db, upto, at=now, chance=chance).stopped_operations
@@ -281,9 +284,9 @@ def _roll_back_copy(
 
 
 def _swap_store(home: Home, new: Path, *, whole: bool) -> None:
-    """The last step. A log that is left without its database, or the other way round, is refused with the remedy."""
+    """Replace the store, as the last step. If it is interrupted, opening the store is refused with a remedy."""
     migrate.sync_path(new)
-    if whole:  # so that nothing of the old store is in its log alone while they change places
+    if whole:  # move everything from the old write-ahead log into the database, because the log is deleted first
         db = connect.open_for_writing(home.store, synchronous="FULL")
         db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         db.close()
@@ -291,16 +294,22 @@ def _swap_store(home: Home, new: Path, *, whole: bool) -> None:
         home.store.with_name(home.store.name + side).unlink(missing_ok=True)
     new.replace(home.store)
     migrate.sync_path(home.path)
-    watermark.build_watermark_path(home.store).unlink(missing_ok=True)  # it witnesses for the log that was replaced
+    watermark.build_watermark_path(home.store).unlink(missing_ok=True)  # it belongs to the replaced log
     for file in home.path.glob(home.index.name + "*"):
-        file.unlink()  # made again from the log
+        file.unlink()  # it is rebuilt from the log
 
 
 def list_copies(directory: Path) -> list[dict[str, Any]]:
-    """The copies in `directory` as users see them, oldest first."""
+    """The backups in `directory` as users see them, oldest first."""
     return [
-        {"path": str(it.path), "at": it.at, "position": it.pos, "bytes": it.path.stat().st_size, "sound": it.is_sound}
-        for it in list_backups(directory)
+        {
+            "path": str(backup.path),
+            "at": backup.at,
+            "position": backup.pos,
+            "bytes": backup.path.stat().st_size,
+            "sound": backup.is_sound,
+        }
+        for backup in list_backups(directory)
     ]
 
 

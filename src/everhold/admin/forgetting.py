@@ -1,7 +1,7 @@
-"""Forgets a person, across the log, what was made of it, and every provider.
+"""Forgets a person: erases their entries from the log, from everything derived from it, and from every provider.
 
-It is written down before it begins and finished after a crash: the words go from the log, then from whatever was made
-of them, then from every provider that can delete. What cannot be deleted is named.
+The forgetting is recorded before it begins and finished after a crash. First the log is erased, then the derived data,
+then the data of every provider that can delete. The report names what cannot be deleted.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from everhold.ports.memory import MemoryCapability
 from everhold.ports.store import Change, Session, StateNamespace, StateRecord, Step
 
 MAX_ROUNDS: Final = 5
-"""How often it is looked again whether something came back while it was being forgotten."""
+"""How often the log is searched again for entries that were added during the forgetting."""
 SETTLE_WAIT_SECONDS: Final = 60.0
-"""How long a forgetting waits for batches on their way to be settled before it says that they are not."""
+"""How long a forgetting waits for batches in flight before it reports that they are not settled."""
 RETRY_SECONDS: Final = 10.0
 MAX_RETRY_SECONDS: Final = 3_600.0
-"""How long a forgetting that could not be finished waits before it is tried again, at first and at most."""
+"""The first and the longest delay before an unfinished forgetting is retried."""
 
 
 class SessionErasure(Struct, frozen=True, kw_only=True):
-    """What of one session would go, or went."""
+    """The entries of one session that would be, or were, erased."""
 
     session: str
     agent: str
     seqs: tuple[int, ...]
     alone: bool
     repeated: int
-    """Entries said to, or made for, somebody else that use words only this person brought in."""
+    """Entries for other people that contain words which only this person used."""
     blobs: tuple[str, ...] = ()
-    """Attachments that came with it."""
+    """The attachments of these entries."""
 
 
 class ProviderErasure(Struct, frozen=True, kw_only=True):
@@ -59,33 +59,33 @@ class ProviderErasure(Struct, frozen=True, kw_only=True):
     can: bool
     deleted: int = 0
     kept: tuple[str, ...] = ()
-    """What is still there, a line each, with the reason."""
+    """The items that still exist, one line each, with the reason."""
     done: bool = False
 
 
 class ForgetReport(Struct, frozen=True, kw_only=True):
-    """A plan, or what came of it."""
+    """A plan, or its result."""
 
     person: str
     names: tuple[str, ...]
     done: bool
     sessions: tuple[SessionErasure, ...]
     recalls: int
-    """Records elsewhere of what a model was shown that tell of it."""
+    """Recall records in any session that contain something of the person."""
     dead_letters: int
     schedules: int
-    """What they had scheduled, and nobody says any more."""
+    """The person's schedules, which are deleted."""
     providers: tuple[ProviderErasure, ...]
     remains: tuple[str, ...]
     """What is not deleted, and why."""
 
     @property
     def entry_count(self) -> int:
-        return sum(len(going.seqs) for going in self.sessions)
+        return sum(len(part.seqs) for part in self.sessions)
 
 
 class PersonForgetter:
-    """One per home. `people` maps a person to every name the configuration knows; `agents` are those there are."""
+    """One per home. `people` maps a person to every name in the configuration; `agents` lists the configured agents."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class PersonForgetter:
         set_aside: Callable[[], Sequence[Path]] = tuple,
         wipe_index: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`wipe` leaves nothing of what was erased in what is derived from the log, whoever asks that or not."""
+        """`wipe_index` removes erased entries from the search index, whether or not an agent uses the index."""
         self.control = control
         self.gates = control.gates
         self.store = control.store
@@ -108,25 +108,25 @@ class PersonForgetter:
         self.set_aside = set_aside
         self.wipe_index = wipe_index
         self._lock = asyncio.Lock()
-        """Two who forget the same person would stand in each other's way."""
+        """Prevents two forgettings of the same person at the same time."""
         self._unfinished_event = asyncio.Event()
-        """Rings when somebody could not be forgotten everywhere."""
+        """Set when a person could not be forgotten everywhere."""
 
     async def plan_forgetting(self, person: str) -> ForgetReport:
-        """What forgetting would do. Nothing is changed."""
+        """Return what forgetting would do, without changing anything."""
         names = await self._list_names(person)
         return await self._plan_for_names(names, before=self.gates.clock.now())
 
     async def forget_person(self, person: str, *, by: str = "operator") -> ForgetReport:
-        """Forget a person; what went, and what could not."""
+        """Forget a person. Return what was deleted and what could not be."""
         names, at = await self._list_names(person), self.gates.clock.now()
         self._record_progress(names, at, done=False)
         return await self._forget_names(names, at=at, by=by)
 
     async def resume_erasures(self) -> int:
-        """Erase again what an unfinished forgetting left in the log, before anybody reads it; how many there are.
+        """Continue unfinished forgettings in the log before any consumer reads it. Return their number.
 
-        What somebody had scheduled, a copy of the store that was put back may have brought back, whoever is finished.
+        Schedules are also deleted for finished forgettings, because a restore of the store may have brought them back.
         """
         for names, at in self._read_progress(done=True).items():
             await self._remove_schedules(names, at=at)
@@ -136,12 +136,12 @@ class PersonForgetter:
         return len(unfinished)
 
     async def finish_unfinished(self) -> None:
-        """Finish every forgetting that a crash, or a provider that was away, left unfinished."""
+        """Finish every forgetting that a crash or an unavailable provider left unfinished."""
         for names, at in self._read_unfinished().items():
             await self._forget_names(names, at=at, by="system")
 
     async def keep_finishing_unfinished(self) -> None:
-        """Finish what is unfinished, and try again for as long as something is: after ten seconds, and ever later."""
+        """Finish unfinished forgettings, and retry with growing delays until all are done. Runs until cancelled."""
         tries = 0
         while True:
             self._unfinished_event.clear()
@@ -153,9 +153,9 @@ class PersonForgetter:
                 await self._unfinished_event.wait()
 
     async def _list_names(self, person: str) -> tuple[str, ...]:
-        """Every name somebody goes by: as configured, and as they were linked."""
+        """Every name of a person: the configured ones and the linked identities."""
         if not person.strip():
-            raise InvalidRequest("whom?", remedy="name a person, or an identity such as telegram:1001")
+            raise InvalidRequest("no person was named", remedy="name a person, or an identity such as telegram:1001")
         names = dict.fromkeys((person, *self.people(person)))
         for name in tuple(names):
             names |= dict.fromkeys(await self.store.list_identities(name))
@@ -170,56 +170,57 @@ class PersonForgetter:
 
     async def _run_forgetting(self, names: tuple[str, ...], *, at: float, by: str) -> ForgetReport:
         planned = await self._plan_for_names(names, before=at)
-        gone, recalls = await self._erase_from_log(names, at=at, by=by)
-        reached = [await self._forget_in_provider(reach, names) for reach in planned.providers]
-        # while a provider could still be asked, something it remembered may have been recalled again
+        erased, recalls = await self._erase_from_log(names, at=at, by=by)
+        providers = [await self._forget_in_provider(provider, names) for provider in planned.providers]
+        # a turn may have recalled something from a provider before that deleted it
         later, more = await self._erase_from_log(names, at=at, by=by)
         kept = await self._wipe_index()
-        done = all(reach.done for reach in reached) and not kept
+        done = all(provider.done for provider in providers) and not kept
         if done:
             self._record_progress(names, at, done=True)
-        self.gates.log.info("person.forgotten", entries=sum(len(it.seqs) for it in (*gone, *later)), done=done)
+        self.gates.log.info("person.forgotten", entries=sum(len(part.seqs) for part in (*erased, *later)), done=done)
         return msgspec.structs.replace(
             planned,
             done=done,
-            sessions=(*gone, *later),
-            # most records went with the entries they repeat, and are not counted once more
+            sessions=(*erased, *later),
+            # most records were deleted with the entries that they repeat, and are not counted twice
             recalls=max(planned.recalls, recalls + more),
-            providers=tuple(reached),
-            remains=(*planned.remains, *(line for reach in reached for line in reach.kept), *kept),
+            providers=tuple(providers),
+            remains=(*planned.remains, *(line for provider in providers for line in provider.kept), *kept),
         )
 
     async def _wipe_index(self) -> list[str]:
-        """Have the search index let go of it, even if no agent asks it; why not, if it cannot."""
+        """Remove erased entries from the search index. Return a line with the error if that fails."""
         if self.wipe_index is not None:
             try:
                 await deliver_outside("wiping the index", self.wipe_index, self.gates, deadline=SETTLE_WAIT_SECONDS)
             except EverholdError as error:
-                return [f"the search index: {error}; it is asked again"]
+                return [f"the search index: {error}; everhold retries"]
         return []
 
     async def _erase_from_log(self, names: tuple[str, ...], *, at: float, by: str) -> tuple[list[SessionErasure], int]:
-        """Erase what is theirs from the log, and what tells of it; what went, and how many records did."""
-        gone: list[SessionErasure] = []
+        """Erase the person's entries from the log, with their recall records and attachments. Return the erased entries
+        and the number of recall records."""
+        erased: list[SessionErasure] = []
         records = RecallRecords(self.store)
         await self._remove_schedules(names, at=at)
         for _ in range(MAX_ROUNDS):
             found = await self._list_personal_parts(names, before=at)
             if not found:
                 break
-            for going in found:
+            for part in found:
                 why = "a person was forgotten"
-                await self.control.erase_entries(going.session, going.seqs, by=by, why=why, records=records)
-            gone += found
-        sweep = await self._find_recall_blobs(names, {(it.session, seq) for it in gone for seq in it.seqs})
-        blobs = await self._find_unshared({blob for it in gone for blob in it.blobs})
-        if sweep or blobs:
+                await self.control.erase_entries(part.session, part.seqs, by=by, why=why, records=records)
+            erased += found
+        recalls = await self._find_recall_blobs(names, {(part.session, seq) for part in erased for seq in part.seqs})
+        blobs = await self._find_unshared({blob for part in erased for blob in part.blobs})
+        if recalls or blobs:
             now = self.gates.clock.now()
-            await self.store.commit(Change(step=Step.ERASE, session="", at=now, drop_blobs=(*sweep, *blobs)))
-        return gone, len(sweep)
+            await self.store.commit(Change(step=Step.ERASE, session="", at=now, drop_blobs=(*recalls, *blobs)))
+        return erased, len(recalls)
 
     async def _list_scheduled(self, names: Collection[str], *, before: float) -> list[StateRecord]:
-        """Where what they had scheduled by then is kept."""
+        """The state records of the schedules that the person made by then."""
         found = []
         for kept in await self.store.list_state_records(StateNamespace.SCHEDULE):
             schedule = msgspec.json.decode(kept.value, type=Schedule)
@@ -229,7 +230,7 @@ class PersonForgetter:
 
     async def _remove_schedules(self, names: Collection[str], *, at: float) -> None:
         for kept in await self._list_scheduled(names, before=at):
-            # it goes even if it was said, and so rewritten, in this very moment
+            # delete it even if it fires, and so is rewritten, at this moment
             await update_state_record(
                 self.store,
                 kept.namespace,
@@ -241,17 +242,17 @@ class PersonForgetter:
 
     async def _plan_for_names(self, names: tuple[str, ...], *, before: float) -> ForgetReport:
         parts = await self._list_personal_parts(names, before=before)
-        places = {(going.session, seq) for going in parts for seq in going.seqs}
+        places = {(part.session, seq) for part in parts for seq in part.seqs}
         dead_letters = sum((item.session, item.seq) in places for item in await self.store.list_dead_letters())
         remains = [
-            "that they were there: the ids of their messages, chats and sessions, and when they spoke",
-            "what others said about them",
+            "that the person took part: the ids of their messages, chats and sessions, and the times",
+            "what other people said about them",
         ]
         if copies := self.backups():
-            held = "1 backup holds it until it is" if copies == 1 else f"{copies} backups hold it until they are"
-            remains.append(f"{held} replaced; restoring one forgets it again")
+            held = "1 backup contains it until it is" if copies == 1 else f"{copies} backups contain it until they are"
+            remains.append(f"{held} replaced; restoring one forgets the person again")
         for copy in self.set_aside():
-            remains.append(f"{copy}, which was set aside, holds it until you remove it")
+            remains.append(f"{copy}, which was set aside, contains it until you remove it")
         return ForgetReport(
             person=names[0],
             names=names,
@@ -265,7 +266,7 @@ class PersonForgetter:
         )
 
     async def _list_personal_parts(self, names: tuple[str, ...], *, before: float) -> list[SessionErasure]:
-        """What of each session is theirs and still there, as far as it was there by then."""
+        """The person's entries in each session that are not erased yet and were written by `before`."""
         sessions = [session async for session in self._iterate_sessions()]
         others: set[str] = set()
         concerned: list[Session] = []
@@ -299,7 +300,7 @@ class PersonForgetter:
         return found
 
     async def _find_recall_blobs(self, names: Collection[str], places: Collection[tuple[str, int]]) -> list[str]:
-        """The blobs that tell what a model was shown of it, wherever that was."""
+        """The blobs of recall records, in any session, that contain something of the person."""
         found: list[str] = []
         async for session in self._iterate_sessions():
             for entry in await self.store.list_entries(session.id, kinds=(EntryKind.THOUGHT,)):
@@ -308,12 +309,13 @@ class PersonForgetter:
                 blob = await self.store.get_blob(entry.body.why)
                 why = msgspec.json.decode(blob, type=RecallRecord) if blob else None
                 if why is not None and _is_about_person(why, names, places):
-                    found += [it for it in (entry.body.why, entry.body.recall) if it and await self.store.get_blob(it)]
+                    blobs = (entry.body.why, entry.body.recall)
+                    found += [digest for digest in blobs if digest and await self.store.get_blob(digest)]
             await asyncio.sleep(0)
         return list(dict.fromkeys(found))
 
     async def _find_unshared(self, blobs: set[str]) -> set[str]:
-        """Those attachments that nobody else sent, too."""
+        """The attachments that no other entry contains."""
         if not blobs:
             return blobs
         async for session in self._iterate_sessions():
@@ -333,39 +335,39 @@ class PersonForgetter:
                 found.append(ProviderErasure(agent=agent, memory=memory, can=can))
         return found
 
-    async def _forget_in_provider(self, reach: ProviderErasure, names: Collection[str]) -> ProviderErasure:
-        """Let one provider forget, once nothing is on its way to it any more that could bring it back."""
-        what = f"{reach.memory} (agent {reach.agent})"
-        provider = self.runtimes.find_memory(reach.memory, reach.agent)
+    async def _forget_in_provider(self, erasure: ProviderErasure, names: Collection[str]) -> ProviderErasure:
+        """Delete the person's data in one provider, after waiting for batches in flight that could bring it back."""
+        what = f"{erasure.memory} (agent {erasure.agent})"
+        provider = self.runtimes.find_memory(erasure.memory, erasure.agent)
         if provider is None:
-            line = f"{what}: it is not there now; what it holds goes once it is"
-            return msgspec.structs.replace(reach, kept=(line,))
-        if not reach.can:
-            line = f"{what}: it cannot delete; remove what it holds there, by its own means"
-            return msgspec.structs.replace(reach, kept=(line,), done=True)
-        if not await self._is_settled(reach):
-            line = f"{what}: a batch that held some of it is on its way; it is asked again"
-            return msgspec.structs.replace(reach, kept=(line,))
+            line = f"{what}: it is not available; everhold deletes its data once it is"
+            return msgspec.structs.replace(erasure, kept=(line,))
+        if not erasure.can:
+            line = f"{what}: it cannot delete; delete its data with the provider's own tools"
+            return msgspec.structs.replace(erasure, kept=(line,), done=True)
+        if not await self._is_settled(erasure):
+            line = f"{what}: a batch with some of the data is in flight; everhold retries"
+            return msgspec.structs.replace(erasure, kept=(line,))
         deleted = 0
         kept: list[str] = []
         for name in names:
             try:
                 forgotten = await deliver_outside(
-                    f"forgetting in {reach.memory}",
+                    f"forgetting in {erasure.memory}",
                     lambda name=name: provider.forget(name),  # type: ignore[misc]
                     self.gates,
                     deadline=provider.deadline,
                 )
             except EverholdError as error:
-                line = f"{what}: {error}; it is asked again"
-                return msgspec.structs.replace(reach, deleted=deleted, kept=(*kept, line))
+                line = f"{what}: {error}; everhold retries"
+                return msgspec.structs.replace(erasure, deleted=deleted, kept=(*kept, line))
             deleted += forgotten.deleted
             kept += [f"{what}: {line}" for line in forgotten.kept]
-        return msgspec.structs.replace(reach, deleted=deleted, kept=tuple(dict.fromkeys(kept)), done=True)
+        return msgspec.structs.replace(erasure, deleted=deleted, kept=tuple(dict.fromkeys(kept)), done=True)
 
-    async def _is_settled(self, reach: ProviderErasure) -> bool:
-        """Whether no flight to a provider holds something that was erased: waits for those that do."""
-        consumer = memory_consumer(reach.memory)
+    async def _is_settled(self, erasure: ProviderErasure) -> bool:
+        """Wait for batches in flight that contain erased entries. Return whether there are none left."""
+        consumer = memory_consumer(erasure.memory)
         until = self.gates.clock.monotonic() + SETTLE_WAIT_SECONDS
         while True:
             cursors = [
@@ -378,7 +380,7 @@ class PersonForgetter:
             await self.gates.sleep(1.0)
 
     def _record_progress(self, names: Sequence[str], at: float, *, done: bool) -> None:
-        """Note beside the database that somebody is being, or was, forgotten. It is read at the next start."""
+        """Record in the erasures file that a forgetting has begun or is done. It is read at the next start."""
         if self.control.erasures is None:
             return
         line = {"session": "", "seqs": [], "forget": list(names), "at": at, "done": done}
@@ -388,7 +390,7 @@ class PersonForgetter:
         return self._read_progress(done=False)
 
     def _read_progress(self, *, done: bool) -> dict[tuple[str, ...], float]:
-        """Whom somebody began to forget and did not finish, or those that are `done`, and as of when."""
+        """The names and times of the forgettings that are unfinished, or `done`."""
         found: dict[tuple[str, ...], float] = {}
         for record in self.control.read_erasures(about=b'"forget"'):
             if names := tuple(record.get("forget", ())):

@@ -1,4 +1,4 @@
-"""What a person in charge may ask of memory, across the log and every provider: search, why, status, forget, export."""
+"""What operators do with memories, across the log and every provider: search, explain, status, forget, export."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ MAX_SEARCH_TOKENS: Final = 8_000
 class MemoryAdmin(PersonForgetter):
     """One per home."""
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------------------
 
     async def search_memories(self, text: str, *, agent: str, person: str, limit: int = 20) -> dict[str, Any]:
-        """What an agent's memories find for a person as if they were alone with it, merged as for a turn."""
+        """Search an agent's memories for a person as in a direct chat, and merge the results as for a turn."""
         if not text.strip():
-            raise InvalidRequest("search for what?", remedy="everhold memory search 'some words'")
+            raise InvalidRequest("no search words were given", remedy="everhold memory search 'some words'")
         if agent not in self.agents():
             raise NotFound(f"there is no agent {agent!r}", remedy="`everhold agents` lists them")
         if not person:
-            raise InvalidRequest("whose memory?", remedy="name the person: --person NAME")
+            raise InvalidRequest("no person was named", remedy="name the person: --person NAME")
         runtime = self.runtimes.get_runtime(agent, {})
         query = MemoryQuery(
             text=text, agent=agent, session="", name="", audience=(f"person:{person}",), person=person, limit=limit
         )
         answers: dict[str, Sequence[MemoryHit]] = {}
-        silent: list[str] = []
+        unavailable: list[str] = []
         for name in runtime.all_memories:
             provider = self.runtimes.find_memory(name, agent)
             if provider is None:
@@ -59,15 +59,15 @@ class MemoryAdmin(PersonForgetter):
                     deadline=SEARCH_DEADLINE_SECONDS,
                 )
             except EverholdError as error:
-                silent.append(f"{name}: {error}")
+                unavailable.append(f"{name}: {error}")
         merged = merge_results(answers, budget=MAX_SEARCH_TOKENS, precedence=runtime.all_memories)
         allowed = await self._filter_visible(person, merged.shown, agent=agent)
         fitting = set(select_relevant([trace_item(item) for item in allowed]))
         shown = [_render_hit(item) for item in allowed if trace_item(item) in fitting]
-        return {"agent": agent, "person": person, "memories": shown, "unavailable": silent}
+        return {"agent": agent, "person": person, "memories": shown, "unavailable": unavailable}
 
     async def _filter_visible(self, person: str, items: Sequence[RecalledItem], *, agent: str) -> list[RecalledItem]:
-        """What stands in the log is shown to those it was for, whoever found it, and while it holds."""
+        """Remove hits whose entry was for another audience, or is no longer valid."""
         places = {(it.hit.session, it.hit.seq) for it in items if it.hit.session and it.hit.seq}
         notes = self.runtimes.get_runtime(agent, {}).note_cache
         judged = await recall.judge_places(self.store, notes, places, agent=agent, present={f"person:{person}"})
@@ -75,13 +75,13 @@ class MemoryAdmin(PersonForgetter):
         return [it for it in items if (it.hit.session, it.hit.seq) not in refused]
 
     async def list_facts(self, agent: str, person: str) -> list[Fact]:
-        """What an agent keeps in mind of a person, what held before included."""
+        """An agent's facts about a person, including those that are no longer valid."""
         runtime = self.runtimes.get_runtime(agent, {})
         everything = await runtime.fact_cache.list_versions(agent) if runtime.fact_cache is not None else []
         return [fact for fact in everything if f"person:{person}" in fact.stamp.audience]
 
     async def explain_answer(self, name: str, *, at: int | None = None) -> dict[str, Any]:
-        """What was recalled for the answer at, or last before, entry `at`, from where, and what was left out."""
+        """What was recalled, from where, and what was left out, for the answer at or last before entry `at`."""
         session = await self.control.find_session(name)
         found = await commands_memory.find_recall_record(self.store, session, at=at)
         if found is None:
@@ -99,19 +99,19 @@ class MemoryAdmin(PersonForgetter):
         return {"session": session.id, "op": entry.op, "at": entry.seq, **plain}
 
     async def collect_status(self) -> dict[str, Any]:
-        """Every memory of every agent: what waits for it, since when, what was given up, and the last complaint."""
+        """Each memory of each agent: backlog, its age, dead letters, last error."""
         cursors = await self.store.list_cursors(waiting=True)
-        dead_letter = await self.store.list_dead_letters()
-        again = await self.store.list_dead_letters(state="replaying")
+        dead_letters = await self.store.list_dead_letters()
+        replaying = await self.store.list_dead_letters(state="replaying")
         for agent in self.agents():
-            self.runtimes.find_memory(
-                BUILTIN_MEMORY, agent
-            )  # a command without a gateway has used none yet; this one needs nobody
-        told = {
-            (it.memory, it.agent): it
-            for it in await memory_health.collect_conditions(self.gates, self.runtimes.list_memories())
+            # A command without a gateway has built no memory yet. The built-in one needs no service, so build it.
+            self.runtimes.find_memory(BUILTIN_MEMORY, agent)
+        conditions = {
+            (condition.memory, condition.agent): condition
+            for condition in await memory_health.collect_conditions(self.gates, self.runtimes.list_memories())
         }
-        agents = {cursor.session: "" for cursor in cursors} | {item.session: "" for item in (*dead_letter, *again)}
+        letters = (*dead_letters, *replaying)
+        agents = {cursor.session: "" for cursor in cursors} | {letter.session: "" for letter in letters}
         for session in agents:
             agents[session] = (await self.store.get_session(session)).agent
         rows = []
@@ -121,30 +121,32 @@ class MemoryAdmin(PersonForgetter):
                 consumers = (consumer, backfill_consumer(memory))
                 mine = [cursor for cursor in cursors if cursor.consumer == consumer and agents[cursor.session] == agent]
                 provider = self.runtimes.find_memory(memory, agent)
-                condition = told.get((memory, agent))
+                condition = conditions.get((memory, agent))
                 rows.append(
                     {
                         "agent": agent,
                         "memory": memory,
                         "there": provider is not None,
                         "waiting": len(mine),
-                        # when the oldest of it was said, not when it was last tried
+                        # when the oldest item was committed, not when it was last tried
                         "since": condition.oldest if condition and mine else None,
                         "in_doubt": sum(
                             cursor.in_flight is not None and cursor.in_flight.state == "in_doubt" for cursor in mine
                         ),
                         "dead_letters": sum(
-                            it.consumer == consumer and agents[it.session] == agent for it in dead_letter
+                            letter.consumer == consumer and agents[letter.session] == agent for letter in dead_letters
                         ),
-                        "replaying": sum(it.consumer in consumers and agents[it.session] == agent for it in again),
-                        **_render_handed(condition),
+                        "replaying": sum(
+                            letter.consumer in consumers and agents[letter.session] == agent for letter in replaying
+                        ),
+                        **_render_delivered(condition),
                         "says": condition.says if condition else "",
                         "error": next((cursor.error for cursor in mine if cursor.error), ""),
                     }
                 )
         return {"memories": rows, "forgetting": [list(names) for names in self._read_unfinished()]}
 
-    # -- the past ----------------------------------------------------------------------------------------------------
+    # -- backfill and resend -----------------------------------------------------------------------------------------
 
     async def backfill_memory(
         self,
@@ -156,12 +158,12 @@ class MemoryAdmin(PersonForgetter):
         per_minute: int = backfill.DEFAULT_ITEMS_PER_MINUTE,
         really: bool = False,
     ) -> dict[str, Any]:
-        """What a memory that came later was never handed, and what handing it over takes; `really` begins it."""
+        """Plan a backfill: the older items that a memory did not receive, and the cost. With `really`, start it."""
         agents = self._list_agents_with(instance, agent)
         if per_minute < 1:
-            raise InvalidRequest("less than one a minute is never", remedy="--per-minute 60")
+            raise InvalidRequest("the rate must be at least one item per minute", remedy="--per-minute 60")
         notes = {name: self.runtimes.get_runtime(name, {}).note_cache for name in agents}
-        stretches = [
+        ranges = [
             found
             async for session in self._iterate_sessions()
             if session.agent in agents
@@ -173,26 +175,26 @@ class MemoryAdmin(PersonForgetter):
             is not None
         ]
         if really:
-            for one in stretches:
+            for one in ranges:
                 await backfill.start_backfill(self.gates, one, instance, per_minute=per_minute)
             self.control.wakeups.work_available.set()
-        items = sum(one.items for one in stretches)
+        items = sum(one.items for one in ranges)
         return {
             "memory": instance,
-            "begun": really and bool(stretches),
-            "sessions": len(stretches),
+            "begun": really and bool(ranges),
+            "sessions": len(ranges),
             "items": items,
-            "requests": backfill.count_requests(stretches),
-            "tokens": sum(one.tokens for one in stretches),
+            "requests": backfill.count_requests(ranges),
+            "tokens": sum(one.tokens for one in ranges),
             "minutes": round(items / per_minute, 1),
-            "since": min((one.since for one in stretches), default=None),
-            "until": max((one.until for one in stretches), default=None),
+            "since": min((one.since for one in ranges), default=None),
+            "until": max((one.until for one in ranges), default=None),
         }
 
     async def resend_memory(
         self, instance: str, *, since: float, agent: str = "", really: bool = True
     ) -> dict[str, Any]:
-        """Hand a memory again what it was handed since then, under the same keys; how much that is."""
+        """Plan a resend of what a memory received since a time, under the same keys. With `really`, start it."""
         agents = self._list_agents_with(instance, agent)
         delivery = self._describe_repeat(instance, agents)
         found = [
@@ -216,26 +218,28 @@ class MemoryAdmin(PersonForgetter):
         }
 
     def _describe_repeat(self, instance: str, agents: Sequence[str]) -> str:
-        """What a repeat does there, in words. Raises Misuse where it would double everything for certain."""
-        attached = [it for name in agents if (it := self.runtimes.find_memory(instance, name)) is not None]
-        if not attached:
+        """Describe what a resend does in a memory. Raises InvalidRequest if it would certainly store everything
+        twice.
+        """
+        clients = [found for name in agents if (found := self.runtimes.find_memory(instance, name)) is not None]
+        if not clients:
             raise InvalidRequest(
-                f"memory {instance!r} is not there now, and nobody can tell what a repeat would do",
+                f"memory {instance!r} is not available, so the effect of a resend is unknown",
                 remedy="`everhold memory status` says why",
             )
-        for it in attached:
-            if it.delivery is DeliveryGuarantee.BLIND:
+        for client in clients:
+            if client.delivery is DeliveryGuarantee.BLIND:
                 raise InvalidRequest(
-                    f"memory {instance!r} would have everything twice: it neither knows keys nor can be asked",
-                    remedy="`everhold dead-letters replay` sends again what never arrived there",
+                    f"memory {instance!r} would store everything twice, because it supports neither keys nor probes",
+                    remedy="`everhold dead-letters replay` sends only what did not arrive",
                 )
-        first = attached[0]
-        looks = first.delivery is DeliveryGuarantee.UNACKNOWLEDGED and first.has_capability(MemoryCapability.PROBE)
-        return resend.PROBED_EFFECT if looks else resend.REPEAT_EFFECTS[first.delivery]
+        first = clients[0]
+        probes = first.delivery is DeliveryGuarantee.UNACKNOWLEDGED and first.has_capability(MemoryCapability.PROBE)
+        return resend.PROBED_EFFECT if probes else resend.REPEAT_EFFECTS[first.delivery]
 
     def _list_agents_with(self, instance: str, agent: str) -> list[str]:
-        """The agents that have a memory; of one name, if one is given."""
-        agents = [it for it in self.agents() if instance in self._list_memories(it) and agent in ("", it)]
+        """The agents that have a memory, or the one with the given name."""
+        agents = [name for name in self.agents() if instance in self._list_memories(name) and agent in ("", name)]
         if not agents:
             raise NotFound(
                 f"no agent {'' if not agent else f'{agent!r} '}has a memory {instance!r}",
@@ -246,7 +250,7 @@ class MemoryAdmin(PersonForgetter):
     # -- exporting ---------------------------------------------------------------------------------------------------
 
     async def export_person(self, person: str) -> AsyncIterator[dict[str, Any]]:
-        """Everything that is a person's, one record each: from the log, then from every provider that can tell."""
+        """Everything of a person, one record each: from the log, then from every provider that can export."""
         names = await self._list_names(person)
         async for session in self._iterate_sessions():
             for entry in await self.store.list_entries(
@@ -257,11 +261,11 @@ class MemoryAdmin(PersonForgetter):
             await asyncio.sleep(0)
         for kept in await self._list_scheduled(names, before=math.inf):
             yield {"from": "schedules", **msgspec.json.decode(kept.value)}
-        for reach in self._list_providers():
-            provider = self.runtimes.find_memory(reach.memory, reach.agent)
-            about = {"from": reach.memory, "agent": reach.agent}
+        for listed in self._list_providers():
+            provider = self.runtimes.find_memory(listed.memory, listed.agent)
+            about = {"from": listed.memory, "agent": listed.agent}
             if provider is None or not provider.has_capability(MemoryCapability.EXPORT):
-                yield {**about, "missing": "it cannot be asked for everything of a person"}
+                yield {**about, "missing": "it cannot export the data of a person"}
                 continue
             for name in names:
                 try:
@@ -284,13 +288,13 @@ def render_fact(fact: Fact) -> dict[str, Any]:
     }
 
 
-def _render_handed(condition: memory_health.MemoryCondition | None) -> dict[str, Any]:
-    """What is known of what a memory was handed. One that acknowledges has no account: its word is enough."""
+def _render_delivered(condition: memory_health.MemoryCondition | None) -> dict[str, Any]:
+    """The delivery counts of a memory. One that acknowledges has none, because its receipts suffice."""
     if condition is None or condition.handed is None:
         return {"delivery": condition.delivery if condition else "", "handed_over": None}
     unknown = condition.handed - condition.seen
-    handed = {"handed_over": condition.handed, "confirmed": condition.seen, "unknown": unknown}
-    return {"delivery": condition.delivery, **handed}
+    counts = {"handed_over": condition.handed, "confirmed": condition.seen, "unknown": unknown}
+    return {"delivery": condition.delivery, **counts}
 
 
 def _render_hit(item: RecalledItem) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Memory as files: a person's export, and the Markdown that other systems keep, in and out."""
+"""Memory as files: a person's export, and the import and export of memory files."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from everhold.errors import InvalidRequest, NotFound
 from everhold.ports.store import Change, Session, Step
 
 MAX_FILE_BYTES: Final = 1 << 20
-"""Bytes of a file that are read."""
+"""The largest file that is read."""
 MAX_FILES: Final = 1_000
 DEFAULT_FACT_CHARS: Final[Mapping[str, int]] = {"user": 2_000, "memory": 3_000}
 _UNSAFE_FILE_CHARS: Final = re.compile(r"[^A-Za-z0-9_.-]+")
-"""What does not belong into the name of a file."""
+"""Characters that are replaced in file names."""
 
 
 def read_memory_files(path: Path) -> dict[str, str]:
-    """The Markdown files at a place, by name; one file, or a folder with all that is in it."""
+    """The Markdown files at a path, by name: one file, or all files in a folder."""
     if path.is_file():
         files = [path]
     elif path.is_dir():
         files = sorted(file for file in path.rglob("*.md") if file.is_file())[:MAX_FILES]
     else:
-        raise NotFound(f"there is nothing at {path}", remedy="name MEMORY.md, or the folder it is in")
+        raise NotFound(f"{path} does not exist", remedy="name MEMORY.md, or its folder")
     found: dict[str, str] = {}
     for file in files:
         if file.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidRequest(f"{file} is larger than {MAX_FILE_BYTES} bytes", remedy="take it apart")
+            raise InvalidRequest(f"{file} is larger than {MAX_FILE_BYTES} bytes", remedy="split it")
         name = file.name if file == path else str(file.relative_to(path))
         found[name] = file.read_text("utf-8", errors="replace")
     return found
@@ -54,14 +54,16 @@ async def import_memory_files(
     really: bool,
     limits: Mapping[str, int] = DEFAULT_FACT_CHARS,
 ) -> dict[str, Any]:
-    """Note what is in `files` in a session, once: what a memory session was told before is passed over.
+    """Add the contents of `files` to a session as notes. A text that was imported before is skipped.
 
-    USER.md and MEMORY.md become facts as far as there is room, the rest notes; SOUL.md is the agent's word on itself.
+    USER.md and MEMORY.md become facts up to their limits, the rest become notes. SOUL.md describes the agent.
     """
     session = await memory.control.find_session(name)
     stamp = await _find_stamp(memory, session)
     if not stamp.audience:
-        raise InvalidRequest(f"nobody is known to be in session {session.id}", remedy="say something there first")
+        raise InvalidRequest(
+            f"session {session.id} has no messages, so its audience is unknown", remedy="send a message there first"
+        )
     names = _list_memory_names(memory, session, stamp)
     runtime = memory.runtimes.get_runtime(session.agent, session.choices)
     held = (
@@ -104,7 +106,7 @@ def _draft_notes(
     names: Sequence[str],
     stamp: Stamp,
 ) -> list[EntryDraft]:
-    """The notes that the files become, without the facts that are held already."""
+    """The notes for the contents of the files, except for facts that exist already."""
     used = {target: count_fact_chars(held, target) for target in limits}
     known = {fact.text for fact in held}
     drafts: list[EntryDraft] = []
@@ -129,7 +131,7 @@ def _draft_notes(
 
 
 async def _find_stamp(memory: MemoryAdmin, session: Session) -> Stamp:
-    """Whose session it is: of whoever spoke there last."""
+    """The stamp of the session's last message from a person."""
     for entry in reversed(await memory.store.list_entries(session.id, kinds=(EntryKind.HEARD,))):
         if isinstance(entry.body, Heard) and not entry.body.bot:
             return entry.body.stamp
@@ -137,21 +139,25 @@ async def _find_stamp(memory: MemoryAdmin, session: Session) -> Stamp:
 
 
 def _list_memory_names(memory: MemoryAdmin, session: Session, stamp: Stamp) -> dict[str, str]:
-    """What each memory calls this session. A name that is the session's own goes with it: no place for this."""
+    """Each memory's name for this session. Raises InvalidRequest if a name is only for this session, because imported
+    notes would then not be found in other sessions."""
     runtime = memory.runtimes.get_runtime(session.agent, session.choices)
     origin = memory_destination.build_session_origin(session, stamp)
-    names = {it: session.names.get(it) or runtime.choose_memory_name(it, origin) for it in runtime.memories}
+    names = {
+        instance: session.names.get(instance) or runtime.choose_memory_name(instance, origin)
+        for instance in runtime.memories
+    }
     for instance, name in names.items():
         if session.id in name:
             raise InvalidRequest(
-                f"memory {instance} files session {session.id} under a name of its own ({name})",
+                f"memory {instance} stores session {session.id} under a name of its own ({name})",
                 remedy="import into a chat, or set session_strategy to per-directory, per-repo or global",
             )
     return names or {"": session.address}
 
 
 async def render_memory_files(memory: MemoryAdmin, person: str) -> list[dict[str, str]]:
-    """The facts each agent has about a person, as the Markdown files that an import takes: `agent`, `name`, `text`."""
+    """Each agent's facts about a person as memory files that can be imported: `agent`, `name`, `text`."""
     made: list[dict[str, str]] = []
     for agent in memory.agents():
         facts = [fact for fact in await memory.list_facts(agent, person) if fact.is_valid]
@@ -163,7 +169,7 @@ async def render_memory_files(memory: MemoryAdmin, person: str) -> list[dict[str
 
 
 def write_memory_files(files: Sequence[Mapping[str, str]], directory: Path) -> list[str]:
-    """Write what `render_memory_files` returned below `directory`, a folder per agent; their paths."""
+    """Write the result of `render_memory_files` below `directory`, one folder per agent. Return the paths."""
     made: list[str] = []
     for file in files:
         name = _UNSAFE_FILE_CHARS.sub("-", file["name"]).strip("-.")
@@ -176,13 +182,13 @@ def write_memory_files(files: Sequence[Mapping[str, str]], directory: Path) -> l
 
 
 def _build_file_stem(person: str) -> str:
-    """What somebody's files are called: never as anybody else's, though not every name can be a file's."""
+    """A unique file name for a person. If the name is not usable as a file name, a hash is appended."""
     fit = _UNSAFE_FILE_CHARS.sub("-", person).strip("-.")
     return fit if fit == person else f"{fit or 'person'}-{hashlib.sha256(person.encode()).hexdigest()[:8]}"
 
 
 async def write_export(records: AsyncIterator[dict[str, Any]], person: str, directory: Path) -> dict[str, Any]:
-    """An export as two files that only their owner can read: every record as JSON, and the words for people."""
+    """Write an export as two files that only their owner can read: JSON lines, and Markdown for people."""
     os.makedirs(directory, exist_ok=True)
     stem = _build_file_stem(person)
     lines, pages = directory / f"{stem}.jsonl", directory / f"{stem}.md"
@@ -207,7 +213,7 @@ async def write_export(records: AsyncIterator[dict[str, Any]], person: str, dire
             text.write(f"- {format_time(record.get('at', 0.0))}, {who}: {words}\n")
         for line in missing:
             text.write(f"\nMissing: {line}\n")
-    if not count and not missing:  # nothing to read: a misspelt name leaves no files behind
+    if not count and not missing:  # nothing was found, so a misspelt name leaves no files
         os.unlink(lines)
         os.unlink(pages)
         return {"person": person, "records": 0, "missing": [], "files": []}

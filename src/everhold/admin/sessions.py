@@ -1,20 +1,19 @@
-"""What a person in charge may do and see: look, undo, stop, erase, replay, audit. Two mouths speak for it: cli and web.
+"""What operators do with sessions: inspect, undo, stop, compress, note, erase, replay. The API calls it.
 
-Everything that changes something is a commit like any other, as an operation of its own.
+Every change is an ordinary commit, as an operation of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from everhold.admin import audit, status
 from everhold.core import compression, consumers
-from everhold.core.audit import PROMISES, AuditCounts, AuditFinding, audit_session, find_duplicate_openings
 from everhold.core.context import (
     SessionContext,
     assemble_context,
@@ -27,7 +26,7 @@ from everhold.core.context import (
 from everhold.core.entries import (
     OWN_OPERATION,
     AddressBound,
-    Began as _Began,
+    Began,
     Changed,
     Compressed,
     CompressionRequested,
@@ -47,21 +46,20 @@ from everhold.engine import session_access, session_changes
 from everhold.engine.agent_runtime import AgentRuntimes
 from everhold.engine.context_cache import load_context_at
 from everhold.engine.gates import Gates, Wakeups
-from everhold.engine.memory import health as memory_health
 from everhold.engine.recall_records import RecallRecords
 from everhold.errors import Conflict, InvalidRequest, NotFound
 from everhold.infra.home import append_line
 from everhold.ports.model import ModelRequest, ToolSpec
-from everhold.ports.platform import AcceptMessage as Door, AcceptResult, IncomingMessage
-from everhold.ports.store import Change, ConsumerCursor, DeadLetter, Operation, Session, Step, Wakeup
+from everhold.ports.platform import AcceptMessage, AcceptResult, IncomingMessage
+from everhold.ports.store import Change, DeadLetter, Operation, Session, Step, Wakeup
 
-PAGE_ENTRIES = 1_000
 SNAPSHOT_MARK = ".snapshot."
-"""Between a session's id and the compression before which its context is looked at."""
+"""In the name of a snapshot, separates the session's id from the compression before which the context is shown."""
 
 
 class ShownContext(Struct, frozen=True, kw_only=True):
-    """What a model was, or would be, shown. `exact`: it is what the recorded digest says; None: nothing to compare."""
+    """The request that a model received or would receive. `exact`: whether it matches the recorded digest; None: there
+    is no digest to compare with."""
 
     session: str
     at: int
@@ -70,53 +68,9 @@ class ShownContext(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class AuditReport(Struct, frozen=True, kw_only=True):
-    """An audit's outcome."""
-
-    findings: list[AuditFinding]
-    checked: AuditCounts
-    sessions: int
-
-    @property
-    def broken_findings(self) -> list[AuditFinding]:
-        return [finding for finding in self.findings if finding.level == "broken"]
-
-    def render_lines(self) -> list[dict[str, Any]]:
-        """One line per promise: whether it holds, and on what evidence."""
-        return [
-            {
-                "promise": promise,
-                "text": text,
-                "holds": not any(finding.promise == promise for finding in self.broken_findings),
-                "evidence": self._render_evidence(promise),
-                "doubts": sum(f.promise == promise and f.level == "doubt" for f in self.findings),
-            }
-            for promise, text in PROMISES.items()
-        ]
-
-    def _render_evidence(self, promise: str) -> str:
-        """What was looked at for a promise, in numbers: an audit that saw nothing proves nothing."""
-        sessions, turns = _format_count(self.sessions, "session"), _format_count(self.checked.turns, "turn")
-        seen, doubts = self.checked, sum(f.promise == promise and f.level == "doubt" for f in self.findings)
-        return {
-            "P1": f"{sessions}: an entry is in its own, a summary stands for the view it was made of",
-            "P2": f"{_format_count(seen.heard, 'message')}, {turns}: nothing is taken twice, no call lacks its result",
-            "P3": f"{turns}, {_format_count(seen.compressions, 'compression')}: never two at once, nothing is written after an end",
-            "P4": f"{_format_count(doubts, 'write')} given up on or in doubt: the others arrived or are on their way",
-            "P5": f"{seen.entries} entries: messages, replies and notes say whom they are for",
-            "P6": f"{sessions}: each begins with somebody speaking, a branch or a binding",
-            "P7": "a log cannot show this; tests do",
-            "P8": f"{seen.entries} entries: no gap, each as its digest says, derived rows agree",
-        }[promise]
-
-
-MAX_LISTED_COMPRESSIONS: Final = 3
-"""How many compressions a glance shows."""
-
-
 class SessionAdmin:
-    """One per home. `erasures` is the file beside the database that outlives any backup of it; `holding` tells where in
-    the log all words of a text stand, the newest so many places first.
+    """One per home. `erasures` is a file beside the database, which a restore of the database does not replace.
+    `search_index` returns the newest places in the log that contain all words of a text.
     """
 
     def __init__(
@@ -124,7 +78,7 @@ class SessionAdmin:
         gates: Gates,
         *,
         wakeups: Wakeups,
-        accept: Door,
+        accept: AcceptMessage,
         runtimes: AgentRuntimes,
         erasures: Path | None = None,
         search_index: Callable[[str, int], Awaitable[Sequence[tuple[str, int]]]] | None = None,
@@ -137,30 +91,27 @@ class SessionAdmin:
         self.erasures = erasures
         self.search_index = search_index
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------------------
 
     async def find_session(self, name: str) -> Session:
         """The session that an id, a unique prefix, a title, an address or `last` means."""
         if SNAPSHOT_MARK in name:
             raise InvalidRequest(
-                f"{name} is a snapshot: a name for what a session's context was, to look at and nothing else",
-                remedy=f"`everhold sessions context {name}` shows it; its session is {name.partition(SNAPSHOT_MARK)[0]}",
+                f"{name} is a snapshot of a session's context, which can only be shown",
+                remedy=f"`everhold sessions context {name}` shows it; "
+                f"its session is {name.partition(SNAPSHOT_MARK)[0]}",
             )
         found = await self.store.find_sessions(name)
         if not found:
-            raise NotFound(f"there is no session {name!r}", remedy="`everhold sessions list` shows those there are")
+            raise NotFound(f"there is no session {name!r}", remedy="`everhold sessions list` lists the sessions")
         if len(found) > 1:
             some = ", ".join(sorted(found)[:5])
             raise InvalidRequest(f"{name!r} may mean {len(found)} sessions: {some}", remedy="give more of the id")
         return await self.store.get_session(found[0])
 
-    async def read_entries(self, session: str, *, after: int = 0) -> AsyncIterator[Entry]:
-        """A session's log, page by page; others get their turn in between."""
-        while page := await self.store.list_entries(session, after=after, limit=PAGE_ENTRIES):
-            for entry in page:
-                yield entry
-            after = page[-1].seq
-            await asyncio.sleep(0)
+    def read_entries(self, session: str, *, after: int = 0) -> AsyncIterator[Entry]:
+        """A session's log. It is read in pages, and other tasks run between them."""
+        return audit.read_entries(self.store, session, after=after)
 
     async def list_sessions(self, *, limit: int) -> list[Session]:
         """The newest sessions, newest first."""
@@ -182,9 +133,9 @@ class SessionAdmin:
         return [(made[entry.op], entry) for entry in found if entry.op is not None]
 
     async def search_entries(self, text: str, *, limit: int = 50) -> list[Entry]:
-        """What was said that contains all words of `text`, whoever it was for: the newest, by session."""
+        """The newest entries that contain all words of `text`, whatever their audience, by session."""
         if self.search_index is None:
-            raise InvalidRequest("there is nothing to search with here", remedy="open the home with its index")
+            raise InvalidRequest("there is no search index", remedy="open the home with its index")
         sessions: dict[str, list[Entry]] = {}
         for session, seq in await self.search_index(text, limit):
             entry = await self.store.get_entry(session, seq)
@@ -193,9 +144,9 @@ class SessionAdmin:
         return [entry for hits in sessions.values() for entry in sorted(hits, key=lambda hit: hit.seq)]
 
     async def load_context(self, name: str, *, at: int | None = None) -> ShownContext:
-        """The context of the thought at, or next after, seq `at`; without it, what the next turn would be shown.
+        """The context of the `thought` at, or next after, seq `at`; without `at`, the context of the next turn.
 
-        What is shown is built again from the log and compared with the digest recorded when it was sent.
+        The request is built again from the log and compared with the digest that was recorded when it was sent.
         """
         name, _, moment = name.partition(SNAPSHOT_MARK)
         session = await self.find_session(name)
@@ -209,9 +160,7 @@ class SessionAdmin:
         operation = (await self.store.list_operations(session.id, after=thought.op - 1, before=thought.op + 1))[0]
         entries = await self.store.list_entries(session.id, after=operation.first - 1, upto=thought.seq - 1)
         mine = [entry for entry in entries if entry.op == thought.op]
-        pins = [
-            e.body.compression for e in mine if isinstance(e.body, _Began | Took) and e.body.compression is not None
-        ]
+        pins = [e.body.compression for e in mine if isinstance(e.body, Began | Took) and e.body.compression is not None]
         prefix = await self._load_prefix(session, thought.op, pins)
         current = assemble_context(
             select_operations([msgspec.structs.replace(operation, undone_at=0)], at=thought.seq), entries
@@ -229,11 +178,12 @@ class SessionAdmin:
             tools=msgspec.json.decode(offered or b"[]", type=tuple[ToolSpec, ...]),
         )
         exact = fingerprint_request(request) == thought.body.request
-        reason = "" if exact else "something it contained was erased, or is no longer known"
+        reason = "" if exact else "a part of it was erased or is no longer known"
         return ShownContext(session=session.id, at=thought.seq, request=request, exact=exact, reason=reason)
 
     async def _load_prefix(self, session: Session, op: int, pins: list[int]) -> SessionContext:
-        """What came before a turn, under the fold it pinned; one pinned on the way stands for all before it."""
+        """The context before a turn, with the compression that its `began` pinned. A compression that was pinned during
+        the turn replaces everything before it."""
         if len(pins) > 1 and pins[-1]:
             compression = await self.store.list_entries(session.id, after=pins[-1], kinds=())
             compressed = next(entry for entry in compression if entry.op == pins[-1] and entry.kind == "compressed")
@@ -241,7 +191,7 @@ class SessionAdmin:
         return await load_context_at(self.store, session, at=op, compression=pins[0] if pins else None)
 
     async def _find_thought(self, session: Session, at: int) -> Entry:
-        for entry in await self.store.list_entries(session.id, after=at - 1, limit=PAGE_ENTRIES):
+        for entry in await self.store.list_entries(session.id, after=at - 1, limit=audit.PAGE_ENTRIES):
             if isinstance(entry.body, Thought):
                 return entry
         raise NotFound(f"no model was asked at or after entry {at} of session {session.id}")
@@ -257,7 +207,7 @@ class SessionAdmin:
         return await self._load_shown(session, at=compression.last)
 
     async def _load_shown(self, session: Session, *, at: int) -> ShownContext:
-        """What the agent, as it is now, would be shown at seq `at`."""
+        """The request that the agent, with its present settings, would send at seq `at`."""
         runtime = self.runtimes.get_runtime(session.agent, session.choices)
         view = await load_context_at(self.store, session, at=at)
         tools = tuple(tool.spec for tool in runtime.tools.values())
@@ -267,53 +217,14 @@ class SessionAdmin:
         return ShownContext(session=session.id, at=at, request=request, exact=None)
 
     async def collect_status(self) -> dict[str, Any]:
-        """Health at a glance."""
-        cursors = await self.store.list_cursors(waiting=True)
-        dead_letter = await self.store.list_dead_letters()
-        return {
-            "pending": await self.store.count_waiting(),
-            "waiting": summarize_waiting(cursors),
-            "dead_letters": len(dead_letter),
-            "in_doubt": sum(item.in_doubt for item in dead_letter) + await self.store.count_receipts_in_doubt(),
-            "failing": sorted({cursor.consumer for cursor in cursors if cursor.error}),
-            "compressions": [
-                render_compression(entry) for entry in await self.store.list_compressions(limit=MAX_LISTED_COMPRESSIONS)
-            ],
-            "memories": [
-                msgspec.to_builtins(it)
-                for it in await memory_health.collect_conditions(self.gates, self.runtimes.list_memories())
-            ],
-        }
+        return await status.collect_status(self.gates, self.runtimes)
 
-    async def audit_store(self, name: str | None = None) -> AuditReport:
-        """Check the promises on the store and say on what evidence."""
-        sessions = [await self.find_session(name)] if name else [s async for s in self._iterate_sessions()]
-        findings: list[AuditFinding] = []
-        checked = AuditCounts()
-        for session in sessions:
-            entries = [entry async for entry in self.read_entries(session.id)]
-            found, count = audit_session(session.id, entries)
-            findings += found
-            checked += count
-        findings += find_duplicate_openings(sessions)
-        for text in await self.store.verify(sessions[0].id if name and sessions else None):
-            findings.append(AuditFinding(promise="P8", session="", text=text))
-        for item in await self.store.list_dead_letters(session=sessions[0].id if name and sessions else ""):
-            kind = "P4" if item.consumer.startswith(consumers.MEMORY_PREFIX) else "P2"
-            doubt = "may have arrived" if item.in_doubt else "given up"
-            text = f"{item.consumer}: entry {item.seq} {doubt}: {item.reason}"
-            findings.append(AuditFinding(promise=kind, session=item.session, text=text, seq=item.seq, level="doubt"))
-        return AuditReport(findings=findings, checked=checked, sessions=len(sessions))
+    async def audit_store(self, name: str | None = None) -> audit.AuditReport:
+        """Audit one session, or the whole store."""
+        session = await self.find_session(name) if name else None
+        return await audit.audit_store(self.store, session)
 
-    async def _iterate_sessions(self) -> AsyncIterator[Session]:
-        after = ""
-        while page := await self.store.list_sessions(limit=500, after=after):
-            for session in page:
-                yield session
-            after = page[-1].id
-            await asyncio.sleep(0)
-
-    # -- doing -------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------------------------
 
     async def send_message(self, incoming: IncomingMessage) -> AcceptResult:
         return await self.accept(incoming)
@@ -337,7 +248,7 @@ class SessionAdmin:
     async def compress_session(
         self, name: str, *, keep: int | None = None, focus: str = "", preview: bool = False, by: str = "operator"
     ) -> str:
-        """Ask for a compression; what came of it. With `preview` only what it would do."""
+        """Request a compression and return its result as text. With `preview`, return what it would do."""
         session = await self.find_session(name)
         runtime = self.runtimes.get_runtime(session.agent, session.choices)
         view = await load_context_at(self.store, session, at=session.last_seq + 1)
@@ -360,7 +271,7 @@ class SessionAdmin:
             ) is None or cursor.processed_seq <= asked_at:
                 await self.gates.sleep(1.0, wakeup=event)
                 event.clear()
-        # one that was under way may have left nothing for another
+        # a compression that was running already may have left nothing to do
         compressions = await self.store.list_operations(session.id, types=("compression",))
         ended = [operation for operation in compressions if operation.last > asked_at]
         return await self._render_compressed(session.id, ended[-1]) if ended else "There is nothing to compress."
@@ -374,11 +285,11 @@ class SessionAdmin:
                     f"{body.tokens_before} tokens are now {body.tokens_after}."
                 )
             if isinstance(entry.body, Ended) and entry.op == operation.op:
-                return f"Not compressed: {entry.body.reason}. Everything is as it was."
+                return f"Not compressed: {entry.body.reason}. Nothing was changed."
         return "Compressed."
 
     async def diff_compression(self, name: str, *, compression: int) -> dict[str, Any]:
-        """What a compression replaced, and with what."""
+        """The messages that a compression replaced, and those that replace them."""
         session = await self.find_session(name)
         entry = next(
             (
@@ -406,7 +317,7 @@ class SessionAdmin:
         }
 
     async def add_note(self, name: str, text: str, *, by: str = "operator", stamp: Stamp | None = None) -> int:
-        """Remember a fact in a session; its seq. Acknowledged after commit, whatever the providers do."""
+        """Add a note to a session and return its seq. It does not wait for the delivery to memories."""
         session = await self.find_session(name)
         noted = Noted(text=text, stamp=stamp or await session_access.find_last_stamp(self.store, session))
         entries = (EntryDraft(body=noted, author=by),)
@@ -426,8 +337,9 @@ class SessionAdmin:
         why: str = "",
         records: RecallRecords | None = None,
     ) -> tuple[int, ...]:
-        """Remove the words of these entries for good, with all that repeats them: here, in branches, and in records of
-        what was recalled, wherever. What went. Who erases more than this hands in `records`, to be read once.
+        """Erase these entries and everything that repeats them: in this session, in its branches, and in recall records
+        of any session. Return the erased seqs. A caller that erases several sessions passes `records`, so that the
+        recall records are read only once.
         """
         session = await self.find_session(name)
         gone = await self._erase_in_session(session.id, seqs, by=by, why=why, records=records)
@@ -443,7 +355,7 @@ class SessionAdmin:
             plan = await session_changes.plan_erasure(self.store, session, seqs, by=by, why=why)
             await self._record_erasure(session.id, plan.seqs)
             repeating = await records.find_repeating_blobs(session.id, plan.exchanges)
-            ended = Ended(outcome="erased", reason="something it had read was erased")
+            ended = Ended(outcome="erased", reason="an entry that it had read was erased")
             try:
                 await self.store.commit(
                     Change(
@@ -455,7 +367,7 @@ class SessionAdmin:
                             *(EntryDraft(body=ended, author="system", op=op) for op in plan.ops_to_end),
                         ),
                         seen=session.last_seq,
-                        # what else those operations had been asked is answered by new ones
+                        # new operations answer the other messages of the ended ones
                         wakeups=(Wakeup(consumer=consumers.TURN),) if plan.ops_to_end else (),
                         erase=plan.seqs,
                         drop_blobs=plan.blobs + repeating,
@@ -468,7 +380,8 @@ class SessionAdmin:
             return plan.seqs
 
     async def _erase_in_branches(self, parent: str, *, by: str, why: str) -> None:
-        """Let the branches of `parent` forget what was erased in it. Safe to repeat: what they made later stays."""
+        """Erase in the branches of `parent` what depends on its erased entries. Safe to repeat, because summaries that
+        were made after the erasure stay."""
         for entry in await self.store.list_entries(parent, kinds=(EntryKind.ERASED,)):
             if isinstance(entry.body, Erased) and entry.body.seqs:
                 await self._erase_branch_summaries(parent, min(entry.body.seqs), before=entry.pos, by=by, why=why)
@@ -476,20 +389,21 @@ class SessionAdmin:
     async def _erase_branch_summaries(self, parent: str, first: int, *, before: int, by: str, why: str) -> None:
         for branch in await self.store.list_branches(parent):
             if branch.parent_at < first:
-                continue  # it branched off before the first of them was there
+                continue  # it branched off before the first erased entry existed
             compressions = await self.store.list_entries(branch.id, kinds=(EntryKind.COMPRESSED,))
             summaries = [entry.seq for entry in compressions if entry.body is not None and entry.pos < before]
             running = await self.store.list_operations(branch.id, states=("running",))
             old = [op for op in running if (await self.store.get_entry(branch.id, op.op)).pos < before]
             if summaries or old:
-                # what runs there may have read it; a summary, or the branching itself, stands for what it saw
+                # a running operation may have read an erased entry, and a summary may repeat it
                 await self._erase_in_session(branch.id, summaries, by=by, why=why)
             await self._erase_branch_summaries(branch.id, 0, before=before, by=by, why=why)
 
     async def _record_erasure(self, session: str, seqs: tuple[int, ...]) -> None:
-        """Note an erasure beside the database, before it is done: a backup put back is made to forget again.
+        """Record an erasure in the file beside the database before it is done, so that it is repeated after a restore.
 
-        Each entry with its seal, which tells nothing about it: behind an older copy the same number may be another's.
+        Each entry is recorded with a prefix of its digest, which reveals nothing about its content, because after a
+        restore the same seq may belong to another entry.
         """
         if self.erasures is None:
             return
@@ -498,9 +412,10 @@ class SessionAdmin:
         append_line(self.erasures, msgspec.json.encode(record))
 
     def read_erasures(self, about: bytes = b"") -> list[dict[str, Any]]:
-        """What the erasures' file lists, or those of its lines that hold `about`.
+        """The records of the erasures file, or those whose line contains `about`.
 
-        One that a power cut or a full disk left torn says nothing: nothing is erased before its line is on the disk.
+        An incomplete line after a power cut or on a full disk is skipped, because nothing is erased before its line is
+        on disk.
         """
         found = []
         lines = self.erasures.read_bytes().splitlines() if self.erasures is not None and self.erasures.exists() else []
@@ -515,7 +430,7 @@ class SessionAdmin:
         return found
 
     async def reapply_erasures(self) -> int:
-        """Forget again what the erasures' file lists and the store still holds; how many entries."""
+        """Erase again the entries that the erasures file lists and the store still contains. Return their number."""
         wanted: dict[str, dict[int, set[str]]] = {}
         for record in self.read_erasures():
             for seq, seal in zip(record["seqs"], record.get("seals") or [""] * len(record["seqs"]), strict=True):
@@ -532,12 +447,12 @@ class SessionAdmin:
                 again += len(
                     await self.erase_entries(session, left, by="system", why="erased before; the store was restored")
                 )
-            # whoever erased may have fallen before the branches were done
+            # the process may have crashed before the branches were done
             await self._erase_in_branches(session, by="system", why="erased in the session it branched off")
         return again
 
     async def replay_dead_letters(self, ids: Sequence[int] = ()) -> int:
-        """Send parked items again; all of them unless told which. How many."""
+        """Replay dead letters, all of them unless `ids` are given. Return their number."""
         chosen = list(ids) or [item.id for item in await self.store.list_dead_letters()]
         count = await self.store.replay_dead_letters(chosen, at=self.gates.clock.now()) if chosen else 0
         self.wakeups.work_available.set()
@@ -552,7 +467,8 @@ class SessionAdmin:
         trigger: str,
         wakeups: tuple[Wakeup, ...] = (),
     ) -> bool:
-        """Commit an amendment as an operation; False if the session moved and it must be decided anew."""
+        """Commit an amendment as an operation. Return False if the session has changed, so that it must be planned
+        again."""
         if not amendment.bodies:
             return True
         runtime = self.runtimes.get_runtime(session.agent, session.choices)
@@ -575,15 +491,11 @@ class SessionAdmin:
 
 
 def _identify_entry(entry: Entry) -> str:
-    """What an entry is recognised by, whether it was erased or not."""
+    """A prefix of the entry's digest, which identifies it even after it was erased."""
     return entry.digest.hex()[:32]
 
 
-def _format_count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-# -- what users see ---------------------------------------------------------------------------------------------
+# -- rendering ---------------------------------------------------------------------------------------------------------
 
 
 def render_entry(entry: Entry) -> dict[str, Any]:
@@ -596,35 +508,6 @@ def render_entry(entry: Entry) -> dict[str, Any]:
         "author": entry.author,
         "at": entry.at,
         "body": msgspec.to_builtins(entry.body) if entry.body is not None else None,
-    }
-
-
-def summarize_waiting(cursors: Sequence[ConsumerCursor]) -> list[dict[str, Any]]:
-    """One row per consumer that has work: in how many sessions, since when, and what went wrong there last."""
-    rows: dict[str, dict[str, Any]] = {}
-    for cursor in cursors:
-        row = rows.setdefault(
-            cursor.consumer, {"consumer": cursor.consumer, "sessions": 0, "since": None, "attempts": 0, "error": ""}
-        )
-        row["sessions"] += 1
-        row["since"] = min((at for at in (row["since"], cursor.since) if at is not None), default=None)
-        row["attempts"] = max(row["attempts"], cursor.attempts)
-        row["error"] = row["error"] or cursor.error
-    return [rows[consumer] for consumer in sorted(rows)]
-
-
-def render_compression(entry: Entry) -> dict[str, Any]:
-    """A compression at a glance; of one that was erased only that it was."""
-    compressed = entry.body if isinstance(entry.body, Compressed) else Compressed(summary="", covers=0)
-    return {
-        "session": entry.session,
-        "op": entry.op,
-        "at": entry.at,
-        "messages": compressed.messages,
-        "tokens_before": compressed.tokens_before,
-        "tokens_after": compressed.tokens_after,
-        "trigger": compressed.trigger,
-        "model": compressed.model,
     }
 
 

@@ -1,4 +1,4 @@
-"""What operators ask of the gateway as a whole: status, agents, audit, backups, dead letters."""
+"""Handlers for operators that concern the whole gateway: status, agents, audit, backups, dead letters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_DEAD_LETTERS: Final = 200
 
 
 async def show_status(call: ApiCall) -> Response:
-    """Health at a glance."""
+    """Return the state of the process and of its home."""
     store = call.context.store
     found = call.context.gateway.describe()
     day = str(found.pop("day"))
@@ -34,13 +34,13 @@ async def show_status(call: ApiCall) -> Response:
 
 
 async def list_agents(call: ApiCall) -> Response:
-    """The agents in force, and what they work with."""
+    """Return the configured agents with their models, memories and tools."""
     found = call.context.gateway.describe()
     return build_json_response({"agents": found["agents"], "default": found["default_agent"]})
 
 
 async def run_audit(call: ApiCall) -> Response:
-    """Check the promises on the store."""
+    """Check the promises on the store and return the report."""
     report = await call.context.control.audit_store(call.query.get("session") or None)
     checked = report.checked
     return build_json_response(
@@ -63,17 +63,17 @@ async def run_audit(call: ApiCall) -> Response:
 
 
 async def list_backups(call: ApiCall) -> Response:
-    """The copies in the home's `backups/`, oldest first."""
+    """Return the backups in the home's `backups/`, oldest first."""
     return build_json_response({"backups": call.context.gateway.list_backups()})
 
 
 async def create_backup(call: ApiCall) -> Response:
-    """Copy the store, and check the copy."""
-    given = call.decode_body(schemas.CreateBackup)
+    """Copy the store and check the copy."""
+    given = call.decode_body(schemas.BackupRequest)
     if given.to:
-        call.needs_operator_connection("to")
+        call.require_operator_connection("to")
         if not Path(given.to).is_absolute():
-            raise InvalidRequest(f"{given.to!r} is no absolute path", remedy="name a file by its whole path")
+            raise InvalidRequest(f"{given.to!r} is not an absolute path", remedy="give the absolute path of a file")
     return build_json_response(await call.context.gateway.back_up(given.to))
 
 
@@ -81,7 +81,7 @@ async def create_backup(call: ApiCall) -> Response:
 
 
 async def list_dead_letters(call: ApiCall) -> Response:
-    """What could not be delivered, and why."""
+    """Return a page of the dead letters, oldest first."""
     after = call.get_number("after") or 0
     limit = call.get_number("limit", least=1, most=MAX_DEAD_LETTERS) or DEFAULT_DEAD_LETTERS
     found = sorted((it for it in await call.context.store.list_dead_letters() if it.id > after), key=lambda it: it.id)
@@ -90,8 +90,8 @@ async def list_dead_letters(call: ApiCall) -> Response:
 
 
 async def replay_dead_letters(call: ApiCall) -> Response:
-    """Send dead letters again."""
-    given = call.decode_body(schemas.ReplayDeadLetters)
+    """Send the given dead letters again, or all of them."""
+    given = call.decode_body(schemas.DeadLetterReplayRequest)
     if given.ids is not None and not given.ids:
         return build_json_response({"replayed": 0})
     return build_json_response({"replayed": await call.context.control.replay_dead_letters(given.ids or ())})

@@ -1,4 +1,4 @@
-"""The API as an ASGI application: the guard in front, the routes after it. Needs no server to be called."""
+"""The API as an ASGI application: the guard middleware, then the routes. It can be called without a server."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from everhold.api.routes import ApiRoute, build_routes
 from everhold.errors import EverholdError
 
 
-def application(office: ApiContext) -> GuardMiddleware:
-    """Everything behind the guard."""
+def build_application(context: ApiContext) -> GuardMiddleware:
+    """Build the ASGI application: the routes, wrapped in the guard."""
     metrics = MetricsEndpoint()
 
-    async def document(call: ApiCall) -> Response:
-        """What can be asked of this server."""
+    async def show_document(call: ApiCall) -> Response:
+        """Return the OpenAPI document of this server."""
         return build_json_response(openapi.build_document(table))
 
-    table = build_routes(files=ConsoleFiles(), metrics=metrics, document=document)
+    table = build_routes(files=ConsoleFiles(), metrics=metrics, document=show_document)
     guard = GuardMiddleware(
-        Routes(table, office),
-        settings=office.load_fresh_settings,
-        monotonic=office.control.gates.clock.monotonic,
-        log=office.log,
-        local=office.local_person,
+        RouteDispatcher(table, context),
+        settings=context.load_fresh_settings,
+        monotonic=context.control.gates.clock.monotonic,
+        log=context.log,
+        local=context.local_person,
     )
     metrics.guard = guard
     return guard
 
 
-class Routes:
-    """Finds the route and turns whatever it raises into an answer."""
+class RouteDispatcher:
+    """Calls the handler of the requested route and turns the errors it raises into responses."""
 
-    def __init__(self, table: tuple[ApiRoute, ...], office: ApiContext) -> None:
+    def __init__(self, table: tuple[ApiRoute, ...], context: ApiContext) -> None:
         self.table = table
-        self.office = office
-        self._routes = [(Route(way.path, way.handler, methods=[way.method]), way) for way in table]
-        self._plain = {(way.method, way.path): way for way in table if "{" not in way.path}
-        self._safe = ServerErrorMiddleware(self.serve, handler=self._broken)
+        self.context = context
+        self._routes = [(Route(route.path, route.handler, methods=[route.method]), route) for route in table]
+        self._plain = {(route.method, route.path): route for route in table if "{" not in route.path}
+        self._guarded = ServerErrorMiddleware(self.serve_request, handler=self._handle_bug)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._safe(scope, receive, send)
+        await self._guarded(scope, receive, send)
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Without the net: what breaks is raised."""
+    async def serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Unexpected exceptions propagate, so tests can see them."""
         try:
-            route, call = self._find(scope), ApiCall(self.office, scope, receive)
+            route, call = self._find_route(scope), ApiCall(self.context, scope, receive)
             if route.operator:
                 call.require_operator()
             response = await route.handler(call)
@@ -63,30 +63,31 @@ class Routes:
             response = refusal.to_response()
         except EverholdError as error:
             refused = convert_error(error)
-            scrub = self.office.redact_text
+            scrub = self.context.redact_text
             refused.message, refused.remedy = scrub(refused.message), scrub(refused.remedy)
             response = refused.to_response()
         await response(scope, receive, send)
 
-    def _find(self, scope: Scope) -> ApiRoute:
+    def _find_route(self, scope: Scope) -> ApiRoute:
         if plain := self._plain.get((scope["method"], scope["path"])):
             scope["path_params"] = {}
             return plain
         allowed: set[str] = set()
-        for route, way in self._routes:
-            match, found = route.matches(scope)
+        for matcher, route in self._routes:
+            match, found = matcher.matches(scope)
             if match is Match.FULL:
                 scope.update(found)
-                return way
+                return route
             if match is Match.PARTIAL:
-                allowed |= route.methods or set()
+                allowed |= matcher.methods or set()
         path, method = scope["path"], scope["method"]
         if not allowed:
-            raise ApiError(404, "not_found", f"there is nothing at {path}", remedy="/openapi.json lists what there is")
+            raise ApiError(404, "not_found", f"there is no route {path}", remedy="/openapi.json lists the routes")
         names = ", ".join(sorted(allowed))
-        raise ApiError(405, "method", f"{path} does not know {method}", remedy=f"use {names}", headers={"allow": names})
+        remedy = f"use {names}"
+        raise ApiError(405, "method", f"{path} does not support {method}", remedy=remedy, headers={"allow": names})
 
-    def _broken(self, request: Request, error: Exception) -> Response:
+    def _handle_bug(self, request: Request, error: Exception) -> Response:
         return ApiError(
-            500, "internal", "something in everhold broke", remedy="`everhold logs` says what"
+            500, "internal", "everhold failed with an internal error", remedy="`everhold logs` shows the details"
         ).to_response()

@@ -1,4 +1,4 @@
-"""Who calls: somebody at this machine, or the holder of a token. Looks at headers and settings, keeps nothing."""
+"""Identifies the caller of a request: a user of this machine, or the holder of a token. Keeps no state."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _FORWARDING_PREFIXES: Final = ("x-forwarded", "x-envoy-", "cf-", "x-arr-", "x-ve
 
 
 class ApiCaller(Struct, frozen=True, kw_only=True):
-    """Somebody who may come in. `sender` is who speaks when nobody else is named."""
+    """An authenticated caller. `sender` is the default author of the caller's messages."""
 
     account: str
     sender: str
     operator: bool
 
     def resolve_sender(self, person: str) -> str:
-        """Who speaks: `person`, if this caller may say so."""
+        """Return the author of a message: `person` if this caller may speak for that person. Raises ApiError."""
         if not person or person == self.sender:
             return self.sender
         if not self.operator:
@@ -50,17 +50,17 @@ class ApiCaller(Struct, frozen=True, kw_only=True):
 
 
 class RequestHead(Struct, frozen=True):
-    """The part of a request that is there before its body."""
+    """The method, path and headers of a request, and the connection it came from."""
 
     method: str
     path: str
     peer: str
     version: str
     headers: dict[str, str]
-    """The first of each name."""
+    """By name in lower case; the first value if a name is repeated."""
     repeated_headers: frozenset[str]
     is_operator_connection: bool = False
-    """It came through `api.sock`, or from inside this process."""
+    """The request came through `api.sock`, or from inside this process."""
 
     def get(self, name: str) -> str:
         return self.headers.get(name, "")
@@ -90,7 +90,7 @@ def parse_request_head(
 
 
 def extract_token(head: RequestHead) -> str:
-    """The token a request carries: as a bearer, or as the password a browser asks for. Empty if it carries none."""
+    """Return the request's token, from a bearer header or from the password of basic authentication; else ""."""
     if "authorization" not in head.headers:
         return ""
     scheme, _, value = head.get("authorization").partition(" ")
@@ -107,7 +107,7 @@ def extract_token(head: RequestHead) -> str:
 
 
 def find_caller_by_token(token: str, settings: HttpSettings) -> ApiCaller | None:
-    """Whose token this is, as settings say now. Every token is compared, whichever fits."""
+    """Return the caller whose token this is. All tokens are compared, so the duration does not reveal which fits."""
     given = token.encode("utf-8", "surrogatepass")
     found: ApiCaller | None = None
     for known in settings.tokens:
@@ -121,21 +121,21 @@ def find_caller_by_token(token: str, settings: HttpSettings) -> ApiCaller | None
 
 
 def find_loopback_caller(head: RequestHead, name: str) -> ApiCaller | None:
-    """Whoever sits at this machine, called `name`, if there can be no doubt about it."""
+    """Return the operator called `name` if the request certainly comes from this machine, without a proxy."""
     if is_loopback_host(head.peer) and is_loopback_host(get_host_name(head)) and not is_forwarded(head):
         return ApiCaller(account=LOOPBACK_ACCOUNT, sender=name, operator=True)
     return None
 
 
 def identify_by_connection(head: RequestHead, name: str) -> ApiCaller | None:
-    """The operator called `name`, if the request came through `api.sock` and no proxy forwarded it."""
+    """Return the operator called `name` if the request came through `api.sock` and no proxy forwarded it."""
     if head.is_operator_connection and not is_forwarded(head):
         return ApiCaller(account=OPERATOR_SOCKET, sender=name, operator=True)
     return None
 
 
 def get_host_name(head: RequestHead) -> str:
-    """The name in the Host header, without its port."""
+    """Return the host name of the Host header, without its port."""
     host = head.get("host").strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
@@ -156,7 +156,7 @@ def is_loopback_host(name: str) -> bool:
 
 
 def is_forwarded(head: RequestHead) -> bool:
-    """Whether somebody stands between the caller and us. Proxies that say nothing still speak HTTP/1.0 by default."""
+    """Whether a proxy forwarded the request. A proxy that adds no header usually speaks HTTP/1.0."""
     if head.version == "1.0":
         return True
     return any(map(_is_forwarding_header, head.headers))
@@ -167,11 +167,11 @@ def _is_forwarding_header(header: str) -> bool:
     return header in _FORWARDING_HEADERS or header.startswith(_FORWARDING_PREFIXES)
 
 
-# -- pages of others ---------------------------------------------------------------------------------------------------
+# -- other origins -----------------------------------------------------------------------------------------------------
 
 
 def is_same_origin(head: RequestHead) -> bool:
-    """Whether no foreign page is behind this request. Programs say nothing about it; browsers always do."""
+    """Whether no web page of another origin made this request. Only browsers send the headers that tell."""
     if not is_browser_request(head):
         return True
     origin = head.get("origin").lower()
@@ -182,7 +182,7 @@ def is_same_origin(head: RequestHead) -> bool:
     site = head.get("sec-fetch-site").lower()
     if site in ("", "same-origin", "none"):
         return True
-    # following a link to the page itself is harmless: it holds nothing but code
+    # following a link to the console is harmless because its files contain code and no data
     opened = head.get("sec-fetch-mode").lower() == "navigate" and head.get("sec-fetch-dest").lower() == "document"
     return opened and head.method == "GET" and head.path == "/"
 

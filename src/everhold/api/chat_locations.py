@@ -1,4 +1,4 @@
-"""Finds where a terminal has to speak so that a message reaches the chat or session of a name."""
+"""Finds the chat location to which a terminal must send so that its message reaches a named chat or session."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from everhold.errors import InvalidRequest, NotFound
 from everhold.ports.store import Session
 
 MIN_PREFIX_CHARS: Final = 8
-"""From this length on, the beginning of an id means that session; a shorter word names a new chat."""
+"""A prefix of a session id must have this length. A shorter word names a new chat."""
 TERMINAL: Final = "terminal"
 _READABLE: Final = (TERMINAL, "http")
-"""Platforms whose replies are read in the log, so that a person who speaks from a terminal is answered there."""
+"""Platforms without delivery: their replies are read from the log, so a terminal can show them."""
 
 
 async def find_chat_location(call: ApiCall) -> Response:
-    """Where to speak; a new chat if the name means nothing yet."""
+    """Return the location for the chat or session called `name`, or a new chat if there is none."""
     name, agent = call.query.get("name", ""), call.query.get("agent", "")
     if not name.strip():
         raise InvalidRequest("a chat needs a name", remedy="--session NAME, or leave it out for `me`")

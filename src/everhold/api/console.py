@@ -1,4 +1,4 @@
-"""The page in the browser: a few files, read once. They hold code and no data; what is shown comes through the API."""
+"""Serves the files of the console, read once at the start. They contain code and no data; data comes from the API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from everhold.api.request import ApiCall
 from everhold.errors import NotFound
 
-STATIC_DIRECTORY: Final = Path(__file__).parent.parent / "console"
+CONSOLE_DIRECTORY: Final = Path(__file__).parent.parent / "console"
 MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -30,23 +30,23 @@ class ConsoleFile(Struct, frozen=True):
 
 
 class ConsoleFiles:
-    """Everything the browser loads."""
+    """The files that the browser loads."""
 
-    def __init__(self, directory: Path = STATIC_DIRECTORY) -> None:
+    def __init__(self, directory: Path = CONSOLE_DIRECTORY) -> None:
         self.files = dict(_read_files(directory))
 
     async def get_index(self, call: ApiCall) -> Response:
-        """The page."""
+        """Return the console's HTML."""
         return self._serve_file(INDEX_NAME, call)
 
     async def get_file(self, call: ApiCall) -> Response:
-        """A part of the page."""
+        """Return a script, style sheet or image of the console."""
         return self._serve_file(call.path["name"], call)
 
     def _serve_file(self, name: str, call: ApiCall) -> Response:
         file = self.files.get(name)
         if file is None:
-            raise NotFound(f"the page has no {name!r}")
+            raise NotFound(f"the console has no file {name!r}")
         headers = {"etag": file.tag, "cache-control": "no-cache"}
         if call.headers.get("if-none-match") == file.tag:
             return Response(status_code=304, headers=headers)

@@ -1,4 +1,4 @@
-"""What the routes work with, and who may see what. Built by app.py."""
+"""The objects that the handlers use, and the rules for which sessions a caller may see. Built by app.py."""
 
 from __future__ import annotations
 
@@ -34,43 +34,43 @@ MAX_CACHED_OWNERS: Final = 10_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GatewayServices:
-    """What operators may ask of the process as a whole."""
+    """Operations of the whole process, for operators."""
 
     role: Callable[[], str]
-    """What this process is for: `gateway`, or the command that works without one."""
+    """`gateway`, or the name of the command that works without one."""
     describe: Callable[[], dict[str, Any]]
-    """What the process says about itself: version, agents, accounts, problems."""
+    """Returns version, agents, accounts and problems of the process."""
     back_up: Callable[[str], Awaitable[dict[str, Any]]]
-    """Makes a copy of the store, at a path if one is given; returns what it holds."""
+    """Copies the store, to a path if one is given, and returns what the copy contains."""
     list_backups: Callable[[], list[dict[str, Any]]]
     pairing: PairingRegistry
     schedules: ScheduleRunner
     whisper: Callable[[ChatLocation, str], None]
-    """Says something in a chat that belongs to no conversation."""
+    """Sends a text to a chat without recording it in a session."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class ApiContext:
-    """One per server."""
+    """The objects of one server."""
 
     control: SessionAdmin
     memory: MemoryAdmin
     local_person: str
-    """Who sits at this machine, without a token."""
+    """The sender of requests from this machine that carry no token."""
     agents: ConfiguredAgents
     tail: LogTail
     log: EventLogger
     load_fresh_settings: Callable[[], Awaitable[Settings]]
-    """The settings in force now: an edit made before this call counts."""
+    """Returns the settings, including an edit made before this call."""
     get_trouble: Callable[[], str]
-    """Why nothing can be accepted now; empty if it can."""
+    """Returns why no message can be accepted now; empty if messages can be accepted."""
     redact_text: Callable[[str], str]
-    """A text without secrets."""
+    """Returns a text with its secrets removed."""
     idempotent_tasks: IdempotentTasks[FinalReply]
     budgets: BudgetLedger
     gateway: GatewayServices
     first_text_wait_seconds: float = 10.0
-    """How long a stream waits for its first words before it begins: until then a failure has a status of its own."""
+    """How long a stream waits for the first text before it starts. A failure until then gets its own HTTP status."""
     _owners: OrderedDict[str, str] = dataclasses.field(default_factory=OrderedDict)
 
     @property
@@ -81,27 +81,27 @@ class ApiContext:
         return self.control.gates.clock.now()
 
     def build_incoming_message(self, *, agent: str, chat: str, text: str, sender: str, id: str) -> IncomingMessage:
-        """A message of `sender` in their chat of this name."""
+        """Return a message from `sender` in their chat of this name."""
         origin = http.locate_chat(chat=chat, sender=sender, local=sender == self.local_person, id=id)
         return http.build_incoming_message(agent=agent, text=text, sender=sender, origin=origin)
 
     async def resolve_person(self, sender: str, *, platform: str = http.NAME) -> str:
-        """Who `sender` is to the agents."""
+        """Return the person that `sender` is linked to, or `sender` itself."""
         identity = f"{platform}:{sender}"
         return self.agents.settings.identities.get(identity) or await self.store.get_person(identity) or sender
 
     async def find_session(self, caller: ApiCaller, name: str) -> Session:
-        """A session this caller may see; others are not there for them."""
+        """Return a session that this caller may see. Raises NotFound for others."""
         if caller.operator:
             return await self.control.find_session(name)
         with contextlib.suppress(NotFound):
             session = await self.store.get_session(name)
             if await self.can_see(caller, session.id):
                 return session
-        raise NotFound(f"there is no session {name!r}", remedy="GET /api/sessions lists those there are")
+        raise NotFound(f"there is no session {name!r}", remedy="GET /api/sessions lists the sessions")
 
     async def list_sessions(self, caller: ApiCaller, *, limit: int, after: str = "") -> list[Session]:
-        """The newest sessions that this caller may see, older than `after`."""
+        """Return the newest sessions that this caller may see and that are older than `after`."""
         if caller.operator:
             return await self.store.list_sessions(limit=limit, after=after, newest_first=True)
         seen: list[Session] = []
@@ -114,13 +114,13 @@ class ApiContext:
         return seen[:limit]
 
     async def can_see(self, caller: ApiCaller, session: str) -> bool:
-        """Operators see everything; others what began as theirs alone."""
+        """Whether the caller may see the session. Operators see all; others see those that they own."""
         if caller.operator:
             return True
         return await self._find_owner(session) == f"person:{await self.resolve_person(caller.sender)}"
 
     async def _find_owner(self, session: str) -> str:
-        """Whose session this is. Kept once it is known: it never changes."""
+        """Return the owner of a session. It is cached because it never changes."""
         if session in self._owners:
             self._owners.move_to_end(session)
             return self._owners[session]

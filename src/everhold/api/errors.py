@@ -1,4 +1,4 @@
-"""What goes back: JSON, and refusals that always look the same. `{"error": {"type", "message", "remedy"}}`."""
+"""JSON responses, and errors in one format: `{"error": {"type", "message", "remedy"}}`."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _ERROR_STATUSES: Final[tuple[tuple[type[EverholdError], int], ...]] = (
     (Refused, 502),
     (InDoubt, 504),
 )
-"""The first that fits."""
+"""The first matching row applies."""
 
 
 class ApiError(Exception):
-    """A request that is not granted, with the answer it gets."""
+    """A refused request, with the response that the caller gets."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ def build_json_response(content: object, *, status: int = 200, headers: Mapping[
 
 
 def convert_error(error: EverholdError) -> ApiError:
-    """How one of our own errors looks from outside."""
+    """Return the response error for one of everhold's errors."""
     status = next((status for kind, status in _ERROR_STATUSES if isinstance(error, kind)), 500)
     headers = {}
     if isinstance(error, Transient) and error.retry_after is not None:
@@ -84,5 +84,5 @@ def get_error_type(error: EverholdError) -> str:
 
 
 def format_retry_after(wait: float) -> str:
-    """A wait as `Retry-After` wants it: whole seconds, never less than asked for."""
+    """Return a wait for the `Retry-After` header: whole seconds, rounded up."""
     return str(max(1, math.ceil(wait)))

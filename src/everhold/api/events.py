@@ -1,8 +1,7 @@
-"""GET /api/events: every entry the moment it is committed, as server-sent events.
+"""GET /api/events: every entry as server-sent event when it is committed.
 
-An event's id is the entry's place in the log of all sessions, so whoever comes back with the last one they saw misses
-nothing, whatever restarted meanwhile. Growing replies come as `delta` and `reset` events, which have no id and may be
-lost.
+An event's id is the entry's `pos`, so a client that reconnects with the last id it saw misses nothing, even if the
+gateway restarted. Growing replies come as `delta` and `reset` events, which have no id and may be lost.
 """
 
 from __future__ import annotations
@@ -25,14 +24,15 @@ HEARTBEAT_SECONDS: Final = 15.0
 RETRY_MS: Final = 1_000
 MAX_STREAMS: Final = 256
 GATHER_SECONDS: Final = 0.005
-"""What happens within so short a time goes out together: a turn is several commits in a few milliseconds."""
+"""Entries within this time are sent together because a turn makes several commits within a few milliseconds."""
 STREAM_HEADERS: Final = {"x-accel-buffering": "no"}
 _encode: Final = msgspec.json.Encoder().encode
 
 
 async def stream_events(call: ApiCall) -> Response:
-    """Everything as it happens; with `Last-Event-ID` (or `after`, or `after_seq`) everything since."""
-    if call.context.tail.watchers >= MAX_STREAMS and not call.is_operator_connection:  # those have their own bound
+    """Stream new entries; with `Last-Event-ID` (or `after`, or `after_seq`) also the entries since then."""
+    # the operator socket has its own limit of connections
+    if call.context.tail.watchers >= MAX_STREAMS and not call.is_operator_connection:
         raise ApiError(503, "busy", "too many streams are open", remedy="close some", headers={"retry-after": "5"})
     after, after_seq = _parse_start_pos(call), call.get_number("after_seq")
     only = call.query.get("session", "")
@@ -60,7 +60,7 @@ def _parse_start_pos(call: ApiCall) -> int | None:
 
 
 class _FeedReader:
-    """Reads what the caller may see of the log of all sessions, by `pos`."""
+    """Reads the entries of all sessions that the caller may see, by `pos`."""
 
     def __init__(self, call: ApiCall, only: str, after: int | None) -> None:
         self._call = call
@@ -69,11 +69,11 @@ class _FeedReader:
         self.pos = 0
 
     async def start(self, end: int) -> None:
-        # a place beyond the end is from another life of the store, which was restored from a copy since
+        # a pos beyond the end was given out before the store was restored from a backup
         self.pos = end if self._after is None or self._after > end else self._after
 
     async def read_page(self) -> tuple[list[Entry], bool]:
-        """The next entries to show, and whether there may be more at once."""
+        """Return the next entries, and whether more may be available at once."""
         page = await self._call.context.store.read_feed(after=self.pos, limit=PAGE_SIZE)
         if page:
             self.pos = page[-1].pos
@@ -86,7 +86,7 @@ class _FeedReader:
 
 
 class _SessionReader:
-    """Reads the log of one session, by `seq`: nothing of other sessions is read for it."""
+    """Reads the log of one session, by `seq`. It reads no entries of other sessions."""
 
     def __init__(self, call: ApiCall, session: str, after_seq: int) -> None:
         self._store = call.context.store
@@ -108,9 +108,8 @@ class _SessionReader:
 async def _stream_changes(call: ApiCall, reader: _FeedReader | _SessionReader, only: str) -> AsyncIterator[bytes]:
     tail, store = call.context.tail, call.context.store
     with tail.watch(only) as watch:
-        grown = (
-            tail.get_growing_reply(only) if only else []
-        )  # before anything is awaited: what comes later is in the watch
+        # read before the first await because the watch receives all later text
+        grown = tail.get_growing_reply(only) if only else []
         end = await tail.find_end_pos(store)
         await reader.start(end)
         hello = _encode({"pos": reader.pos, "end": end})
@@ -127,19 +126,19 @@ async def _stream_changes(call: ApiCall, reader: _FeedReader | _SessionReader, o
                 yield text
             if full:
                 continue
-            rung = await watch.wait(POLL_SECONDS)
-            if rung:
+            notified = await watch.wait(POLL_SECONDS)
+            if notified:
                 await asyncio.sleep(GATHER_SECONDS)
-            due = watch.grown or not rung
-            if not rung:
+            due = watch.grown or not notified
+            if not notified:
                 quiet += POLL_SECONDS
                 if quiet >= HEARTBEAT_SECONDS:
                     quiet = 0.0
-                    yield b": still here\n\n"
+                    yield b": heartbeat\n\n"
 
 
 async def _show_pieces(call: ApiCall, pieces: list[ReplyPiece]) -> bytes:
-    """What was said since the last look; neighbouring pieces of one reply go as one."""
+    """Render the new pieces of replies. Consecutive pieces of one reply are joined."""
     joined: list[ReplyPiece] = []
     for piece in pieces:
         last = joined[-1] if joined else None

@@ -1,4 +1,4 @@
-"""/api: messages in, the log and its views out, and what a person in charge may do."""
+"""Handlers of /api for messages and sessions: accepting messages, reading logs, and changing sessions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from everhold.ports.store import Session
 
 PAGE_SIZE = 500
 MAX_SESSIONS = 1_000
-MOST_HITS = 10_000
+MAX_HITS = 10_000
 
 
 async def accept_message(call: ApiCall) -> Response:
-    """Keep a message. Answered only after it is committed."""
+    """Commit a message. The response is sent after the commit."""
     given = call.decode_body(schemas.MessageRequest)
-    verdict = await call.context.control.send_message(_incoming(call, given))
+    verdict = await call.context.control.send_message(_make_incoming_message(call, given))
     match verdict.outcome:
         case "accepted":
             return build_json_response({"session": verdict.session, "seq": verdict.seq}, status=202)
@@ -42,7 +42,7 @@ async def accept_message(call: ApiCall) -> Response:
             raise ApiError(403, "denied", verdict.reason or "the message was not accepted")
 
 
-def _incoming(call: ApiCall, given: schemas.MessageRequest) -> IncomingMessage:
+def _make_incoming_message(call: ApiCall, given: schemas.MessageRequest) -> IncomingMessage:
     agent, id = call.resolve_agent(given.agent or ""), given.id or ""
     sender = call.caller.resolve_sender(given.person or "")
     if given.location is None:
@@ -74,7 +74,7 @@ def _incoming(call: ApiCall, given: schemas.MessageRequest) -> IncomingMessage:
 
 
 async def get_caller(call: ApiCall) -> Response:
-    """Who you are here."""
+    """Return who the caller is."""
     caller = call.caller
     name = caller.sender
     return build_json_response({"name": name, "operator": caller.operator, "local": name == call.context.local_person})
@@ -84,7 +84,7 @@ async def get_caller(call: ApiCall) -> Response:
 
 
 async def list_sessions(call: ApiCall) -> Response:
-    """The newest sessions, newest first; or the one that a name means."""
+    """Return the newest sessions, newest first, or the one that `name` refers to."""
     limit = call.get_number("limit", least=1, most=MAX_SESSIONS) or 100
     name, after = call.query.get("name"), call.query.get("after", "")
     if name is not None:
@@ -98,7 +98,7 @@ async def list_sessions(call: ApiCall) -> Response:
 
 
 async def _show_session(call: ApiCall, session: Session) -> dict[str, Any]:
-    """A session, and when something was last written there."""
+    """Return a session with the time of its last entry."""
     at = session.created
     if session.last_seq:
         at = (await call.context.store.get_entry(session.id, session.last_seq)).at
@@ -106,19 +106,19 @@ async def _show_session(call: ApiCall, session: Session) -> dict[str, Any]:
 
 
 async def get_session(call: ApiCall) -> Response:
-    """One session."""
+    """Return one session."""
     return build_json_response(await _show_session(call, await call.context.find_session(call.caller, call.path["id"])))
 
 
 async def list_entries(call: ApiCall) -> Response:
-    """A session's log, from the entry after `after` on."""
+    """Return a session's log, from the entry after `after` on."""
     after, limit = call.get_number("after") or 0, call.get_number("limit", least=1)
     found = await call.context.find_session(call.caller, call.path["id"])
     return StreamingResponse(_stream_entries(call, found.id, after, limit), media_type=JSON_MEDIA_TYPE)
 
 
 async def _stream_entries(call: ApiCall, session: str, after: int, limit: int | None) -> AsyncIterator[bytes]:
-    """The whole of it as one JSON document, but never more than a page of it in memory."""
+    """Stream the entries as one JSON document, with at most one page of them in memory."""
     yield b'{"entries":['
     first = True
     while page := await call.context.store.list_entries(session, after=after, limit=min(PAGE_SIZE, limit or PAGE_SIZE)):
@@ -134,7 +134,7 @@ async def _stream_entries(call: ApiCall, session: str, after: int, limit: int | 
 
 
 async def get_context(call: ApiCall) -> Response:
-    """What the model was shown at `at`, or would be shown now."""
+    """Return the context that the model received at `at`, or would receive now."""
     at = call.get_number("at", least=1)
     name, mark, compression = call.path["id"].partition(SNAPSHOT_MARK)
     session = await call.context.find_session(call.caller, name)
@@ -142,53 +142,53 @@ async def get_context(call: ApiCall) -> Response:
     return build_json_response(msgspec.to_builtins(shown))
 
 
-async def compressions(call: ApiCall) -> Response:
-    """A session's compressions, oldest first."""
+async def list_compressions(call: ApiCall) -> Response:
+    """Return a session's compressions, oldest first."""
     session = await call.context.find_session(call.caller, call.path["id"])
     found = await call.context.control.list_compressions(session.id)
     shown = [{"state": op.state, "undone_at": op.undone_at, **render_entry(entry)} for op, entry in found]
     return build_json_response({"session": session.id, "compressions": shown})
 
 
-async def compression_diff(call: ApiCall) -> Response:
-    """What a compression replaced, and with what."""
+async def show_compression_diff(call: ApiCall) -> Response:
+    """Return what a compression replaced, and its replacement."""
     op = call.path["op"]
     if len(op) > 16 or not op.isascii() or not op.isdigit():
-        raise ApiError(400, "misuse", f"{op!r} is no number of a compression", remedy="see its `op`")
+        raise ApiError(400, "misuse", f"{op!r} is not the number of a compression", remedy="use the compression's `op`")
     session = await call.context.find_session(call.caller, call.path["id"])
     return build_json_response(await call.context.control.diff_compression(session.id, compression=int(op)))
 
 
-async def addresses(call: ApiCall) -> Response:
-    """The addresses that lead to a session now."""
+async def list_addresses(call: ApiCall) -> Response:
+    """Return the addresses that are bound to a session."""
     session = await call.context.find_session(call.caller, call.path["id"])
     return build_json_response({"session": session.id, "addresses": await call.context.control.list_addresses(session)})
 
 
-async def search(call: ApiCall) -> Response:
-    """Find what was said, in every session."""
+async def search_entries(call: ApiCall) -> Response:
+    """Search the entries of all sessions."""
     text = call.query.get("q", "")
     if not text.split():
         raise InvalidRequest("the search has no words", remedy="everhold sessions search 'some words'")
-    limit = call.get_number("limit", least=1, most=MOST_HITS) or 50
+    limit = call.get_number("limit", least=1, most=MAX_HITS) or 50
     hits = await call.context.control.search_entries(text, limit=limit)
     return build_json_response({"hits": [{"session": entry.session, **render_entry(entry)} for entry in hits]})
 
 
-# -- what may be done --------------------------------------------------------------------------------------------------
+# -- changes -----------------------------------------------------------------------------------------------------------
 
 
 async def undo_operations(call: ApiCall) -> Response:
-    """Take back the newest turns, or the newest compression."""
+    """Undo the newest turns, or the newest compression."""
     given = call.decode_body(schemas.UndoRequest)
     session = await call.context.find_session(call.caller, call.path["id"])
     by = await _get_author(call)
     said = await call.context.control.undo_turns(session.id, what=given.what, count=given.count, by=by)
-    return await _amended(call, session, said)
+    return await _report_change(call, session, said)
 
 
 async def compress_session(call: ApiCall) -> Response:
-    """Compress a conversation, or only see what that would do. Answered when it is done, or was refused."""
+    """Compress a session, or preview that. The response is sent when the compression is done or refused."""
     given = call.decode_body(schemas.CompressRequest)
     session = await call.context.find_session(call.caller, call.path["id"])
     control = call.context.control
@@ -201,34 +201,34 @@ async def compress_session(call: ApiCall) -> Response:
 
 
 async def stop_operation(call: ApiCall) -> Response:
-    """End what is running."""
+    """Stop the running turn."""
     session = await call.context.find_session(call.caller, call.path["id"])
     said = await call.context.control.stop_turn(session.id, by=await _get_author(call))
-    return await _amended(call, session, said)
+    return await _report_change(call, session, said)
 
 
 async def add_note(call: ApiCall) -> Response:
-    """Remember a fact. Answered only after it is committed, whatever the memory services do."""
+    """Commit a note. The response does not wait for the memories."""
     given = call.decode_body(schemas.NoteRequest)
     session = await call.context.find_session(call.caller, given.session)
     seq = await call.context.control.add_note(session.id, given.text, by=await _get_author(call))
     return build_json_response({"session": session.id, "seq": seq}, status=202)
 
 
-async def erase(call: ApiCall) -> Response:
-    """Remove the bodies of entries for good."""
-    given = call.decode_body(schemas.Erase)
+async def erase_entries(call: ApiCall) -> Response:
+    """Erase the bodies of entries."""
+    given = call.decode_body(schemas.EraseRequest)
     session = await call.context.find_session(call.caller, call.path["id"])
     erased = await call.context.control.erase_entries(session.id, given.seqs, by=await _get_author(call), why=given.why)
     return build_json_response({"session": session.id, "erased": list(erased)})
 
 
-async def _amended(call: ApiCall, before: Session, message: str) -> Response:
-    """What was done, in words, and whether that wrote anything."""
+async def _report_change(call: ApiCall, before: Session, message: str) -> Response:
+    """Return the message about a change, and whether the change wrote an entry."""
     after = await call.context.store.get_session(before.id)
     return build_json_response({"session": before.id, "message": message, "done": after.last_seq > before.last_seq})
 
 
 async def _get_author(call: ApiCall) -> str:
-    """Who changes something. A command on this machine does it as the operator."""
-    return "operator" if call.is_operator_connection else f"person:{await call.person()}"
+    """Return the author of a change: the operator for commands on this machine, else the caller's person."""
+    return "operator" if call.is_operator_connection else f"person:{await call.resolve_person()}"

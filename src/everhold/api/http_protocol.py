@@ -1,6 +1,6 @@
-"""HTTP/1.1 as the gateway speaks it: uvicorn's protocol on a parser in C, with a bound on the head of a request.
+"""The gateway's HTTP/1.1 protocol: uvicorn's protocol with a parser in C, and a limit for the head of a request.
 
-What is said in two parts, a head and its body, leaves in one.
+The head and the body of a response are written together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 
 
 class BoundedHeadProtocol(HttpToolsProtocol):
-    """The parser itself would read a head that never ends for as long as somebody sends one."""
+    """Limits the size of a request head, because the parser itself has no limit."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -27,13 +27,13 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self._head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        super().connection_made(CorkedTransport(transport))  # type: ignore[arg-type]  # it passes on whatever it does not know
+        super().connection_made(CorkedTransport(transport))  # type: ignore[arg-type]  # it delegates all other methods
 
     def data_received(self, data: bytes) -> None:
-        self._head_bytes += len(data)  # before it is read: the end of a request in it begins the count anew
+        self._head_bytes += len(data)  # before parsing, because the end of a request resets the count
         super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response("The head of the request is too long.")
+            self.send_400_response("The request head is too long.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -49,9 +49,9 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
 
 class OperatorProtocol(BoundedHeadProtocol):
-    """A connection from `api.sock`, or to its stand-in on loopback after both sides have proved who they are.
+    """A connection of an operator: on `api.sock`, or on loopback after both sides have proved that they know the token.
 
-    `on_refusal` is told when a peer is another user, or does not know the loopback token.
+    `on_refusal` is called when a peer is another user, or does not know the loopback token.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class OperatorProtocol(BoundedHeadProtocol):
         if self._handshake is None:
             self._is_trusted = is_trusted_peer(transport.get_extra_info("socket"))
             if not self._is_trusted:
-                self._refuse()
+                self._refuse_peer()
 
     def data_received(self, data: bytes) -> None:
         if not self._is_trusted:
-            data = self._prove(data)
+            data = self._continue_handshake(data)
         if self._is_trusted and data:
             super().data_received(data)
 
@@ -79,25 +79,25 @@ class OperatorProtocol(BoundedHeadProtocol):
         super().on_message_begin()
         self.scope[OPERATOR_CONNECTION] = True  # type: ignore[typeddict-unknown-key]
 
-    def _prove(self, data: bytes) -> bytes:
-        """Continue the handshake; returns what is left for HTTP."""
+    def _continue_handshake(self, data: bytes) -> bytes:
+        """Continue the handshake and return the bytes that belong to HTTP."""
         handshake = self._handshake
         if handshake is None or self.transport.is_closing():
             return b""
         if reply := handshake.receive(data):
             self.transport.write(reply)
         if handshake.is_refused:
-            self._refuse()
+            self._refuse_peer()
         self._is_trusted = handshake.is_proven
         return handshake.take_rest() if self._is_trusted else b""
 
-    def _refuse(self) -> None:
+    def _refuse_peer(self) -> None:
         self._on_refusal()
         self.transport.close()
 
 
 class CorkedTransport:
-    """A transport that can hold back what is written until the rest of it is there: two writes cost twice as much."""
+    """A transport that can hold back writes and send them together, because two writes cost twice as much as one."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport

@@ -1,6 +1,6 @@
-"""Requests that came with a key of their own and left no trace in the log: asked again, they get the same answer.
+"""Recognises repeated requests with an idempotency key that belong to no session, and gives them the same answer.
 
-Kept in memory and for a while only. Whatever belongs to a session is recognised by the log instead, for ever.
+The tasks are kept in memory for a limited time. Repeated messages of a session are recognised from its log instead.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 class IdempotentTasks(Generic[T]):
-    """One piece of work per key, shared by everybody who asks for it."""
+    """One task per key, shared by all requests with that key."""
 
     def __init__(self, *, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._tasks: OrderedDict[tuple[str, str], tuple[bytes, float, asyncio.Task[T]]] = OrderedDict()
 
     def start(self, key: tuple[str, str], digest: bytes, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
-        """The work under `key`: the one that was started for the same `digest`, or a new one."""
+        """Return the task of `key` that was started for the same `digest`, or start a new one."""
         self._forget_oldest(lambda since: self._monotonic() - since >= KEEP_SECONDS)
         if key in self._tasks:
             known, _, task = self._tasks[key]
@@ -43,7 +43,7 @@ class IdempotentTasks(Generic[T]):
         return task
 
     def _forget_oldest(self, whether: Callable[[float], bool]) -> None:
-        """The oldest, by when they were started. Nobody waits for what is done; for what is not, somebody may."""
+        """Forget the oldest tasks that are done. A running task stays because a request may wait for it."""
         for key, (_, since, task) in list(self._tasks.items()):
             if not whether(since):
                 return

@@ -1,7 +1,7 @@
 """Serves the API to commands on this machine: on `api.sock` in the home, or on loopback where there are no sockets.
 
-Every process that holds the home and works in it opens this, also a passing `send`. It does not depend on `http.*` in
-the configuration, so commands work before any of that is set up.
+Every process that holds the home and runs workers opens this server, for example a `send` without a gateway. It does
+not depend on `http.*` in the configuration, so commands work before HTTP is configured.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LocalServer:
         self._inode: int | None = None
 
     async def open(self) -> None:
-        """Listen. Where neither way works, the home still works, but commands cannot reach this process."""
+        """Start listening. If neither a socket nor loopback works, this process runs on without a local server."""
         try:
             sock, endpoint = self._listen()
         except OSError as error:
@@ -72,7 +72,7 @@ class LocalServer:
         self._sweeper = loop.create_task(sweep, name="api.sock idle connections")
 
     async def close(self) -> None:
-        """Stop listening, let short requests end, and let go of every client. Streams must have been told to end."""
+        """Stop listening, let short requests end, and close all connections. The caller must have ended the streams."""
         if self._server is None:
             return
         with contextlib.suppress(FileNotFoundError):
@@ -87,9 +87,9 @@ class LocalServer:
             connection.shutdown()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
-                while self.state.connections:  # noqa: ASYNC110  # uvicorn tells nobody when one is gone
+                while self.state.connections:  # noqa: ASYNC110  # uvicorn has no event for a closed connection
                     await asyncio.sleep(_CLOSE_POLL_SECONDS)
-        # a client that gets no answer sees the connection end, and knows that this process has gone
+        # a client that gets no answer sees the connection end, so it knows that this process has ended
         for connection in list(self.state.connections):
             connection.transport.abort()
         tasks = list(self.state.tasks)
@@ -103,7 +103,7 @@ class LocalServer:
         except OSError as error:
             sock, endpoint = loopback.listen_at(self.path)
             reason = error.strerror or str(error)
-            self.log.info("api_socket.opened", way="loopback", port=endpoint.port, reason=reason)
+            self.log.info("api_socket.opened", transport="loopback", port=endpoint.port, reason=reason)
             return sock, endpoint
 
     def _log_refusal(self) -> None:

@@ -1,6 +1,6 @@
-"""The growing end of the log: wakes whoever watches it, and passes on replies while they are made.
+"""Notifies watchers of new entries, and passes on the text of replies while the model produces it.
 
-All of it is a hint within one process. What was committed is read from the log; a lost hint costs `POLL_SECONDS`.
+These are hints within one process. Entries are read from the log, and a lost hint delays a watcher by `POLL_SECONDS`.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from everhold.ports.store import Change, Step, Store
 
 POLL_SECONDS: Final = 2.0
 MAX_PIECES: Final = 2_000
-"""What a watcher that does not keep up can have waiting; older pieces are dropped, as they may be."""
+"""The limit of pieces that wait for a slow watcher. Older pieces are dropped, because pieces may be lost."""
 
 MAX_RENDERED_ENTRIES: Final = 256
 _SETTLING_STEPS: Final = frozenset({Step.BEGIN, Step.THINK, Step.END, Step.PAUSE})
-"""Commits after which what had grown is in the log, or is begun anew."""
+"""Commits after which the text so far is in the log, or the reply starts again."""
 
 
 class ReplyPiece(NamedTuple):
-    """Some words of a reply that is being made. Lossy: the reply itself is what gets committed."""
+    """Some text of a reply that the model is producing. It may be lost; the committed reply is authoritative."""
 
     session: str
     op: int
     text: str
     reset: bool = False
-    """What came before was no part of the reply after all: another model begins it anew."""
+    """The pieces before it are not part of the reply, because another model starts it again."""
     at: int = 0
-    """How many characters of the answer came before."""
+    """The number of characters before this piece."""
 
 
 class LogWatch:
-    """One watcher's bell, and the pieces it has not seen yet. It is rung from `with` to the end of it."""
+    """The notifications of one watcher, and the pieces it has not read yet. It is active inside its `with` block."""
 
     def __init__(self, tail: LogTail, session: str, until: tuple[type[EntryBody], ...] = ()) -> None:
         self.session = session
         self.until = until
-        """Nothing is of interest but commits with such an entry; if there are none, everything is."""
+        """Only commits with such an entry notify this watch; if empty, all commits and pieces do."""
         self.grown = False
-        """The log grew, which is for the watcher to take back before it looks."""
+        """The log has new entries. The watcher sets it to False before it reads."""
         self._tail = tail
         self._notified = False
         self._waiting: asyncio.Future[None] | None = None
@@ -60,7 +60,7 @@ class LogWatch:
             return False
         if not self.until:
             return True
-        for draft in change.entries:  # noqa: SIM110  # for every commit: a generator costs more than the loop
+        for draft in change.entries:  # noqa: SIM110  # runs for every commit, and a generator is slower than the loop
             if isinstance(draft.body, self.until):
                 return True
         return False
@@ -75,14 +75,14 @@ class LogWatch:
         self._wake_waiter()
 
     def take_pieces(self) -> list[ReplyPiece]:
-        """What came since the last look. Look here and into the log, then wait."""
+        """Return the pieces since the last call. A watcher calls this and reads the log before it waits."""
         self._notified = False
         found = list(self._pieces)
         self._pieces.clear()
         return found
 
     async def wait(self, seconds: float) -> bool:
-        """Until something happens, or for `seconds`; whether something did."""
+        """Wait for a notification, for at most `seconds`. Returns whether there was one."""
         if not self._notified:
             loop = asyncio.get_running_loop()
             self._waiting = loop.create_future()
@@ -99,7 +99,7 @@ class LogWatch:
 
 
 class _GrowingReply:
-    """An answer in the making."""
+    """The text so far of a reply that the model is producing."""
 
     def __init__(self, op: int) -> None:
         self.op = op
@@ -112,20 +112,20 @@ class _GrowingReply:
 
 
 class LogTail:
-    """One per process. Told of every commit, and of every piece of a reply."""
+    """Receives every commit and every piece of a reply. There is one per process."""
 
     def __init__(self) -> None:
         self.closed = False
         self.commits: Counter[str] = Counter()
-        """How many there were of each step, since this process started."""
+        """The number of commits of each step since the process started."""
         self._end = 0
         self.watches: dict[LogWatch, None] = {}
-        """In the order in which they came: a set would ring them in another one with every run."""
+        """A dict because its order is the same in every run, unlike that of a set."""
         self._shown: dict[tuple[int, bool], bytes] = {}
         self._growing: dict[str, _GrowingReply] = {}
 
     def on_commit(self, change: Change) -> None:
-        """Something was written: for the store to call after each commit."""
+        """Notify the watchers. The store calls this after each commit."""
         self.commits[change.step] += 1
         if change.step in _SETTLING_STEPS:
             self._growing.pop(change.session, None)
@@ -135,7 +135,7 @@ class LogTail:
                     watch.notify()
 
     def on_reply_text(self, session: str, op: int, text: str | None) -> None:
-        """More of a reply; None: it begins anew. Called from inside a model's answer: never waits, never fails."""
+        """Pass on more text of a reply; None starts it again. Called during a model call, so it never waits or fails."""
         growing = self._growing.get(session)
         if growing is None or growing.op != op or text is None:
             growing = self._growing[session] = _GrowingReply(op)
@@ -146,15 +146,15 @@ class LogTail:
                 watch.add_piece(piece)
 
     def get_growing_reply(self, session: str) -> list[ReplyPiece]:
-        """The answer that is being made there, as far as it has come: for whoever comes late."""
+        """Return the text so far of the session's growing reply, for a watcher that starts late."""
         growing = self._growing.get(session)
         return (
             [ReplyPiece(session, growing.op, "".join(growing.texts))] if growing is not None and growing.texts else []
         )
 
     def render_entry(self, entry: Entry, show: Callable[[Entry], bytes]) -> bytes:
-        """What `show` makes of an entry; made once for everybody who watches."""
-        key = (entry.pos, entry.body is None)  # what is erased looks different from then on
+        """Return `show(entry)`, computed once for all watchers."""
+        key = (entry.pos, entry.body is None)  # erasure changes how an entry is rendered
         if key not in self._shown:
             if len(self._shown) >= MAX_RENDERED_ENTRIES:
                 self._shown.clear()
@@ -162,16 +162,16 @@ class LogTail:
         return self._shown[key]
 
     def watch(self, session: str = "", *, until: tuple[type[EntryBody], ...] = ()) -> LogWatch:
-        """A watch over one session, or over all."""
+        """Return a watch over one session, or over all."""
         return LogWatch(self, session, until)
 
     async def find_end_pos(self, store: Store) -> int:
-        """The position of the newest entry there is."""
+        """Return the pos of the newest entry."""
         self._end = await _find_newest_pos(store, self._end)
         return self._end
 
     def close(self) -> None:
-        """The house closes: everybody who watches may go."""
+        """End all watches, because the gateway stops."""
         self.closed = True
         for watch in self.watches:
             watch.notify()
@@ -182,7 +182,7 @@ class LogTail:
 
 
 async def _find_newest_pos(store: Store, low: int) -> int:
-    """The highest position, found by halving: a store tells what comes after a place, not how far it goes."""
+    """Return the highest pos, found by bisection because a store has no operation for it."""
     high = low + 1
     while page := await store.read_feed(after=high, limit=1):
         low, high = page[0].pos, max(high, page[0].pos) * 2

@@ -1,4 +1,4 @@
-"""The API where a home cannot hold a unix socket (Windows, some network and shared disks): a port of 127.0.0.1.
+"""The API on a port of 127.0.0.1, for homes that cannot contain a unix socket (Windows, some network disks).
 
 A file at the socket's path names the port and a token that is new at every start. Every user of the machine can connect
 to a port, or listen on one that became free. So both sides prove that they can read the file before HTTP begins. The

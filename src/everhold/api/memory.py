@@ -1,4 +1,4 @@
-"""What may be asked of memory: search, why, and for operators status, resend, backfill, forget, export, import."""
+"""Handlers for memory: search, why, and for operators status, resend, backfill, forget, export and import."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ NDJSON: Final = "application/x-ndjson"
 
 
 async def show_memory_status(call: ApiCall) -> Response:
-    """Every memory of every agent."""
+    """Return the state of every memory of every agent."""
     return build_json_response(await call.context.memory.collect_status())
 
 
 async def search_memory(call: ApiCall) -> Response:
-    """What an agent remembers of a person: the facts in every prompt, and what its memories find."""
+    """Return an agent's facts about a person, and the hits of its memories."""
     query = call.query
     agent = call.resolve_agent(query.get("agent", ""))
     person = query.get("person", "")
-    own = await call.person()
+    own = await call.resolve_person()
     if person not in ("", own) and not call.caller.operator:
         raise ApiError(
-            403, "denied", "only an operator may look into somebody else's memory", remedy="leave person out"
+            403, "denied", "only an operator may search another person's memory", remedy="leave `person` out"
         )
     person = person or own
     limit = call.get_number("limit", least=1, most=MAX_HITS) or DEFAULT_HITS
@@ -48,15 +48,15 @@ async def search_memory(call: ApiCall) -> Response:
 
 
 async def explain_answer(call: ApiCall) -> Response:
-    """What an answer rested on."""
+    """Return what was recalled for an answer."""
     at = call.get_number("at", least=1)
     session = await call.context.find_session(call.caller, call.path["id"])
     return build_json_response(await call.context.memory.explain_answer(session.id, at=at))
 
 
 async def resend_to_memory(call: ApiCall) -> Response:
-    """Send a memory again what it received since a time."""
-    given = call.decode_body(schemas.ResendToMemory)
+    """Send a memory again what it has received since a given time."""
+    given = call.decode_body(schemas.MemoryResendRequest)
     found = await call.context.memory.resend_memory(
         call.path["name"], since=given.since, agent=given.agent, really=not given.dry_run
     )
@@ -65,7 +65,7 @@ async def resend_to_memory(call: ApiCall) -> Response:
 
 async def backfill_memory(call: ApiCall) -> Response:
     """Send a memory the history from before it was attached."""
-    given = call.decode_body(schemas.BackfillMemory)
+    given = call.decode_body(schemas.MemoryBackfillRequest)
     found = await call.context.memory.backfill_memory(
         call.path["name"],
         agent=given.agent,
@@ -78,8 +78,8 @@ async def backfill_memory(call: ApiCall) -> Response:
 
 
 async def forget_person(call: ApiCall) -> Response:
-    """Forget a person everywhere, or only plan it."""
-    given = call.decode_body(schemas.ForgetPerson)
+    """Erase a person's data in all logs and memories, or only plan it."""
+    given = call.decode_body(schemas.ForgetRequest)
     memory = call.context.memory
     found = await (memory.plan_forgetting(given.person) if given.dry_run else memory.forget_person(given.person))
     return build_json_response(_show_forgetting(found))
@@ -87,15 +87,15 @@ async def forget_person(call: ApiCall) -> Response:
 
 def _show_forgetting(found: ForgetReport) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(found)
-    return {**plain, "dead_letters": plain.pop("parked"), "entries": found.entry_count}
+    return {**plain, "entries": found.entry_count}
 
 
-# -- in and out --------------------------------------------------------------------------------------------------------
+# -- export and import -------------------------------------------------------------------------------------------------
 
 
 async def export_person(call: ApiCall) -> Response:
-    """Everything that is a person's, as JSON lines."""
-    return StreamingResponse(_stream_export(call, _person(call)), media_type=NDJSON)
+    """Stream all data of a person as JSON lines."""
+    return StreamingResponse(_stream_export(call, _require_person_parameter(call)), media_type=NDJSON)
 
 
 async def _stream_export(call: ApiCall, person: str) -> AsyncIterator[bytes]:
@@ -104,20 +104,22 @@ async def _stream_export(call: ApiCall, person: str) -> AsyncIterator[bytes]:
 
 
 async def show_memory_files(call: ApiCall) -> Response:
-    """The facts about a person, as the Markdown files that an import takes."""
-    return build_json_response({"files": await memory_files.render_memory_files(call.context.memory, _person(call))})
+    """Return the facts about a person as the Markdown files that an import accepts."""
+    return build_json_response(
+        {"files": await memory_files.render_memory_files(call.context.memory, _require_person_parameter(call))}
+    )
 
 
 async def import_memory_files(call: ApiCall) -> Response:
-    """Note what Markdown files hold, once."""
-    given = call.decode_body(schemas.ImportMemoryFiles)
+    """Add the facts of Markdown files. A part that was imported before is skipped."""
+    given = call.decode_body(schemas.MemoryImportRequest)
     session = await call.context.find_session(call.caller, given.session)
     return build_json_response(
         await memory_files.import_memory_files(call.context.memory, session.id, given.files, really=not given.dry_run)
     )
 
 
-def _person(call: ApiCall) -> str:
+def _require_person_parameter(call: ApiCall) -> str:
     person = call.query.get("person", "")
     if not person:
         raise InvalidRequest("the query names no person", remedy="add ?person=NAME")

@@ -1,6 +1,6 @@
-"""The door of the server: bounds first, then who calls. What is refused here has read nothing and written nothing.
+"""The guard middleware: checks limits first, then identifies the caller. A refused request reads and writes no data.
 
-Every route lies behind it, also those that do not exist. Nothing is open.
+It covers every route, including those that do not exist. No route is open.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES: Final = 1 << 20
 OPERATOR_BODY_BYTES: Final = 16 << 20
-"""What a request through `api.sock` may hold."""
+"""The limit for a request through `api.sock`."""
 BODY_SECONDS: Final = 5.0
 MAX_ARRIVING: Final = 64
-"""Requests whose body is not there yet."""
+"""The limit of requests whose body has not arrived yet."""
 DRAIN_BYTES: Final = 8 << 20
 DRAIN_SECONDS: Final = 2.0
 MAX_DRAINING: Final = 64
-"""What is swallowed of a refused body, so that whoever still sends it gets to read why."""
+"""Limits for reading the body of a refused request, so that a client that still sends it receives the response."""
 
 LOOPBACK_RATE: Final = RateLimit(burst=5_000, per_second=2_000)
 TOKEN_RATE: Final = RateLimit(burst=500, per_second=100)
 ANONYMOUS_RATE: Final = RateLimit(burst=60, per_second=2)
 GUESS_RATE: Final = RateLimit(burst=10, per_second=1 / 6)
-"""Wrong tokens. Once they are used up, no further one is even looked at."""
+"""The rate of wrong tokens. Above it, no further token is checked."""
 MAX_PROVEN_TOKENS: Final = 1_000
 
 RESPONSE_HEADERS: Final = (
@@ -71,7 +71,7 @@ RESPONSE_HEADERS: Final = (
 
 
 class GuardMiddleware:
-    """Wraps the routes. `settings` gives those in force at this very request, so a changed token counts at once."""
+    """Wraps the routes. `settings` is called for each request, so a changed token takes effect at once."""
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class GuardMiddleware:
         self.settings = settings
         self.log = log
         self.local = local
-        """Who sits at this machine."""
+        """The sender of requests from this machine that carry no token."""
         self.body_seconds = body_seconds
         self.response_counts: Counter[int] = Counter()
-        """How many requests were answered with which status."""
+        """The number of responses by status."""
         self.arriving = 0
         self.draining = 0
         self._loopback_buckets = RateLimitBuckets(LOOPBACK_RATE, monotonic=monotonic)
@@ -120,10 +120,11 @@ class GuardMiddleware:
         scope[HEAD] = head
         await self.inner_app(scope, receive, send)
 
-    # -- coming in ---------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------------------------
 
     async def _admit_within_limit(self, head: RequestHead, receive: Receive) -> tuple[ApiCaller, bytes]:
-        if self.arriving >= MAX_ARRIVING and not head.is_operator_connection:  # those have a bound of their own
+        # the operator socket has its own limit of connections
+        if self.arriving >= MAX_ARRIVING and not head.is_operator_connection:
             raise ApiError(
                 503, "busy", "too many requests are arriving", remedy="try again", headers={"retry-after": "1"}
             )
@@ -149,7 +150,7 @@ class GuardMiddleware:
     def _identify_caller(self, head: RequestHead, settings: HttpSettings) -> ApiCaller:
         if not is_same_origin(head):
             raise ApiError(
-                403, "cross_origin", "a page of another origin may not ask this", remedy="open everhold's own"
+                403, "cross_origin", "a web page of another origin may not call the API", remedy="open the console"
             )
         here = identify_by_connection(head, self.local) or find_loopback_caller(head, self.local)
         token, where = extract_token(head), get_peer_network(head.peer)
@@ -199,10 +200,10 @@ class GuardMiddleware:
         except TimeoutError:
             raise ApiError(408, "too_slow", f"the request was not complete within {self.body_seconds:g} s") from None
 
-    # -- going out ---------------------------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------------------------
 
     async def _send_refusal(self, refusal: ApiError, head: RequestHead, receive: Receive, send: Send) -> None:
-        """Say no, and swallow a little of what is still being sent: a connection reset would eat the answer."""
+        """Send the refusal, and read some more of the body, because a connection reset would discard the response."""
         refusal.headers["connection"] = "close"
         response = refusal.to_response()
         await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
@@ -217,7 +218,7 @@ class GuardMiddleware:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _wrap_send(self, send: Send, cork: CorkedTransport | None) -> Send:
-        async def dressed(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self.response_counts[message["status"]] += 1
                 headers = [*message.get("headers", ()), *RESPONSE_HEADERS]
@@ -226,14 +227,14 @@ class GuardMiddleware:
                     headers.append((b"cache-control", b"no-store"))
                 message = {**message, "headers": headers}
                 if cork is not None and b"content-length" in names:
-                    cork.hold()  # its body follows at once
+                    cork.hold()  # the body follows at once
                 await send(message)
                 return
             await send(message)
             if cork is not None:
                 cork.flush_held()
 
-        return dressed
+        return send_with_headers
 
 
 async def _drain_body(receive: Receive) -> None:
@@ -248,11 +249,11 @@ async def _drain_body(receive: Receive) -> None:
 
 
 def _check_head_limits(head: RequestHead) -> None:
-    """What can be said before anything is looked at."""
+    """Refuse repeated headers and a body that is too large, before the caller is identified."""
     if {"host", "authorization", "content-length", "origin"} & head.repeated_headers:
-        raise ApiError(400, "malformed", "a header that may be there once is there twice")
+        raise ApiError(400, "malformed", "a header that may occur once occurs twice")
     length = head.get("content-length")
-    # very many digits cannot be made a number of, whatever they mean
+    # Python refuses to convert a very long number
     if length and (
         len(length) > 20 or not length.isascii() or not length.isdigit() or int(length) > _max_body_bytes(head)
     ):
@@ -265,7 +266,7 @@ def _max_body_bytes(head: RequestHead) -> int:
 
 def _build_too_large_error(head: RequestHead) -> ApiError:
     most = _max_body_bytes(head)
-    return ApiError(413, "too_large", f"a request may hold {most:,} bytes", remedy="send less, or in parts")
+    return ApiError(413, "too_large", f"a request may have at most {most:,} bytes", remedy="send less, or in parts")
 
 
 def _build_rate_limit_error(wait: float) -> ApiError:
@@ -281,7 +282,7 @@ def _build_unauthorized_error(head: RequestHead) -> ApiError:
     return ApiError(
         401,
         "unauthorized",
-        "this needs a token",
-        remedy="send `Authorization: Bearer …` with a token from `http.tokens`; at this machine use http://127.0.0.1",
+        "the request needs a token",
+        remedy="send `Authorization: Bearer …` with a token from `http.tokens`; on this machine use http://127.0.0.1",
         headers={"www-authenticate": scheme},
     )

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and GET /v1/models: an agent looks like a model. The model's name is the agent's."""
+"""POST /v1/chat/completions and GET /v1/models: agents as OpenAI-compatible models. The model's name is the agent's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StreamOptions(Struct):
 
 
 class ChatCompletionRequest(Struct):
-    """A chat completion, as the original describes it; what is not listed here is passed over."""
+    """A chat completion request in OpenAI's format. Keys that are not listed here are ignored."""
 
     model: Annotated[str, Meta(description="The agent.")]
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
@@ -49,18 +49,18 @@ class ChatCompletionRequest(Struct):
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
-    n: Annotated[int, Meta(ge=1, le=1, description="How many answers: one, no more.")] | None = None
+    n: Annotated[int, Meta(ge=1, le=1, description="The number of answers; only 1 is supported.")] | None = None
 
 
 async def list_models(call: ApiCall) -> Response:
-    """The agents."""
+    """Return the agents as models."""
     return build_json_response(
         {"object": "list", "data": [_build_model(name) for name in sorted(call.context.agents.settings.agents)]}
     )
 
 
 async def get_model(call: ApiCall) -> Response:
-    """One agent."""
+    """Return one agent as a model."""
     return build_json_response(_build_model(call.resolve_agent(call.path["id"])))
 
 
@@ -69,7 +69,7 @@ def _build_model(name: str) -> JsonObject:
 
 
 async def create_completion(call: ApiCall) -> Response:
-    """Talk to an agent; with `X-Everhold-Session` in a conversation that is kept."""
+    """Send messages to an agent; with `X-Everhold-Session` in a session that is stored."""
     given = call.decode_body(ChatCompletionRequest)
     growth = await stream_reply(call, _parse_request(call, given), stream=bool(given.stream))
     created = int(call.context.control.gates.clock.now())
@@ -114,16 +114,16 @@ def _parse_request(call: ApiCall, given: ChatCompletionRequest) -> OpenAIQuery:
                 messages.append(ModelMessage(role="assistant", text=text, calls=calls))
             case "user":
                 messages.append(ModelMessage(role="user", text=text, name=message.name or ""))
-    wishes = {name: getattr(given, name) for name in PASSED_PARAMS}
-    if given.max_completion_tokens is not None:  # the newer name of the same wish
-        wishes["max_tokens"] = given.max_completion_tokens
-    wishes["tool_choice"] = parse_tool_choice(given.tool_choice)
+    params = {name: getattr(given, name) for name in PASSED_PARAMS}
+    if given.max_completion_tokens is not None:  # the newer name of max_tokens
+        params["max_tokens"] = given.max_completion_tokens
+    params["tool_choice"] = parse_tool_choice(given.tool_choice)
     return OpenAIQuery(
         agent=agent,
         system="\n\n".join(system),
         messages=tuple(messages),
         tools=parse_tools(given.tools),
-        params={name: value for name, value in wishes.items() if value is not None},
+        params={name: value for name, value in params.items() if value is not None},
     )
 
 
@@ -159,23 +159,23 @@ async def _stream_chunks(
     id = f"chatcmpl-{call.context.control.gates.chance.bytes(12).hex()}"
     frame: JsonObject = {"id": id, "object": "chat.completion.chunk", "created": created, "model": model}
 
-    def chunk(delta: JsonObject, finish: str | None = None) -> bytes:
+    def encode_chunk(delta: JsonObject, finish: str | None = None) -> bytes:
         return _encode_sse(
             {**frame, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]}
         )
 
-    yield chunk({"role": "assistant", "content": ""})
-    ink = ReplyWriter()
+    yield encode_chunk({"role": "assistant", "content": ""})
+    writer = ReplyWriter()
     try:
         async for more in growth:
-            if text := ink.write_growth(more):
-                yield chunk({"content": text})
+            if text := writer.write_growth(more):
+                yield encode_chunk({"content": text})
             if isinstance(more, FinalReply):
                 if more.calls:
-                    yield chunk(
+                    yield encode_chunk(
                         {"tool_calls": [{"index": i, **_format_call(made)} for i, made in enumerate(more.calls)]}
                     )
-                yield chunk({}, _get_finish_reason(more))
+                yield encode_chunk({}, _get_finish_reason(more))
                 if usage:
                     yield _encode_sse({**frame, "choices": [], "usage": _format_usage(more.usage)})
     except ApiError as refusal:

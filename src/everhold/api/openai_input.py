@@ -1,4 +1,4 @@
-"""Texts, tools and results as OpenAI-compatible clients write them -> ours. Only text is understood."""
+"""Converts texts, tools and tool calls of OpenAI-compatible requests. Only text content is supported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT_PART_TYPES = frozenset({"text", "input_text", "output_text"})
 
 
 def extract_text(content: Any, where: str) -> str:
-    """The text of a message's content: a string, or a list of parts."""
+    """Return the text of a message's content, which is a string or a list of parts."""
     match content:
         case None:
             return ""
@@ -33,13 +33,13 @@ def _extract_part_text(part: Any, where: str) -> str:
         case {"type": str(kind), "text": str(text)} if kind in TEXT_PART_TYPES:
             return text
         case {"type": str(kind)}:
-            raise _build_bad_request(f"{where} holds a part of type {kind!r}; only text is understood here")
+            raise _build_bad_request(f"{where} holds a part of type {kind!r}; only text is supported")
         case _:
             raise _build_bad_request(f"{where} holds a part without a type")
 
 
 def parse_tool_call(id: Any, name: Any, arguments: Any, where: str) -> ToolCall:
-    """A tool call that an assistant made earlier. Not every model writes JSON, and callers repeat what it wrote."""
+    """Return an earlier tool call. Its arguments may be invalid JSON, because a caller repeats what the model wrote."""
     if not isinstance(id, str) or not isinstance(name, str):
         raise _build_bad_request(f"{where} must have an id and a name")
     try:
@@ -50,7 +50,7 @@ def parse_tool_call(id: Any, name: Any, arguments: Any, where: str) -> ToolCall:
 
 
 def parse_tools(tools: list[dict[str, Any]] | None) -> tuple[ToolSpec, ...]:
-    """Functions in either shape; whatever else a client offers is left out."""
+    """Return the functions, in either of OpenAI's two formats. Other kinds of tools are ignored."""
     found = []
     for tool in tools or ():
         if tool.get("type") != "function":
@@ -72,7 +72,7 @@ def parse_tools(tools: list[dict[str, Any]] | None) -> tuple[ToolSpec, ...]:
 
 
 def parse_tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    """Which of the tools is to be called: `auto`, `none`, `required`, or `{"name"}`; None if that is left open."""
+    """Return which tool the model must call: `auto`, `none`, `required`, `{"name"}`, or None if not specified."""
     match choice:
         case None | "auto" | "none" | "required":
             return choice
@@ -81,11 +81,11 @@ def parse_tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, An
         case str():
             raise _build_bad_request("`tool_choice` must be auto, none, required, or a function by its name")
         case _:
-            return None  # something that is left out here, as its tool is
+            return None  # it names a tool of a kind that is ignored
 
 
 def format_arguments(call: ToolCall) -> str:
-    """A call's arguments as the model wrote them, also where that is no JSON: only the caller can say what it means."""
+    """Return a call's arguments as the model wrote them, even if they are not valid JSON."""
     if (written := call.unparsed_arguments) is not None:
         return written
     return msgspec.json.encode(call.arguments).decode()

@@ -1,4 +1,4 @@
-"""POST /v1/responses: the newer of the two ways to talk to an agent as if it were a model."""
+"""POST /v1/responses: agents as models in OpenAI's Responses format."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from everhold.ports.model import ModelMessage
 
 
 class ResponseRequest(Struct):
-    """A response to create, as the original describes it; what is not listed here is passed over."""
+    """A request in OpenAI's Responses format. Keys that are not listed here are ignored."""
 
     model: Annotated[str, Meta(description="The agent.")]
-    input: Annotated[str | list[dict[str, Any]], Meta(description="What is said: text, or a list of items.")]
+    input: Annotated[str | list[dict[str, Any]], Meta(description="Text, or a list of items.")]
     instructions: str | None = None
     stream: bool | None = None
     tools: list[dict[str, Any]] | None = None
@@ -36,14 +36,14 @@ class ResponseRequest(Struct):
 
 
 async def create_response(call: ApiCall) -> Response:
-    """Talk to an agent; with `X-Everhold-Session` in a conversation that is kept."""
+    """Send messages to an agent; with `X-Everhold-Session` in a session that is stored."""
     given = call.decode_body(ResponseRequest)
     if given.previous_response_id:
         raise ApiError(
             400,
             "misuse",
-            "responses are not kept by their id",
-            remedy="name the conversation with X-Everhold-Session and send only what is new",
+            "responses are not stored by their id",
+            remedy="name the conversation with X-Everhold-Session and send only the new messages",
         )
     growth = await stream_reply(call, _parse_request(call, given), stream=bool(given.stream))
     frame = _build_frame(call, given)
@@ -81,7 +81,7 @@ def _parse_request(call: ApiCall, given: ResponseRequest) -> OpenAIQuery:
             case {"type": "reasoning"}:
                 continue
             case _:
-                raise ApiError(400, "misuse", f"{where} is of a kind that is not understood here")
+                raise ApiError(400, "misuse", f"{where} has a type that is not supported")
     params = {
         "temperature": given.temperature,
         "top_p": given.top_p,
@@ -98,7 +98,7 @@ def _parse_request(call: ApiCall, given: ResponseRequest) -> OpenAIQuery:
 
 
 def _add_tool_call(messages: list[ModelMessage], made: ToolCall) -> None:
-    """Calls stand apart here; for a model they belong to the assistant's message before them."""
+    """Add a call to the assistant's message before it. In this format calls are items of their own."""
     if messages and messages[-1].role == "assistant":
         messages[-1] = msgspec.structs.replace(messages[-1], calls=(*messages[-1].calls, made))
     else:
@@ -177,7 +177,7 @@ def _format_usage(usage: ModelUsage) -> JsonObject:
 
 
 class _ResponseEventEncoder:
-    """Events in order, each with its number."""
+    """Encodes events and numbers them."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -189,54 +189,58 @@ class _ResponseEventEncoder:
 
 
 async def _stream_events(frame: JsonObject, growth: AsyncIterator[ReplyGrowth]) -> AsyncIterator[bytes]:
-    sheet, ink = _ResponseEventEncoder(), ReplyWriter()
+    encoder, writer = _ResponseEventEncoder(), ReplyWriter()
     at = {"item_id": f"msg_{frame['id']}", "output_index": 0, "content_index": 0}
-    yield sheet.encode_event("response.created", response=frame)
-    yield sheet.encode_event("response.in_progress", response=frame)
+    yield encoder.encode_event("response.created", response=frame)
+    yield encoder.encode_event("response.in_progress", response=frame)
     try:
         async for more in growth:
-            text = ink.write_growth(more)
-            if text and ink.written_text == text:
-                yield _encode_opening(sheet, frame, at)
+            text = writer.write_growth(more)
+            if text and writer.written_text == text:
+                yield _encode_opening(encoder, frame, at)
             if text:
-                yield sheet.encode_event("response.output_text.delta", **at, delta=text, logprobs=[])
+                yield encoder.encode_event("response.output_text.delta", **at, delta=text, logprobs=[])
             if isinstance(more, FinalReply):
-                yield _encode_closing(sheet, frame, at, more, ink)
+                yield _encode_closing(encoder, frame, at, more, writer)
     except ApiError as refusal:
-        yield _encode_failure(sheet, frame, refusal)
+        yield _encode_failure(encoder, frame, refusal)
     except EverholdError as error:
-        yield _encode_failure(sheet, frame, convert_error(error))
+        yield _encode_failure(encoder, frame, convert_error(error))
 
 
-def _encode_opening(sheet: _ResponseEventEncoder, frame: JsonObject, at: JsonObject) -> bytes:
+def _encode_opening(encoder: _ResponseEventEncoder, frame: JsonObject, at: JsonObject) -> bytes:
     item = _build_message(frame, "", status="in_progress")
-    return sheet.encode_event("response.output_item.added", output_index=0, item=item) + sheet.encode_event(
+    return encoder.encode_event("response.output_item.added", output_index=0, item=item) + encoder.encode_event(
         "response.content_part.added", **at, part=_build_text_part("")
     )
 
 
 def _encode_closing(
-    sheet: _ResponseEventEncoder, frame: JsonObject, at: JsonObject, reply: FinalReply, ink: ReplyWriter
+    encoder: _ResponseEventEncoder, frame: JsonObject, at: JsonObject, reply: FinalReply, writer: ReplyWriter
 ) -> bytes:
-    done = _build_completed(frame, reply, ink.written_text)
+    done = _build_completed(frame, reply, writer.written_text)
     lines = b""
     for index, item in enumerate(done["output"]):
         if item["type"] == "message":
-            if not ink.written_text:
-                lines += _encode_opening(sheet, frame, at)
-            lines += sheet.encode_event("response.output_text.done", **at, text=ink.written_text, logprobs=[])
-            lines += sheet.encode_event("response.content_part.done", **at, part=_build_text_part(ink.written_text))
+            if not writer.written_text:
+                lines += _encode_opening(encoder, frame, at)
+            lines += encoder.encode_event("response.output_text.done", **at, text=writer.written_text, logprobs=[])
+            lines += encoder.encode_event(
+                "response.content_part.done", **at, part=_build_text_part(writer.written_text)
+            )
         else:
-            place = {"item_id": item["id"], "output_index": index}
-            lines += sheet.encode_event(
+            position = {"item_id": item["id"], "output_index": index}
+            lines += encoder.encode_event(
                 "response.output_item.added", output_index=index, item={**item, "arguments": ""}
             )
-            lines += sheet.encode_event("response.function_call_arguments.delta", **place, delta=item["arguments"])
-            lines += sheet.encode_event("response.function_call_arguments.done", **place, arguments=item["arguments"])
-        lines += sheet.encode_event("response.output_item.done", output_index=index, item=item)
-    return lines + sheet.encode_event(f"response.{done['status']}", response=done)
+            lines += encoder.encode_event("response.function_call_arguments.delta", **position, delta=item["arguments"])
+            lines += encoder.encode_event(
+                "response.function_call_arguments.done", **position, arguments=item["arguments"]
+            )
+        lines += encoder.encode_event("response.output_item.done", output_index=index, item=item)
+    return lines + encoder.encode_event(f"response.{done['status']}", response=done)
 
 
-def _encode_failure(sheet: _ResponseEventEncoder, frame: JsonObject, refusal: ApiError) -> bytes:
+def _encode_failure(encoder: _ResponseEventEncoder, frame: JsonObject, refusal: ApiError) -> bytes:
     error = {"code": "server_error", "message": f"{refusal.message} {refusal.remedy}".strip()}
-    return sheet.encode_event("response.failed", response={**frame, "status": "failed", "error": error})
+    return encoder.encode_event("response.failed", response={**frame, "status": "failed", "error": error})

@@ -1,7 +1,7 @@
-"""What the OpenAI-compatible routes share: from a request to words that grow, with a session or without.
+"""Shared code of the OpenAI-compatible routes: produces the growing reply to a request, with or without a session.
 
-With a session only what follows the last assistant message is heard: the log knows the rest better than any caller.
-Without one the request goes to the agent's model as it is, and nothing is kept.
+In a session only the messages after the last assistant message are accepted, because the log has the others. Without
+a session the request goes to the agent's model unchanged, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from everhold.errors import Refused
 from everhold.platforms.http import format_address, with_message_id
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse, ToolSpec
 from everhold.ports.platform import IncomingMessage
-from everhold.ports.store import Change, Spend, Step
+from everhold.ports.store import BudgetSpend, Change, Step
 
 SESSION_HEADER: Final = "x-everhold-session"
 PERSON_HEADER: Final = "x-everhold-person"
 IDEMPOTENCY_KEY_HEADER: Final = "idempotency-key"
 LOOK_BACK_ENTRIES: Final = 500
-"""Entries that are looked at together."""
+"""The number of entries that are read at once."""
 LOOK_BACK_SECONDS: Final = 3_600.0
-"""No client waits so long for an answer and then asks once more by itself."""
+"""Clients do not repeat a request by themselves after this time."""
 REPEAT_SECONDS: Final = 120.0
-"""Clients wait for at most a minute before they repeat something by themselves."""
+"""Clients wait for at most a minute before they repeat a request by themselves."""
 _LOOK_BACK_KINDS: Final = (EntryKind.HEARD, EntryKind.BEGAN, EntryKind.TOOK, EntryKind.ENDED)
 DISCONNECT_CHECK_SECONDS: Final = 0.1
-"""After this it is looked whether a caller has left; most are answered before they could."""
+"""After this time the connection is watched for a disconnect. Most requests are answered earlier."""
 
 PASSED_PARAMS: Final = ("temperature", "top_p", "max_tokens", "stop", "seed")
 
 
 class OpenAIQuery(Struct, frozen=True, kw_only=True):
-    """A request of either kind."""
+    """A request of either OpenAI format."""
 
     agent: str
     system: str
@@ -57,13 +57,13 @@ class OpenAIQuery(Struct, frozen=True, kw_only=True):
 
     @property
     def max_output_tokens(self) -> int:
-        """Tokens the caller allows the answer; 0 if they leave it to the model."""
+        """The caller's limit for the answer in tokens; 0 if none is given."""
         allowed = self.params.get("max_tokens")
         return allowed if isinstance(allowed, int) else 0
 
     @property
     def new_text(self) -> str:
-        """What follows the last assistant message."""
+        """The text of the user messages after the last assistant message."""
         new: list[str] = []
         for message in reversed(self.messages):
             if message.role == "assistant":
@@ -74,7 +74,7 @@ class OpenAIQuery(Struct, frozen=True, kw_only=True):
 
 
 async def stream_reply(call: ApiCall, asked: OpenAIQuery, *, stream: bool) -> AsyncIterator[ReplyGrowth]:
-    """The answer as it grows, or only its end. Whatever can be refused at once is refused before this returns."""
+    """Return the growing reply, or only its end. Refusals that are known at once are raised before this returns."""
     session = get_header(call, SESSION_HEADER)
     if session:
         return await _stream_session_reply(call, asked, session, stream=stream)
@@ -111,7 +111,7 @@ async def _stream_session_reply(
 
 
 async def _derive_message_id(call: ApiCall, message: IncomingMessage) -> str:
-    """What makes this message recognisable. Clients that repeat by themselves say so and send the very same bytes."""
+    """Return an id by which a repeat is recognised. A client that retries says so and sends the same bytes."""
     if key := get_header(call, IDEMPOTENCY_KEY_HEADER):
         return f"key:{key}"
     digest = hashlib.sha256(call.raw_body).hexdigest()[:24]
@@ -124,9 +124,9 @@ async def _derive_message_id(call: ApiCall, message: IncomingMessage) -> str:
 
 
 async def _find_repeated_message(context: ApiContext, session: str, start: str) -> str:
-    """The id of the message that a client repeats: one that is not answered yet, or has just been.
+    """Return the id of the message that a client repeats: one that is unanswered, or was answered a moment ago.
 
-    People say the same twice. What was answered a while ago has reached whoever asked, and they are not asking again.
+    A message with the same text that was answered longer ago is not a repeat, because people send the same text twice.
     """
     now, upto = context.control.gates.clock.now(), (await context.store.get_session(session)).last_seq
     ended: dict[int, float] = {}
@@ -153,11 +153,11 @@ async def _find_repeated_message(context: ApiContext, session: str, start: str) 
     return ""
 
 
-# -- without one -------------------------------------------------------------------------------------------------------
+# -- without a session -------------------------------------------------------------------------------------------------
 
 
 async def _stream_model_reply(call: ApiCall, asked: OpenAIQuery) -> AsyncIterator[ReplyGrowth]:
-    """Ask the agent's model. With a key a repeat gets the same answer; without, leaving ends the call."""
+    """Call the agent's model. With a key a repeat gets the same answer; without one a disconnect cancels the call."""
     pieces: asyncio.Queue[ReplyGrowth | None] = asyncio.Queue()
     key = get_header(call, IDEMPOTENCY_KEY_HEADER)
     if key:
@@ -181,7 +181,7 @@ async def _call_model(call: ApiCall, asked: OpenAIQuery, pieces: asyncio.Queue[R
     context = call.context
     runtime = context.agents.get_runtime(asked.agent, {})
     person = await context.resolve_person(call.caller.resolve_sender(get_header(call, PERSON_HEADER)))
-    # nothing is kept of what is said, but what it costs is: it comes out of the same purses as everything else
+    # the messages are not stored, but their cost counts towards the same budgets as that of turns
     limits = runtime.limits(Stamp(person=person))[:2]
     request = ModelRequest(
         system="\n\n".join(part for part in (runtime.system, asked.system) if part),
@@ -207,7 +207,7 @@ async def _call_model(call: ApiCall, asked: OpenAIQuery, pieces: asyncio.Queue[R
                 record=_to_thought,
                 on_text=on_text,
             )
-        except asyncio.CancelledError:  # the caller left; what was asked is paid for all the same
+        except asyncio.CancelledError:  # the caller disconnected; the provider charges for the call anyway
             await _record_spending(
                 context, asked.agent, person, runtime.estimate_abandoned_usage(weight, "".join(grown))
             )
@@ -246,7 +246,7 @@ async def _record_spending(context: ApiContext, agent: str, person: str, usage: 
     gates, tokens = context.control.gates, usage.input + usage.output
     if tokens:
         spends = [
-            Spend(budget=budget, day=context.agents.get_today(), usd=usage.usd, tokens=tokens)
+            BudgetSpend(budget=budget, day=context.agents.get_today(), usd=usage.usd, tokens=tokens)
             for budget in list_turn_budgets(agent, Stamp(person=person))[:2]
         ]
         await gates.store.commit(Change(step=Step.SPEND, session="", at=gates.clock.now(), spends=tuple(spends)))
@@ -263,11 +263,11 @@ def _to_thought(answer: ModelResponse) -> Thought:
     )
 
 
-# -- both --------------------------------------------------------------------------------------------------------------
+# -- with and without a session ----------------------------------------------------------------------------------------
 
 
 def get_header(call: ApiCall, name: str) -> str:
-    """A header's text; names that are not ASCII come as UTF-8."""
+    """Return a header's text, decoded as UTF-8 if possible."""
     raw = call.headers.get(name, "").strip()
     try:
         text = raw.encode("latin-1").decode()
@@ -279,15 +279,15 @@ def get_header(call: ApiCall, name: str) -> str:
 
 
 async def prime_stream(call: ApiCall, growth: AsyncIterator[ReplyGrowth]) -> AsyncIterator[ReplyGrowth]:
-    """The same, after its beginning has come or has been waited for: an early failure is raised here."""
+    """Wait for the first text and return the complete stream. An early failure is raised here, so it gets a status."""
 
-    async def begin() -> ReplyGrowth:
+    async def read_first() -> ReplyGrowth:
         async for more in growth:
             if not isinstance(more, ReplyRestarted):
                 return more
-        raise AssertionError("an answer ends with what was recorded")
+        raise AssertionError("a reply ends with the committed text")
 
-    first = asyncio.ensure_future(begin())
+    first = asyncio.ensure_future(read_first())
     await asyncio.wait((first,), timeout=call.context.first_text_wait_seconds)
     if first.done():
         first.result()
@@ -306,26 +306,25 @@ async def _chain_stream(
 
 
 async def collect_reply(call: ApiCall, growth: AsyncIterator[ReplyGrowth]) -> FinalReply | None:
-    """The record, once it is there; None if the caller left before."""
-
+    """Return the final reply, or None if the caller disconnected before."""
     reading, left = asyncio.current_task(), False
     reply: FinalReply | None = None
-    gone: asyncio.Future[None] | None = None
+    disconnected: asyncio.Future[None] | None = None
     assert reading is not None
 
-    def leave(_: object) -> None:
+    def on_disconnect(_: object) -> None:
         nonlocal left
         left = True
         reading.cancel()
 
-    def look_out() -> None:
-        nonlocal gone
-        gone = asyncio.ensure_future(call.wait_for_disconnect())
-        gone.add_done_callback(leave)
+    def watch_connection() -> None:
+        nonlocal disconnected
+        disconnected = asyncio.ensure_future(call.wait_for_disconnect())
+        disconnected.add_done_callback(on_disconnect)
 
-    alarm = asyncio.get_running_loop().call_later(DISCONNECT_CHECK_SECONDS, look_out)
+    alarm = asyncio.get_running_loop().call_later(DISCONNECT_CHECK_SECONDS, watch_connection)
     try:
-        async for more in growth:  # to its end: what is left in the middle has to be closed by somebody
+        async for more in growth:  # to the end, because a generator left in the middle would have to be closed
             if isinstance(more, FinalReply):
                 reply = more
     except asyncio.CancelledError:
@@ -334,7 +333,7 @@ async def collect_reply(call: ApiCall, growth: AsyncIterator[ReplyGrowth]) -> Fi
         reading.uncancel()
     finally:
         alarm.cancel()
-        if gone is not None:
-            gone.remove_done_callback(leave)
-            gone.cancel()
+        if disconnected is not None:
+            disconnected.remove_done_callback(on_disconnect)
+            disconnected.cancel()
     return reply

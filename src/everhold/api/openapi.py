@@ -1,4 +1,4 @@
-"""The table of routes -> an OpenAPI 3.1 document."""
+"""Builds the OpenAPI 3.1 document from the table of routes."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from everhold.api.routes import ApiRoute, ResponseBody
 
 REF_TEMPLATE: Final = "#/components/schemas/{name}"
 COMMON_REFUSALS: Final = (401, 403, 408, 413, 415, 429, 503)
-"""What any route may refuse with, before it is reached."""
+"""Statuses with which the guard may refuse a request to any route."""
 
 REFUSAL_TEXTS: Final = {
-    400: "What was asked makes no sense as it stands.",
-    401: "A token is needed, and a right one.",
-    403: "Not allowed.",
-    404: "There is no such thing.",
-    408: "The request did not come in time.",
-    409: "It contradicts what came before under this id or key, or the turn was cut short.",
-    410: "What it was about was erased.",
-    413: "More than one request may hold.",
+    400: "The request is invalid.",
+    401: "The token is missing or wrong.",
+    403: "The caller may not do this.",
+    404: "The requested object does not exist.",
+    408: "The request did not arrive in time.",
+    409: "An earlier request used this id or key with another content, or the turn was interrupted.",
+    410: "The message was erased.",
+    413: "The request is too large.",
     415: "A browser must send JSON.",
-    429: "Too often; `Retry-After` says how long to wait.",
-    502: "The turn, or the model, failed.",
-    503: "Not now. A message that was accepted is kept and will be answered.",
-    504: "No answer yet. The message is kept and will be answered.",
+    429: "Too many requests. `Retry-After` says how long to wait.",
+    502: "The turn or the model failed.",
+    503: "Not available now. An accepted message is stored and will be answered.",
+    504: "No answer yet. The message is stored and will be answered.",
     507: "The disk is full. Nothing was accepted.",
 }
 
 INTRODUCTION: Final = (
     "The gateway serves this API over TCP and on `api.sock` in the home. On `api.sock` every caller is an operator: "
-    "only the home's own user and root can connect to it. Over TCP at this machine no token is needed. From anywhere "
-    "else every route needs one from `http.tokens`, as `Authorization: Bearer …`. A token pins the speaker; an "
-    "operator's may speak for others and see everything, any other sees its own sessions."
+    "only the home's own user and root can connect to it. Over TCP from this machine no token is needed. From other "
+    "machines every route needs a token from `http.tokens`, as `Authorization: Bearer …`. A token identifies the "
+    "sender. A token with `operator: true` may send for other people and see all sessions; other tokens see their own "
+    "sessions."
 )
 
 
 def build_document(table: Iterable[ApiRoute]) -> JsonObject:
-    """The document for these routes."""
+    """Return the document for these routes."""
     table = tuple(table)
     types = [route.request_type for route in table if route.request_type] + [
         body.shape for route in table for body in route.response_bodies.values() if body.shape

@@ -1,4 +1,4 @@
-"""What operators do about people: who is who, who may come in by a code, and the schedules they made."""
+"""Handlers for operators that concern people: identities, pairing and schedules."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from everhold.config.settings import Settings
 from everhold.core.entries import ChatLocation
 from everhold.errors import InvalidRequest
 
-WELCOME: Final = "You are let in. What can I do for you?"
+WELCOME: Final = "You have access now. What can I do for you?"
 
 
 async def list_people(call: ApiCall) -> Response:
-    """Everybody known by name, and how they are recognised."""
-    settings = _settings(call)
+    """Return the people with their configured and linked identities."""
+    settings = _get_settings(call)
     people: dict[str, dict[str, Any]] = {
         person.name: {
             "name": person.name,
@@ -36,9 +36,9 @@ async def list_people(call: ApiCall) -> Response:
 
 
 async def link_identity(call: ApiCall) -> Response:
-    """An identity is this person from now on."""
-    given = call.decode_body(schemas.LinkIdentity)
-    settings = _settings(call)
+    """Link an identity to a person."""
+    given = call.decode_body(schemas.IdentityLinkRequest)
+    settings = _get_settings(call)
     _require_person(settings, given.person)
     _require_identity(given.identity)
     configured = settings.identities.get(given.identity)
@@ -49,8 +49,8 @@ async def link_identity(call: ApiCall) -> Response:
 
 
 async def unlink_identity(call: ApiCall) -> Response:
-    """An identity is that person no longer."""
-    given = call.decode_body(schemas.UnlinkIdentity)
+    """Remove the link between an identity and its person."""
+    given = call.decode_body(schemas.IdentityRequest)
     _require_identity(given.identity)
     person = await call.context.store.get_person(given.identity)
     if person is None:
@@ -63,27 +63,27 @@ async def unlink_identity(call: ApiCall) -> Response:
 
 
 async def list_pairing(call: ApiCall) -> Response:
-    """Who waits with a code, and who was let in by one."""
+    """Return the open pairing requests and the granted identities."""
     pairing = call.context.gateway.pairing
     return build_json_response({"waiting": await pairing.list_requests(), "granted": await pairing.list_grants()})
 
 
 async def approve_pairing(call: ApiCall) -> Response:
-    """Let in the sender who was told this code."""
-    given = call.decode_body(schemas.ApprovePairing)
+    """Grant access to the sender who received this code."""
+    given = call.decode_body(schemas.PairingApprovalRequest)
     if given.person:
-        _require_person(_settings(call), given.person)
+        _require_person(_get_settings(call), given.person)
     done = await call.context.gateway.pairing.approve_code(given.code, person=given.person)
-    place = ChatLocation(platform=done["platform"], account=done["account"], chat=done["chat"])
-    call.context.gateway.whisper(place, WELCOME)
+    location = ChatLocation(platform=done["platform"], account=done["account"], chat=done["chat"])
+    call.context.gateway.whisper(location, WELCOME)
     return build_json_response(done)
 
 
 async def revoke_pairing(call: ApiCall) -> Response:
-    """Revoke what a code granted an identity."""
-    given = call.decode_body(schemas.UnlinkIdentity)
+    """Revoke the access that a code granted to an identity."""
+    given = call.decode_body(schemas.IdentityRequest)
     revoked = await call.context.gateway.pairing.revoke_identity(given.identity)
-    configured = _settings(call).identities.get(given.identity)
+    configured = _get_settings(call).identities.get(given.identity)
     known = configured or await call.context.store.get_person(given.identity) or ""
     return build_json_response({"revoked": revoked, "still": known, "configured": configured is not None})
 
@@ -92,7 +92,7 @@ async def revoke_pairing(call: ApiCall) -> Response:
 
 
 async def list_schedules(call: ApiCall) -> Response:
-    """Every schedule, and when it fires next."""
+    """Return all schedules with the time they fire next."""
     return build_json_response({"schedules": await call.context.gateway.schedules.describe_schedules()})
 
 
@@ -102,20 +102,18 @@ async def delete_schedule(call: ApiCall) -> Response:
     return build_json_response({"deleted": call.path["id"]})
 
 
-def _settings(call: ApiCall) -> Settings:
+def _get_settings(call: ApiCall) -> Settings:
     return call.context.agents.settings
 
 
 def _require_person(settings: Settings, person: str) -> None:
     names = [it.name for it in settings.people]
     if person not in names:
-        known = ", ".join(names) or "nobody"
-        raise InvalidRequest(
-            f"there is no person {person!r}", remedy=f"add them under people in config.yaml; there is {known}"
-        )
+        known = f"known people: {', '.join(names)}" if names else "no people are configured"
+        raise InvalidRequest(f"there is no person {person!r}", remedy=f"add it under people in config.yaml; {known}")
 
 
 def _require_identity(identity: str) -> None:
     platform, _, id = identity.partition(":")
     if not platform or not id:
-        raise InvalidRequest(f"{identity!r} is no identity", remedy="platform:id, for example telegram:1001")
+        raise InvalidRequest(f"{identity!r} is not an identity", remedy="use platform:id, for example telegram:1001")

@@ -1,4 +1,4 @@
-"""How often somebody may knock. Buckets by peer and account; nothing a caller sends can empty or fill another's."""
+"""Limits the rate of requests, with one bucket per peer and account. No caller can change the bucket of another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RateLimit(Struct, frozen=True):
 
 
 class RateLimitBuckets:
-    """One bucket per key, each with its own fill. The least recently used go first when there are too many."""
+    """One bucket per key. The least recently used are dropped when there are too many."""
 
     def __init__(self, rate: RateLimit, *, monotonic: Callable[[], float]) -> None:
         self.rate = rate
@@ -29,7 +29,7 @@ class RateLimitBuckets:
         self._fills: OrderedDict[tuple[str, ...], tuple[float, float]] = OrderedDict()
 
     def take(self, *key: str) -> float:
-        """Take one; 0 if there was one to take, else the seconds until there is."""
+        """Take one. Returns 0 if one was available, else the seconds until one is."""
         fill = self._compute_fill(key)
         granted = fill >= 1
         self._fills[key] = (fill - 1 if granted else fill, self._monotonic())
@@ -39,7 +39,7 @@ class RateLimitBuckets:
         return 0.0 if granted else (1 - fill) / self.rate.per_second
 
     def get_wait_seconds(self, *key: str) -> float:
-        """Seconds until there is one to take, 0 if there is one now. Takes nothing."""
+        """Return the seconds until one is available, 0 if one is now. Takes none."""
         return max(0.0, (1 - self._compute_fill(key)) / self.rate.per_second)
 
     def _compute_fill(self, key: tuple[str, ...]) -> float:
@@ -49,7 +49,7 @@ class RateLimitBuckets:
 
 @lru_cache(maxsize=256)
 def get_peer_network(peer: str) -> str:
-    """Who counts as one peer: an IPv4 address, or the /64 that one IPv6 subscriber is given."""
+    """Return what counts as one peer: an IPv4 address, or the /64 network of an IPv6 subscriber."""
     try:
         address = ipaddress.ip_address(peer.partition("%")[0])
     except ValueError:

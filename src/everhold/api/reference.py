@@ -18,19 +18,20 @@ from everhold.api.routes import ApiRoute, build_routes
 PAGE_HEAD: Final = """\
 # HTTP
 
-<!-- Written by `python -m everhold.api.reference`; change src/everhold/api/routes.py and shapes.py instead. -->
+<!-- Written by `python -m everhold.api.reference`; change src/everhold/api/routes.py and schemas.py instead. -->
 
 """
 ERRORS_SECTION: Final = """\
-Every refusal is `{"error": {"type", "message", "remedy"}}`. Besides what a route lists, any request may be refused with
-401 (no token, or a wrong one), 403 (not allowed, or asked for by a page of another origin), 408 (too slow), 413 (more
-than 1 MB, on `api.sock` more than 16 MB), 429 (too often; `Retry-After` says how long) and 503 (busy).
+Every error is `{"error": {"type", "message", "remedy"}}`. Besides the statuses that a route lists, any request may be
+refused with 401 (the token is missing or wrong), 403 (not allowed, or sent by a web page of another origin), 408 (too
+slow), 413 (more than 1 MB, on `api.sock` more than 16 MB), 429 (too many requests; `Retry-After` says how long to wait)
+and 503 (busy).
 """
 _COMMON_STATUSES: Final = frozenset({"401", "403", "408", "413", "415", "429", "503"})
 
 
 def render_reference() -> str:
-    """The page."""
+    """Return the reference page."""
     described = build_document(build_route_table())
     parts = [
         PAGE_HEAD,
@@ -47,12 +48,12 @@ def render_reference() -> str:
 
 
 def build_route_table() -> tuple[ApiRoute, ...]:
-    """The routes, without a house behind them."""
+    """Return the routes without a gateway."""
 
-    async def nothing(call: ApiCall) -> Any:
+    async def raise_unavailable(call: ApiCall) -> Any:
         raise NotImplementedError
 
-    return build_routes(files=ConsoleFiles(), metrics=MetricsEndpoint(), document=nothing)
+    return build_routes(files=ConsoleFiles(), metrics=MetricsEndpoint(), document=raise_unavailable)
 
 
 def _render_index(described: JsonObject) -> Iterator[str]:
@@ -82,7 +83,7 @@ def _render_route(described: JsonObject, title: str, operation: JsonObject) -> I
 
 
 def _render_schema(described: JsonObject, schema: JsonObject) -> Iterator[str]:
-    """The keys of a body."""
+    """Render the keys of a body as a table."""
     found = _resolve_schema(described, schema)
     required = set(found.get("required", ()))
     yield "| key | type | |\n|---|---|---|\n"
@@ -100,7 +101,7 @@ def _render_schema(described: JsonObject, schema: JsonObject) -> Iterator[str]:
 def _describe_response(described: JsonObject, answer: JsonObject) -> str:
     media, content = next(iter(answer["content"].items()))
     schema = _resolve_schema(described, content["schema"])
-    if schema.get("title") == "Error":
+    if schema.get("title") == "ErrorResponse":
         return str(answer["description"])
     keys = ", ".join(f"`{name}`" for name in schema.get("properties", ()))
     inside = keys or (f"`{media}`" if media != "application/json" else "")

@@ -1,6 +1,6 @@
-"""Waits for the answer to a message that was accepted, as a reader of the log. Leaving early changes nothing there.
+"""Waits in the log for the reply to an accepted message. A caller that disconnects early does not affect the turn.
 
-Words come as they grow; the last thing that comes is what was committed, or why there is nothing yet.
+It yields the growing text. The last value is the committed reply, or an error says why there is none yet.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from everhold.core.entries import (
 PAGE_SIZE: Final = 200
 _OUTAGE_REASONS: Final = (OUTAGE_NOTICE, "model")
 MAX_WAIT_SECONDS: Final = 900.0
-"""After this a caller is told that the message is kept, and leaves without an answer."""
+"""After this time the caller gets an error that says that the message is stored."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplyText:
-    """Some more of the reply. Lossy."""
+    """More text of the reply. It may be lost."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplyRestarted:
-    """What was said so far was not the end: the agent uses a tool, or starts over."""
+    """The text so far is not the final reply, because the agent uses a tool or starts again."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinalReply:
-    """The record. `calls` are tools that the caller was asked to run; only where nothing is stored."""
+    """The committed reply. `calls` are tools that the caller must run; only in requests without a session."""
 
     id: str
     text: str
     usage: ModelUsage
     calls: tuple[ToolCall, ...] = ()
     is_truncated: bool = False
-    """It ends where the model's length limit is, not where the model would have."""
+    """The model stopped at its length limit."""
 
 
 ReplyGrowth: TypeAlias = ReplyText | ReplyRestarted | FinalReply
@@ -65,9 +65,9 @@ ReplyGrowth: TypeAlias = ReplyText | ReplyRestarted | FinalReply
 async def follow_reply(
     context: ApiContext, *, session: str, seq: int, growing: bool = True
 ) -> AsyncIterator[ReplyGrowth]:
-    """The reply to entry `seq` as it is made; ends with a Reply, or raises a Refusal that says what became of it.
+    """Yield the reply to entry `seq` as it grows. Ends with a FinalReply, or raises an ApiError with the outcome.
 
-    Whoever does not want to see it `growing` is woken when there is something to tell, and not for each step before.
+    Without `growing` it yields only the end, and wakes up only for entries that can bring it.
     """
     clock = context.control.gates.clock
     until = clock.monotonic() + MAX_WAIT_SECONDS
@@ -79,8 +79,8 @@ async def follow_reply(
             reader.pieces += watch.take_pieces()
             watch.grown = False
             page = await context.store.list_entries(session, after=after, limit=PAGE_SIZE) if due else []
-            for words in reader.take_growth():
-                yield words
+            for part in reader.take_growth():
+                yield part
             for entry in page:
                 after = entry.seq
                 growth = reader.read(entry)
@@ -88,11 +88,11 @@ async def follow_reply(
                     yield growth
                 if isinstance(growth, FinalReply):
                     return
-            for words in reader.take_growth():
-                yield words
+            for part in reader.take_growth():
+                yield part
             if len(page) == PAGE_SIZE:
                 continue
-            if due and (not reader.op or reader.told):
+            if due and (not reader.op or reader.outage_notified):
                 await _check_model_outage(context, session)
             if clock.monotonic() > until:
                 raise _build_kept_error(504, "timeout", "there is no answer yet")
@@ -101,28 +101,28 @@ async def follow_reply(
 
 
 class _ReplyReader:
-    """Recognises, in the entries of a session, what happens to one message."""
+    """Finds the outcome of one message in the entries of its session."""
 
     def __init__(self, session: str, seq: int) -> None:
         self.session = session
         self.seq = seq
         self.op = 0
-        """The operation that took it, 0 while none has."""
+        """The operation that took the message, 0 while none has."""
         self.turn = False
-        """That is a turn: a model answers, and not the gateway."""
+        """The operation is a turn, so a model answers and not the gateway."""
         self.again = False
-        """It has messages answered once more: the turn that takes those is the answer."""
-        self.told = False
-        """The chat heard that no model can be asked."""
+        """The message is a command that has earlier messages answered again; the turn that takes them is the reply."""
+        self.outage_notified = False
+        """The chat was notified that no model is available."""
         self.pieces: list[ReplyPiece] = []
         self.size = 0
-        """How much of the answer that is being made was passed on."""
+        """The number of characters of the growing reply that were passed on."""
         self.text = ""
         self.is_truncated = False
         self.notice = ""
 
     def take_growth(self) -> list[ReplyGrowth]:
-        """What was said in our operation since the last look; while it is not known which that is, all is kept."""
+        """Return the new text of our operation. Until the operation is known, all pieces are kept."""
         if not self.op or not self.pieces:
             return []
         growths: list[ReplyGrowth] = []
@@ -130,10 +130,10 @@ class _ReplyReader:
         for piece in self.pieces:
             if piece.op != self.op:
                 continue
-            if piece.reset or not piece.at:  # an answer begins: the first one, the next, or the same once more
+            if piece.reset or not piece.at:  # a reply starts: the first, the next, or the same one again
                 growths += [ReplyText(text), ReplyRestarted()] if text else [ReplyRestarted()]
                 text, self.size = "", 0
-            if piece.at == self.size:  # what does not go on where we are would stand there twice: the record brings it
+            if piece.at == self.size:  # other pieces would repeat text or leave a gap; the committed reply has it
                 text += piece.text
                 self.size += len(piece.text)
         self.pieces.clear()
@@ -146,7 +146,7 @@ class _ReplyReader:
             self.turn = isinstance(body, Took) or body.type == "turn"
             return None
         if isinstance(body, Erased) and self.seq in body.seqs and not self.op:
-            raise _build_final_error(410, "erased", "this message was erased before anybody answered it")
+            raise _build_final_error(410, "erased", "this message was erased before it was answered")
         if not self.op or entry.op != self.op:
             return None
         match body:
@@ -155,8 +155,8 @@ class _ReplyReader:
             case Said(text=text):
                 self.text = text
             case Notified(text=text, about=about):
-                self.told = self.turn and about in _OUTAGE_REASONS
-                self.notice = "" if self.told else text
+                self.outage_notified = self.turn and about in _OUTAGE_REASONS
+                self.notice = "" if self.outage_notified else text
             case Changed(change=OperationsUndone(again=True)):
                 self.again = True
             case Ended() if self.again and not self.turn:
@@ -168,7 +168,7 @@ class _ReplyReader:
         return None
 
     def _is_retaken(self, body: Began | Took) -> bool:
-        """Whether this turn has the messages that are answered once more: they are older than all that waits."""
+        """Whether this turn has the messages that are answered again: they are older than all waiting messages."""
         return self.again and not self.op and isinstance(body, Began) and body.type == "turn"
 
     def _handle_end(self, ended: Ended) -> ReplyGrowth | None:
@@ -182,34 +182,34 @@ class _ReplyReader:
                 self.op = 0
                 return ReplyRestarted()
             case "stopped":
-                raise _build_final_error(409, "stopped", "somebody stopped this turn", "send it again, or undo it")
+                raise _build_final_error(409, "stopped", "this turn was stopped", "send the message again, or undo it")
             case "interrupted":
                 raise _build_final_error(
-                    409, "interrupted", "a later message cut this turn short", "read on in the log"
+                    409, "interrupted", "a later message interrupted this turn", "the log has the later turn"
                 )
             case "erased":
-                raise _build_final_error(410, "erased", "what this turn was about was erased")
+                raise _build_final_error(410, "erased", "the messages of this turn were erased")
             case _:
                 raise _build_final_error(502, ended.outcome, ended.reason or "the turn failed", self.notice)
 
 
 async def _check_model_outage(context: ApiContext, session: str) -> None:
-    """Say so if the message waits for a model that cannot be asked now."""
+    """Raise an ApiError if the message waits for a model that is not available."""
     cursor = await context.store.get_cursor(TURN, session)
     if cursor is None or not cursor.error or cursor.owner or cursor.since is None:
         return
     left = cursor.since + cursor.wait - context.control.gates.clock.now()
     raise _build_kept_error(
-        503, "overloaded", f"no model can be asked now: {context.redact_text(cursor.error)}", wait=max(left, 1.0)
+        503, "overloaded", f"no model is available: {context.redact_text(cursor.error)}", wait=max(left, 1.0)
     )
 
 
 def _build_kept_error(status: int, type: str, message: str, *, wait: float | None = None) -> ApiError:
     headers = {"retry-after": format_retry_after(wait)} if wait is not None else {}
-    remedy = "your message is kept and will be answered; with the same Idempotency-Key this waits for that answer"
+    remedy = "your message is stored and will be answered; a request with the same Idempotency-Key waits for the answer"
     return ApiError(status, type, message, remedy=remedy, headers=headers)
 
 
 def _build_final_error(status: int, type: str, message: str, remedy: str = "") -> ApiError:
-    """It was dealt with, and asking again gives the same."""
+    """Return an error that tells clients not to retry, because the result would be the same."""
     return ApiError(status, type, message, remedy=remedy, headers={"x-should-retry": "false"})

@@ -1,4 +1,4 @@
-"""One request on its way to a route: who asks, and what for, already checked."""
+"""A request that the guard has admitted, as handlers receive it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_INTEGER: int = 2**53
 
 
 class ApiCall:
-    """A request the guard has let in."""
+    """A request that the guard has admitted, with its caller and parameters."""
 
     def __init__(self, context: ApiContext, scope: Scope, receive: Receive) -> None:
         self.context = context
@@ -32,9 +32,9 @@ class ApiCall:
         self.receive = receive
         self._scope = scope
         self.headers: Mapping[str, str] = scope[HEAD].headers
-        """By their names in lower case, the first of each."""
+        """By name in lower case; the first value if a name is repeated."""
         self.is_operator_connection: bool = scope[HEAD].is_operator_connection
-        """It came through `api.sock`, or from inside this process."""
+        """The request came through `api.sock`, or from inside this process."""
         self.path: dict[str, str] = scope.get("path_params", {})
 
     @cached_property
@@ -42,16 +42,16 @@ class ApiCall:
         return QueryParams(self._scope["query_string"])
 
     def decode_body(self, type: type[T]) -> T:
-        """The body as `type`. An empty one is an empty object."""
+        """Return the body as `type`. An empty body means an empty object."""
         try:
             return msgspec.json.decode(self.raw_body or b"{}", type=type)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ApiError(400, "misuse", f"the body cannot be read: {error}", remedy="see /openapi.json") from error
+            raise ApiError(400, "misuse", f"the body is invalid: {error}", remedy="see /openapi.json") from error
         except RecursionError:
             raise ApiError(400, "misuse", "the body is nested too deeply") from None
 
     def get_number(self, name: str, *, least: int = 0, most: int = MAX_INTEGER) -> int | None:
-        """A whole number from the query, None if it is not there."""
+        """Return an integer from the query, or None if it is missing. Raises ApiError if it is out of range."""
         found = self.query.getlist(name)
         if not found:
             return None
@@ -61,15 +61,15 @@ class ApiCall:
         return int(text)
 
     def resolve_agent(self, name: str) -> str:
-        """The agent called `name`, or the default one."""
+        """Return the agent called `name`, or the default agent. Raises NotFound."""
         settings = self.context.agents.settings
         if name and name not in settings.agents:
             known = ", ".join(sorted(settings.agents))
-            raise NotFound(f"there is no agent {name!r}", remedy=f"there is {known}")
+            raise NotFound(f"there is no agent {name!r}", remedy=f"use one of: {known}")
         return name or settings.default_agent
 
-    async def person(self) -> str:
-        """Who the caller is to the agents. Commands on this machine speak from a terminal."""
+    async def resolve_person(self) -> str:
+        """Return the caller's person. The identity of commands on this machine is that of a terminal."""
         platform = "terminal" if self.is_operator_connection else "http"
         return await self.context.resolve_person(self.caller.sender, platform=platform)
 
@@ -77,13 +77,13 @@ class ApiCall:
         if not self.caller.operator:
             raise ApiError(403, "denied", "only an operator may do this", remedy="use a token with operator: true")
 
-    def needs_operator_connection(self, what: str) -> None:
-        """Refuse `what` to callers from outside: it names a file of this machine."""
+    def require_operator_connection(self, what: str) -> None:
+        """Refuse the parameter `what` to other callers than commands on this machine, because it names a local file."""
         if not self.is_operator_connection:
-            raise ApiError(403, "denied", f"`{what}` names a file, which only commands on this machine may do")
+            raise ApiError(403, "denied", f"`{what}` names a file, so only commands on this machine may use it")
 
     async def wait_for_disconnect(self) -> None:
-        """Returns when the caller is gone."""
+        """Return when the caller has disconnected."""
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":

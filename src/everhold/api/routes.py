@@ -1,4 +1,4 @@
-"""Every route there is, in one table. The router, the OpenAPI document and the reference page are made from it."""
+"""The table of all routes. The dispatcher, the OpenAPI document and the reference page are made from it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from everhold.api.request import ApiCall, JsonObject, RouteHandler
 
 
 class RouteParameter(Struct, frozen=True, kw_only=True):
-    """Something a route reads from its path, its query or a header."""
+    """A parameter of a route in its path, its query or a header."""
 
     name: str
     about: str
@@ -34,18 +34,18 @@ class RouteParameter(Struct, frozen=True, kw_only=True):
 
 
 class ResponseBody(Struct, frozen=True, kw_only=True):
-    """What an answer holds: a shape, or text of some media type."""
+    """The body of a response: a schema class, or text of some media type."""
 
     about: str
     shape: type | None = None
     media: str = "application/json"
     schema: dict[str, Any] | None = None
     streams: bool = False
-    """May also come as server-sent events."""
+    """The response may also be a stream of server-sent events."""
 
 
 class ApiRoute(Struct, frozen=True, kw_only=True):
-    """One route."""
+    """A route with its handler, parameters and responses."""
 
     method: Literal["GET", "POST"]
     path: str
@@ -57,34 +57,34 @@ class ApiRoute(Struct, frozen=True, kw_only=True):
     response_bodies: dict[int, ResponseBody]
     refusal_statuses: tuple[int, ...] = ()
     operator: bool = False
-    """Only for operators."""
+    """Only operators may call it."""
 
 
 _NUMBER_SCHEMA: Final[JsonObject] = {"type": "integer", "minimum": 0, "maximum": 2**53}
 _COUNT_SCHEMA: Final[JsonObject] = {"type": "integer", "minimum": 1, "maximum": 2**53}
 _SESSION_ID_PARAMETER: Final = RouteParameter(
-    name="id", where="path", about="A session: its id; operators may also give a unique prefix, a title or `last`."
+    name="id", where="path", about="The session's id; operators may also give a unique prefix, a title or `last`."
 )
 _SESSION_HEADER: Final = RouteParameter(
     name="X-Everhold-Session",
     where="header",
-    about="The conversation, by a name you choose. Without it nothing is stored or recalled.",
+    about="The name of the conversation, which you choose. Without it nothing is stored or recalled.",
 )
-_PERSON_HEADER: Final = RouteParameter(name="X-Everhold-Person", where="header", about="Who speaks. Operators only.")
-_MEMORY: Final = RouteParameter(
+_PERSON_HEADER: Final = RouteParameter(name="X-Everhold-Person", where="header", about="The sender. Operators only.")
+_MEMORY_NAME_PARAMETER: Final = RouteParameter(
     name="name", where="path", about="A memory, as `memories` in the configuration names it."
 )
-_OF_PERSON: Final = RouteParameter(name="person", about="A name, or an identity such as `telegram:1001`.")
+_PERSON_PARAMETER: Final = RouteParameter(name="person", about="A name, or an identity such as `telegram:1001`.")
 _IDEMPOTENCY_KEY_HEADER: Final = RouteParameter(
     name="Idempotency-Key",
     where="header",
-    about="Sent again with the same body, the request is recognised and gets the same answer.",
+    about="A repeated request with the same key and body gets the same answer.",
 )
 _STREAM_TEXT: Final = " With `stream: true` the answer comes as server-sent events."
 _SESSION_TEXT: Final = (
-    "In a session only what follows the last assistant message is heard, as one message; the log knows the rest. The "
-    "reply is committed whether or not the caller stays to read it. Without a session the request goes to the agent's "
-    "model, with the agent's persona before your own system text, and nothing is kept."
+    "In a session only the text after the last assistant message is accepted, as one message, because the log has the "
+    "rest. The reply is committed even if the caller disconnects. Without a session the request goes to the agent's "
+    "model, with the agent's persona before your own system text, and nothing is stored."
 )
 _ANY_OBJECT_SCHEMA: Final[JsonObject] = {"type": "object"}
 
@@ -96,20 +96,22 @@ def _build_json_body(about: str, shape: type | None) -> ResponseBody:
 def build_routes(
     *, files: console.ConsoleFiles, metrics: api_health.MetricsEndpoint, document: RouteHandler
 ) -> tuple[ApiRoute, ...]:
-    """The table."""
+    """Return all routes."""
     return (
         *_build_message_routes(),
         *_build_session_routes(),
-        *_session_changes(),
-        *_compressions(),
-        *_memory(),
-        *_memory_transfer(),
-        *_dead_letters(),
-        *_gateway(),
-        *_backups(),
-        *_people(),
-        *_pairing(),
-        *_schedules(),
+        *_build_session_view_routes(),
+        *_build_change_routes(),
+        *_build_compression_routes(),
+        *_build_memory_routes(),
+        *_build_memory_transfer_routes(),
+        *_build_person_memory_routes(),
+        *_build_dead_letter_routes(),
+        *_build_gateway_routes(),
+        *_build_backup_routes(),
+        *_build_people_routes(),
+        *_build_pairing_routes(),
+        *_build_schedule_routes(),
         *_build_openai_routes(),
         *_build_health_routes(metrics, document),
         *_build_console_routes(files),
@@ -122,12 +124,12 @@ def _build_message_routes() -> Iterable[ApiRoute]:
         path="/api/messages",
         handler=api_handlers.accept_message,
         summary="Send a message",
-        about="Answered only after the message is committed. Read the reply from `/api/events` or from the session's "
-        "entries. The same `id` with the same text again gets 200 and the same place; with another text 409.",
+        about="The response is sent after the message is committed. Read the reply from `/api/events` or from the "
+        "session's entries. A repeated `id` with the same text gets 200 and the same entry; with another text 409.",
         request_type=schemas.MessageRequest,
         response_bodies={
-            202: _build_json_body("It is committed and will be answered.", schemas.AcceptedResponse),
-            200: _build_json_body("It was accepted before: where it stands.", schemas.AcceptedResponse),
+            202: _build_json_body("The message is committed and will be answered.", schemas.AcceptedResponse),
+            200: _build_json_body("The message was accepted before as this entry.", schemas.AcceptedResponse),
         },
         refusal_statuses=(400, 403, 404, 409, 507),
     )
@@ -135,22 +137,26 @@ def _build_message_routes() -> Iterable[ApiRoute]:
         method="GET",
         path="/api/events",
         handler=events.stream_events,
-        summary="Everything as it happens",
-        about="Server-sent events. `entry` is an entry with its `session`, the moment it is committed; its id is its "
-        "`pos`. Come back with the last id you saw and nothing is missed, also across restarts. `delta` "
-        "(`{session, op, at, text}`) is more of a reply while it is made, from character `at` on. It has no id and may "
-        "be lost. `reset` (`{session, op}`) says that the deltas before it are no part of the reply. `hello` tells "
+        summary="Stream entries",
+        about="Server-sent events. `entry` is an entry with its `session`, sent when it is committed; its id is its "
+        "`pos`. A client that reconnects with the last id it saw misses nothing, even across restarts. `delta` "
+        "(`{session, op, at, text}`) is more text of a growing reply, from character `at` on. It has no id and may "
+        "be lost. `reset` (`{session, op}`) says that the deltas before it are not part of the reply. `hello` says "
         "where the stream starts.",
         parameters=(
-            RouteParameter(name="Last-Event-ID", where="header", about="The last id you saw; without it: from now on."),
+            RouteParameter(
+                name="Last-Event-ID", where="header", about="The last id you saw; new entries only if not given."
+            ),
             RouteParameter(name="after", about="The same, for clients that cannot set headers.", schema=_NUMBER_SCHEMA),
             RouteParameter(name="session", about="Only this session."),
             RouteParameter(
-                name="after_seq", about="With `session`: every entry after this seq of it.", schema=_NUMBER_SCHEMA
+                name="after_seq", about="With `session`: all its entries after this seq.", schema=_NUMBER_SCHEMA
             ),
         ),
         response_bodies={
-            200: ResponseBody(about="Events, until you leave.", media="text/event-stream", schema={"type": "string"})
+            200: ResponseBody(
+                about="Events, until you disconnect.", media="text/event-stream", schema={"type": "string"}
+            )
         },
         refusal_statuses=(400, 404, 503),
     )
@@ -158,16 +164,15 @@ def _build_message_routes() -> Iterable[ApiRoute]:
         method="GET",
         path="/api/chat-locations",
         handler=chat_locations.find_chat_location,
-        summary="Where a terminal speaks",
-        about="The `location` for a message that should reach the chat or session called `name`. A name that means "
-        "nothing yet is a new chat.",
+        summary="Find the location of a chat for a terminal",
+        about="The `location` for a message to the chat or session called `name`. An unknown name is a new chat.",
         parameters=(
             RouteParameter(
                 name="name", about="A chat's name, or a session: id, unique prefix, title, address or `last`."
             ),
-            RouteParameter(name="agent", about="The agent to speak to; the default agent if not given."),
+            RouteParameter(name="agent", about="The agent; the default agent if not given."),
         ),
-        response_bodies={200: _build_json_body("The location.", schemas.FoundLocation)},
+        response_bodies={200: _build_json_body("The location.", schemas.ChatLocationResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
@@ -178,14 +183,14 @@ def _build_session_routes() -> Iterable[ApiRoute]:
         method="GET",
         path="/api/me",
         handler=api_handlers.get_caller,
-        summary="Who you are here",
-        response_bodies={200: _build_json_body("You.", schemas.CallerView)},
+        summary="Show the caller",
+        response_bodies={200: _build_json_body("The caller.", schemas.CallerView)},
     )
     yield ApiRoute(
         method="GET",
         path="/api/sessions",
         handler=api_handlers.list_sessions,
-        summary="Sessions, newest first",
+        summary="List sessions, newest first",
         parameters=(
             RouteParameter(
                 name="limit",
@@ -205,7 +210,7 @@ def _build_session_routes() -> Iterable[ApiRoute]:
         method="GET",
         path="/api/sessions/{id}",
         handler=api_handlers.get_session,
-        summary="One session",
+        summary="Show a session",
         parameters=(_SESSION_ID_PARAMETER,),
         response_bodies={200: _build_json_body("The session.", schemas.SessionView)},
         refusal_statuses=(400, 404),
@@ -214,11 +219,11 @@ def _build_session_routes() -> Iterable[ApiRoute]:
         method="GET",
         path="/api/sessions/{id}/entries",
         handler=api_handlers.list_entries,
-        summary="A session's log",
+        summary="List a session's entries",
         parameters=(
             _SESSION_ID_PARAMETER,
             RouteParameter(name="after", about="Only entries after this seq.", schema=_NUMBER_SCHEMA),
-            RouteParameter(name="limit", about="At most so many; all if not given.", schema=_COUNT_SCHEMA),
+            RouteParameter(name="limit", about="The maximum number; all if not given.", schema=_COUNT_SCHEMA),
         ),
         response_bodies={200: _build_json_body("The entries, oldest first.", schemas.EntryListResponse)},
         refusal_statuses=(400, 404),
@@ -227,56 +232,58 @@ def _build_session_routes() -> Iterable[ApiRoute]:
         method="GET",
         path="/api/sessions/{id}/context",
         handler=api_handlers.get_context,
-        summary="What the model sees",
-        about="Built from the log and compared with the digest that was recorded when it was sent.",
+        summary="Show the context of a turn",
+        about="Computed from the log and compared with the digest that was recorded when it was sent.",
         parameters=(
             _SESSION_ID_PARAMETER,
             RouteParameter(
                 name="at",
-                about="The thought at, or next after, this seq; without it the next turn's.",
+                about="The thought at or after this seq; the next turn if not given.",
                 schema=_COUNT_SCHEMA,
             ),
         ),
         response_bodies={200: _build_json_body("The request to the model.", schemas.ContextView)},
         refusal_statuses=(400, 404),
     )
+
+
+def _build_session_view_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/sessions/{id}/addresses",
-        handler=api_handlers.addresses,
-        summary="The addresses of a session",
-        about="Those that lead to it now.",
+        handler=api_handlers.list_addresses,
+        summary="List the addresses that are bound to a session",
         parameters=(_SESSION_ID_PARAMETER,),
-        response_bodies={200: _build_json_body("The addresses.", schemas.Addresses)},
+        response_bodies={200: _build_json_body("The addresses.", schemas.AddressListResponse)},
         refusal_statuses=(400, 404),
     )
     yield ApiRoute(
         method="GET",
         path="/api/entries",
-        handler=api_handlers.search,
-        summary="Search every log",
-        about="Entries that hold all the words, the newest, grouped by session.",
+        handler=api_handlers.search_entries,
+        summary="Search the entries of all sessions",
+        about="The newest entries that contain all words, grouped by session.",
         parameters=(
             RouteParameter(name="q", about="The words."),
             RouteParameter(
                 name="limit",
-                about="At most so many; 50 if not given.",
-                schema={**_COUNT_SCHEMA, "maximum": api_handlers.MOST_HITS},
+                about="The maximum number; 50 if not given.",
+                schema={**_COUNT_SCHEMA, "maximum": api_handlers.MAX_HITS},
             ),
         ),
-        response_bodies={200: _build_json_body("The entries.", schemas.Hits)},
+        response_bodies={200: _build_json_body("The entries.", schemas.SearchResponse)},
         refusal_statuses=(400,),
         operator=True,
     )
 
 
-def _session_changes() -> Iterable[ApiRoute]:
+def _build_change_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="POST",
         path="/api/sessions/{id}/undo",
         handler=api_handlers.undo_operations,
         summary="Undo turns, or a compression",
-        about="Nothing is deleted: what is undone leaves the context.",
+        about="Nothing is deleted. The undone operations leave the context.",
         parameters=(_SESSION_ID_PARAMETER,),
         request_type=schemas.UndoRequest,
         response_bodies={200: _build_json_body("What was done.", schemas.ActionResponse)},
@@ -286,7 +293,7 @@ def _session_changes() -> Iterable[ApiRoute]:
         method="POST",
         path="/api/sessions/{id}/stop",
         handler=api_handlers.stop_operation,
-        summary="End the running turn",
+        summary="Stop the running turn",
         parameters=(_SESSION_ID_PARAMETER,),
         response_bodies={200: _build_json_body("What was done.", schemas.ActionResponse)},
         refusal_statuses=(400, 404),
@@ -294,12 +301,12 @@ def _session_changes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="POST",
         path="/api/sessions/{id}/erase",
-        handler=api_handlers.erase,
-        summary="Erase entries for good",
-        about="Their bodies are removed, with every record that repeats them, in branches too. This cannot be undone.",
+        handler=api_handlers.erase_entries,
+        summary="Erase entries",
+        about="Removes their bodies and all records that repeat them, also in branches. This cannot be undone.",
         parameters=(_SESSION_ID_PARAMETER,),
-        request_type=schemas.Erase,
-        response_bodies={200: _build_json_body("The entries that were erased.", schemas.ErasedEntries)},
+        request_type=schemas.EraseRequest,
+        response_bodies={200: _build_json_body("The entries that were erased.", schemas.EraseResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
@@ -307,81 +314,83 @@ def _session_changes() -> Iterable[ApiRoute]:
         method="POST",
         path="/api/notes",
         handler=api_handlers.add_note,
-        summary="Remember a fact",
+        summary="Add a note",
         request_type=schemas.NoteRequest,
         response_bodies={
-            202: _build_json_body("It is committed and will reach every memory.", schemas.AcceptedResponse)
+            202: _build_json_body("The note is committed and will reach every memory.", schemas.AcceptedResponse)
         },
         refusal_statuses=(400, 404),
     )
 
 
-def _compressions() -> Iterable[ApiRoute]:
+def _build_compression_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="POST",
         path="/api/sessions/{id}/compress",
         handler=api_handlers.compress_session,
-        summary="Compress the conversation",
-        about="The session keeps its id; `undo` with `compress` brings the originals back. The answer comes when it is "
-        "done, or at once with `preview`.",
+        summary="Compress a session",
+        about="The session keeps its id; `undo` with `compress` restores the originals. The response is sent when the "
+        "compression is done, or at once with `preview`.",
         parameters=(_SESSION_ID_PARAMETER,),
         request_type=schemas.CompressRequest,
-        response_bodies={200: _build_json_body("What came of it.", schemas.ActionResponse)},
+        response_bodies={200: _build_json_body("The result.", schemas.ActionResponse)},
         refusal_statuses=(400, 404),
     )
     yield ApiRoute(
         method="GET",
         path="/api/sessions/{id}/compressions",
-        handler=api_handlers.compressions,
-        summary="A session's compressions",
+        handler=api_handlers.list_compressions,
+        summary="List a session's compressions",
         parameters=(_SESSION_ID_PARAMETER,),
-        response_bodies={200: _build_json_body("The compressions, oldest first.", schemas.Compressions)},
+        response_bodies={200: _build_json_body("The compressions, oldest first.", schemas.CompressionListResponse)},
         refusal_statuses=(400, 404),
     )
     yield ApiRoute(
         method="GET",
         path="/api/sessions/{id}/compressions/{op}/diff",
-        handler=api_handlers.compression_diff,
-        summary="What a compression replaced",
+        handler=api_handlers.show_compression_diff,
+        summary="Show what a compression replaced",
         parameters=(
             _SESSION_ID_PARAMETER,
             RouteParameter(name="op", where="path", about="The compression's `op`.", schema=_COUNT_SCHEMA),
         ),
-        response_bodies={200: _build_json_body("The messages before and after.", schemas.CompressionDiff)},
+        response_bodies={200: _build_json_body("The messages before and after.", schemas.CompressionDiffResponse)},
         refusal_statuses=(400, 404),
     )
 
 
-def _memory() -> Iterable[ApiRoute]:
+def _build_memory_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/memory/search",
         handler=memory.search_memory,
-        summary="What is remembered of a person",
-        about="The facts about a person that are in every prompt, with those that held before, and what the agent's "
-        "memories find for them. Without `q` nothing is searched.",
+        summary="Search an agent's memory of a person",
+        about="The facts about a person, with those that were replaced, and the hits of the agent's memories. Without "
+        "`q` the memories are not searched.",
         parameters=(
             RouteParameter(name="q", about="The words to search for."),
-            RouteParameter(name="agent", about="Whose memory; the default agent's if not given."),
-            RouteParameter(name="person", about="Of whom; yourself if not given. Operators only."),
+            RouteParameter(name="agent", about="The agent; the default agent if not given."),
+            RouteParameter(name="person", about="The person; yourself if not given. Operators only."),
             RouteParameter(
                 name="limit",
-                about="At most so many; 20 if not given.",
+                about="The maximum number; 20 if not given.",
                 schema={**_COUNT_SCHEMA, "maximum": memory.MAX_HITS},
             ),
         ),
-        response_bodies={200: _build_json_body("What is remembered.", schemas.MemorySearchResponse)},
+        response_bodies={200: _build_json_body("The facts and hits.", schemas.MemorySearchResponse)},
         refusal_statuses=(400, 403, 404),
     )
     yield ApiRoute(
         method="GET",
         path="/api/sessions/{id}/why",
         handler=memory.explain_answer,
-        summary="What an answer rested on",
-        about="What was recalled for it, from where, and what was left out by budget or deadline.",
+        summary="Explain an answer",
+        about="What was recalled for it, from which memory, and what was left out because of budget or deadline.",
         parameters=(
             _SESSION_ID_PARAMETER,
-            RouteParameter(name="at", about="The answer at, or last before, this seq.", schema=_COUNT_SCHEMA),
+            RouteParameter(
+                name="at", about="The answer at or before this seq; the last if not given.", schema=_COUNT_SCHEMA
+            ),
         ),
         response_bodies={200: _build_json_body("What was recalled.", schemas.ExplanationView)},
         refusal_statuses=(400, 404),
@@ -390,20 +399,23 @@ def _memory() -> Iterable[ApiRoute]:
         method="GET",
         path="/api/memory/status",
         handler=memory.show_memory_status,
-        summary="Each agent's memories",
-        about="Backlog, dead letters and last error of each.",
-        response_bodies={200: _build_json_body("One row per agent and memory.", schemas.MemoryStatus)},
+        summary="Show the state of each agent's memories",
+        about="Backlog, dead letters and last error of each memory.",
+        response_bodies={200: _build_json_body("One row per agent and memory.", schemas.MemoryStatusResponse)},
         operator=True,
     )
+
+
+def _build_memory_transfer_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="POST",
         path="/api/memory/providers/{name}/resend",
         handler=memory.resend_to_memory,
-        summary="Send a memory again what it received",
-        about="In order, under the same keys. Refused where everything would be there twice.",
-        parameters=(_MEMORY,),
-        request_type=schemas.ResendToMemory,
-        response_bodies={200: _build_json_body("How much goes again.", schemas.ResentItems)},
+        summary="Resend to a memory what it received",
+        about="In order, under the same keys. Refused for a memory that would store everything twice.",
+        parameters=(_MEMORY_NAME_PARAMETER,),
+        request_type=schemas.MemoryResendRequest,
+        response_bodies={200: _build_json_body("How much is sent again.", schemas.MemoryResendResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
@@ -411,26 +423,26 @@ def _memory() -> Iterable[ApiRoute]:
         method="POST",
         path="/api/memory/providers/{name}/backfill",
         handler=memory.backfill_memory,
-        summary="Send a memory older history",
-        about="What was said before the memory was attached, at a limited rate. It resumes after a restart.",
-        parameters=(_MEMORY,),
-        request_type=schemas.BackfillMemory,
-        response_bodies={200: _build_json_body("How much goes.", schemas.BackfilledItems)},
+        summary="Backfill a memory with older history",
+        about="Sends the history from before the memory was attached, at a limited rate. It resumes after a restart.",
+        parameters=(_MEMORY_NAME_PARAMETER,),
+        request_type=schemas.MemoryBackfillRequest,
+        response_bodies={200: _build_json_body("How much is sent.", schemas.MemoryBackfillResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
 
 
-def _memory_transfer() -> Iterable[ApiRoute]:
+def _build_person_memory_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="POST",
         path="/api/memory/forget",
         handler=memory.forget_person,
-        summary="Forget a person everywhere",
-        about="Erases what is theirs in every log and asks every memory to delete it. This cannot be undone. The same "
-        "request again continues where a memory has not confirmed.",
-        request_type=schemas.ForgetPerson,
-        response_bodies={200: _build_json_body("What is, or would be, erased.", schemas.ForgottenPerson)},
+        summary="Forget a person",
+        about="Erases a person's entries in every log and asks every memory to delete its data. This cannot be undone. "
+        "A repeated request continues with the memories that have not confirmed.",
+        request_type=schemas.ForgetRequest,
+        response_bodies={200: _build_json_body("What is or would be erased.", schemas.ForgetResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
@@ -438,10 +450,10 @@ def _memory_transfer() -> Iterable[ApiRoute]:
         method="GET",
         path="/api/memory/export",
         handler=memory.export_person,
-        summary="Export everything of a person",
-        about="From the logs, the schedules, and each memory that can tell. A record with `missing` names one that "
-        "cannot.",
-        parameters=(_OF_PERSON,),
+        summary="Export a person's data",
+        about="From the logs, the schedules, and each memory that can export. A record with `missing` names a memory "
+        "that cannot.",
+        parameters=(_PERSON_PARAMETER,),
         response_bodies={
             200: ResponseBody(about="One JSON record per line.", media=memory.NDJSON, schema={"type": "string"})
         },
@@ -452,9 +464,11 @@ def _memory_transfer() -> Iterable[ApiRoute]:
         method="GET",
         path="/api/memory/files",
         handler=memory.show_memory_files,
-        summary="Facts about a person as Markdown",
-        parameters=(_OF_PERSON,),
-        response_bodies={200: _build_json_body("The memory files, as an import takes them.", schemas.MemoryFiles)},
+        summary="Show the facts about a person as Markdown",
+        parameters=(_PERSON_PARAMETER,),
+        response_bodies={
+            200: _build_json_body("The memory files, in the format of an import.", schemas.MemoryFileListResponse)
+        },
         refusal_statuses=(400,),
         operator=True,
     )
@@ -462,21 +476,21 @@ def _memory_transfer() -> Iterable[ApiRoute]:
         method="POST",
         path="/api/memory/import",
         handler=memory.import_memory_files,
-        summary="Note what Markdown files hold",
-        about="Each part once: what was imported before is skipped.",
-        request_type=schemas.ImportMemoryFiles,
-        response_bodies={200: _build_json_body("What the files hold.", schemas.ImportedFiles)},
+        summary="Import Markdown files as facts and notes",
+        about="Parts that were imported before are skipped.",
+        request_type=schemas.MemoryImportRequest,
+        response_bodies={200: _build_json_body("What the files contain.", schemas.MemoryImportResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
 
 
-def _dead_letters() -> Iterable[ApiRoute]:
+def _build_dead_letter_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/dead-letters",
         handler=admin.list_dead_letters,
-        summary="What could not be delivered",
+        summary="List dead letters",
         parameters=(
             RouteParameter(
                 name="limit",
@@ -485,7 +499,7 @@ def _dead_letters() -> Iterable[ApiRoute]:
             ),
             RouteParameter(name="after", about="The next page: `next` of the page before.", schema=_NUMBER_SCHEMA),
         ),
-        response_bodies={200: _build_json_body("Dead letters, oldest first.", schemas.DeadLetters)},
+        response_bodies={200: _build_json_body("Dead letters, oldest first.", schemas.DeadLetterListResponse)},
         refusal_statuses=(400,),
         operator=True,
     )
@@ -493,29 +507,31 @@ def _dead_letters() -> Iterable[ApiRoute]:
         method="POST",
         path="/api/dead-letters/replay",
         handler=admin.replay_dead_letters,
-        summary="Send dead letters again",
-        request_type=schemas.ReplayDeadLetters,
+        summary="Replay dead letters",
+        request_type=schemas.DeadLetterReplayRequest,
         response_bodies={200: _build_json_body("How many are sent again.", schemas.ReplayResponse)},
         refusal_statuses=(400,),
         operator=True,
     )
 
 
-def _gateway() -> Iterable[ApiRoute]:
+def _build_gateway_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/status",
         handler=admin.show_status,
-        summary="Health at a glance",
-        response_bodies={200: _build_json_body("The status.", schemas.StatusView)},
+        summary="Show the state of the gateway",
+        response_bodies={200: _build_json_body("The status.", schemas.StatusResponse)},
         operator=True,
     )
     yield ApiRoute(
         method="GET",
         path="/api/agents",
         handler=admin.list_agents,
-        summary="The agents",
-        response_bodies={200: _build_json_body("The agents in force, and which is the default.", schemas.AgentList)},
+        summary="List the agents",
+        response_bodies={
+            200: _build_json_body("The agents in force, and which is the default.", schemas.AgentListResponse)
+        },
         operator=True,
     )
     yield ApiRoute(
@@ -523,42 +539,42 @@ def _gateway() -> Iterable[ApiRoute]:
         path="/api/audit",
         handler=admin.run_audit,
         summary="Check the promises on the store",
-        about="Reads every entry, which takes a while in a large home.",
+        about="Reads every entry, so it takes long in a large home.",
         parameters=(RouteParameter(name="session", about="Only this session."),),
-        response_bodies={200: _build_json_body("The report.", schemas.AuditReport)},
+        response_bodies={200: _build_json_body("The report.", schemas.AuditResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
 
 
-def _backups() -> Iterable[ApiRoute]:
+def _build_backup_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/backups",
         handler=admin.list_backups,
-        summary="The copies of the store",
-        response_bodies={200: _build_json_body("Those in `backups/`, oldest first.", schemas.BackupList)},
+        summary="List backups",
+        response_bodies={200: _build_json_body("The backups in `backups/`, oldest first.", schemas.BackupListResponse)},
         operator=True,
     )
     yield ApiRoute(
         method="POST",
         path="/api/backups",
         handler=admin.create_backup,
-        summary="Copy the store, and check the copy",
-        request_type=schemas.CreateBackup,
-        response_bodies={200: _build_json_body("What the copy holds.", schemas.CreatedBackup)},
+        summary="Copy the store and check the copy",
+        request_type=schemas.BackupRequest,
+        response_bodies={200: _build_json_body("What the copy contains.", schemas.BackupResponse)},
         refusal_statuses=(400, 403, 507),
         operator=True,
     )
 
 
-def _people() -> Iterable[ApiRoute]:
+def _build_people_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/people",
         handler=people.list_people,
-        summary="Everybody known by name",
-        response_bodies={200: _build_json_body("People and their identities.", schemas.PersonList)},
+        summary="List people",
+        response_bodies={200: _build_json_body("People and their identities.", schemas.PersonListResponse)},
         operator=True,
     )
     yield ApiRoute(
@@ -566,8 +582,8 @@ def _people() -> Iterable[ApiRoute]:
         path="/api/people/link",
         handler=people.link_identity,
         summary="Link an identity to a person",
-        request_type=schemas.LinkIdentity,
-        response_bodies={200: _build_json_body("The link.", schemas.LinkedIdentity)},
+        request_type=schemas.IdentityLinkRequest,
+        response_bodies={200: _build_json_body("The link.", schemas.IdentityLinkResponse)},
         refusal_statuses=(400,),
         operator=True,
     )
@@ -576,22 +592,20 @@ def _people() -> Iterable[ApiRoute]:
         path="/api/people/unlink",
         handler=people.unlink_identity,
         summary="Unlink an identity from its person",
-        request_type=schemas.UnlinkIdentity,
-        response_bodies={200: _build_json_body("The link that was removed.", schemas.LinkedIdentity)},
+        request_type=schemas.IdentityRequest,
+        response_bodies={200: _build_json_body("The link that was removed.", schemas.IdentityLinkResponse)},
         refusal_statuses=(400,),
         operator=True,
     )
 
 
-def _pairing() -> Iterable[ApiRoute]:
+def _build_pairing_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/pairing",
         handler=people.list_pairing,
-        summary="Pairing requests and grants",
-        response_bodies={
-            200: _build_json_body("Who waits with a code, and who was let in by one.", schemas.PairingState)
-        },
+        summary="List pairing requests and grants",
+        response_bodies={200: _build_json_body("The open requests and the grants.", schemas.PairingResponse)},
         operator=True,
     )
     yield ApiRoute(
@@ -599,8 +613,8 @@ def _pairing() -> Iterable[ApiRoute]:
         path="/api/pairing/approve",
         handler=people.approve_pairing,
         summary="Approve a pairing code",
-        request_type=schemas.ApprovePairing,
-        response_bodies={200: _build_json_body("Who is let in.", schemas.ApprovedPairing)},
+        request_type=schemas.PairingApprovalRequest,
+        response_bodies={200: _build_json_body("The identity that has access now.", schemas.PairingApprovalResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
@@ -608,21 +622,23 @@ def _pairing() -> Iterable[ApiRoute]:
         method="POST",
         path="/api/pairing/revoke",
         handler=people.revoke_pairing,
-        summary="Revoke what a code granted",
-        request_type=schemas.UnlinkIdentity,
-        response_bodies={200: _build_json_body("What was revoked.", schemas.RevokedPairing)},
+        summary="Revoke the access that a code granted",
+        request_type=schemas.IdentityRequest,
+        response_bodies={200: _build_json_body("What was revoked.", schemas.PairingRevocationResponse)},
         refusal_statuses=(400, 404),
         operator=True,
     )
 
 
-def _schedules() -> Iterable[ApiRoute]:
+def _build_schedule_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/schedules",
         handler=people.list_schedules,
-        summary="Every schedule",
-        response_bodies={200: _build_json_body("The schedules, and when each fires next.", schemas.ScheduleList)},
+        summary="List schedules",
+        response_bodies={
+            200: _build_json_body("The schedules, and when each fires next.", schemas.ScheduleListResponse)
+        },
         operator=True,
     )
     yield ApiRoute(
@@ -631,7 +647,7 @@ def _schedules() -> Iterable[ApiRoute]:
         handler=people.delete_schedule,
         summary="Delete a schedule",
         parameters=(RouteParameter(name="id", where="path", about="The schedule's id."),),
-        response_bodies={200: _build_json_body("The id.", schemas.DeletedSchedule)},
+        response_bodies={200: _build_json_body("The schedule's id.", schemas.ScheduleDeletionResponse)},
         refusal_statuses=(404,),
         operator=True,
     )
@@ -642,7 +658,7 @@ def _build_openai_routes() -> Iterable[ApiRoute]:
         method="POST",
         path="/v1/chat/completions",
         handler=openai_chat.create_completion,
-        summary="Chat completions",
+        summary="Create a chat completion",
         about=_SESSION_TEXT + _STREAM_TEXT,
         parameters=(_SESSION_HEADER, _PERSON_HEADER, _IDEMPOTENCY_KEY_HEADER),
         request_type=openai_chat.ChatCompletionRequest,
@@ -655,7 +671,7 @@ def _build_openai_routes() -> Iterable[ApiRoute]:
         method="POST",
         path="/v1/responses",
         handler=openai_responses.create_response,
-        summary="Responses",
+        summary="Create a response",
         about=_SESSION_TEXT + _STREAM_TEXT,
         parameters=(_SESSION_HEADER, _PERSON_HEADER, _IDEMPOTENCY_KEY_HEADER),
         request_type=openai_responses.ResponseRequest,
@@ -668,14 +684,14 @@ def _build_openai_routes() -> Iterable[ApiRoute]:
         method="GET",
         path="/v1/models",
         handler=openai_chat.list_models,
-        summary="The agents, as models",
+        summary="List the agents as models",
         response_bodies={200: _build_json_body("One model per agent.", schemas.ModelListResponse)},
     )
     yield ApiRoute(
         method="GET",
         path="/v1/models/{id}",
         handler=openai_chat.get_model,
-        summary="One agent, as a model",
+        summary="Show an agent as a model",
         parameters=(RouteParameter(name="id", where="path", about="The agent's name."),),
         response_bodies={200: _build_json_body("The model.", schemas.ModelView)},
         refusal_statuses=(404,),
@@ -687,22 +703,22 @@ def _build_health_routes(metrics: api_health.MetricsEndpoint, document: RouteHan
         method="GET",
         path="/health",
         handler=api_health.get_health,
-        summary="Is the process there?",
-        response_bodies={200: _build_json_body("It is.", schemas.HealthResponse)},
+        summary="Check that the process runs",
+        response_bodies={200: _build_json_body("The process runs.", schemas.HealthResponse)},
     )
     yield ApiRoute(
         method="GET",
         path="/ready",
         handler=api_health.get_readiness,
-        summary="Can messages be accepted?",
-        response_bodies={200: _build_json_body("They can.", schemas.HealthResponse)},
+        summary="Check that messages can be accepted",
+        response_bodies={200: _build_json_body("Messages can be accepted.", schemas.HealthResponse)},
         refusal_statuses=(503,),
     )
     yield ApiRoute(
         method="GET",
         path="/metrics",
         handler=metrics,
-        summary="Numbers for Prometheus",
+        summary="Show metrics for Prometheus",
         response_bodies={
             200: ResponseBody(about="Text in Prometheus' format.", media="text/plain", schema={"type": "string"})
         },
@@ -712,7 +728,7 @@ def _build_health_routes(metrics: api_health.MetricsEndpoint, document: RouteHan
         method="GET",
         path="/openapi.json",
         handler=document,
-        summary="This document",
+        summary="Show the OpenAPI document",
         response_bodies={200: ResponseBody(about="OpenAPI 3.1.", schema=_ANY_OBJECT_SCHEMA)},
     )
 
@@ -722,15 +738,15 @@ def _build_console_routes(files: console.ConsoleFiles) -> Iterable[ApiRoute]:
         method="GET",
         path="/",
         handler=files.get_index,
-        summary="The page in the browser",
+        summary="Show the console",
         response_bodies={200: ResponseBody(about="HTML.", media="text/html", schema={"type": "string"})},
     )
     yield ApiRoute(
         method="GET",
         path="/static/{name}",
         handler=files.get_file,
-        summary="A part of the page",
-        parameters=(RouteParameter(name="name", where="path", about="A file."),),
+        summary="Show a file of the console",
+        parameters=(RouteParameter(name="name", where="path", about="The file's name."),),
         response_bodies={200: ResponseBody(about="The file.", media="*/*", schema={"type": "string"})},
         refusal_statuses=(404,),
     )

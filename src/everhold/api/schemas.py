@@ -1,4 +1,4 @@
-"""What requests and answers of /api look like. The OpenAPI document and the reference page are made from these."""
+"""The bodies of requests and responses of /api. The OpenAPI document and the reference page are made from them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ NonEmptyText = Annotated[str, Meta(min_length=1, pattern=r"\S")]
 Seq = Annotated[int, Meta(ge=0, le=2**53)]
 
 
-# -- what is asked -----------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
-class ChatOrigin(Struct, forbid_unknown_fields=True):
-    """A chat of a platform whose replies are read in the log."""
+class LocationOrigin(Struct, forbid_unknown_fields=True):
+    """A chat of a platform whose replies are read from the log."""
 
     platform: Literal["terminal", "http"]
     chat: Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -24,129 +24,133 @@ class ChatOrigin(Struct, forbid_unknown_fields=True):
     thread: Annotated[str, Meta(max_length=4096)] = ""
 
 
-class ChatLocation(Struct, forbid_unknown_fields=True):
-    """Where a terminal speaks."""
+class TerminalLocation(Struct, forbid_unknown_fields=True):
+    """The chat location to which a terminal sends."""
 
-    origin: ChatOrigin
+    origin: LocationOrigin
     kind: Literal["dm"] = "dm"
 
 
 class MessageRequest(Struct, forbid_unknown_fields=True):
     """A message to an agent."""
 
-    text: Annotated[NonEmptyText, Meta(description="What is said. A text such as `/new` is a command.")]
+    text: Annotated[NonEmptyText, Meta(description="The text. A text such as `/new` is a command.")]
     chat: Annotated[
-        Label | None, Meta(description="The conversation; you choose its name. Needed unless `location` is given.")
+        Label | None,
+        Meta(description="The name of the conversation, which you choose. Required unless `location` is given."),
     ] = None
-    agent: Annotated[Name | None, Meta(description="Who is spoken to; the default agent if not given.")] = None
-    person: Annotated[Label | None, Meta(description="Who speaks. Only operators may speak for others.")] = None
-    id: Annotated[Label | None, Meta(description="Your id for it: sent again, it is recognised.")] = None
+    agent: Annotated[Name | None, Meta(description="The agent; the default agent if not given.")] = None
+    person: Annotated[Label | None, Meta(description="The sender. Only operators may name another person.")] = None
+    id: Annotated[Label | None, Meta(description="Your id for the message, by which a repeat is recognised.")] = None
     location: Annotated[
-        ChatLocation | None,
-        Meta(description="Instead of `chat`: where a terminal speaks, from `/api/chat-locations`. Operators only."),
+        TerminalLocation | None,
+        Meta(description="Instead of `chat`: a terminal's location, from `/api/chat-locations`. Operators only."),
     ] = None
     directory: Annotated[str, Meta(max_length=4096, description="With `location`: the terminal's directory.")] = ""
     repo: Annotated[str, Meta(max_length=4096, description="With `location`: the repository around it.")] = ""
 
 
 class UndoRequest(Struct, forbid_unknown_fields=True):
-    """What to take back."""
+    """What to undo."""
 
     what: Literal["turn", "compress"] = "turn"
-    count: Annotated[int, Meta(ge=1, le=1000, description="How many turns.")] = 1
+    count: Annotated[int, Meta(ge=1, le=1000, description="The number of turns.")] = 1
 
 
 class CompressRequest(Struct, forbid_unknown_fields=True):
-    """How to compress."""
+    """How to compress a session."""
 
-    keep: Annotated[int, Meta(ge=0, le=1000, description="Exchanges that stay as they are.")] | None = None
-    focus: Annotated[str, Meta(max_length=2000, description="What the summary pays special attention to.")] = ""
+    keep: Annotated[int, Meta(ge=0, le=1000, description="The number of exchanges that stay unchanged.")] | None = None
+    focus: Annotated[str, Meta(max_length=2000, description="The topic that the summary covers in detail.")] = ""
     preview: bool = False
 
 
 class NoteRequest(Struct, forbid_unknown_fields=True):
-    """A fact to remember."""
+    """A note to keep."""
 
     session: Annotated[Label, Meta(description="The session it belongs to.")]
-    text: Annotated[NonEmptyText, Meta(description="The fact.")]
+    text: Annotated[NonEmptyText, Meta(description="The note.")]
 
 
-class Erase(Struct, forbid_unknown_fields=True):
-    """Which entries lose their bodies."""
+class EraseRequest(Struct, forbid_unknown_fields=True):
+    """Which entries to erase."""
 
-    seqs: Annotated[list[Seq], Meta(min_length=1, max_length=10_000, description="Their numbers in the session.")]
+    seqs: Annotated[list[Seq], Meta(min_length=1, max_length=10_000, description="The seqs of the entries.")]
     why: Annotated[str, Meta(max_length=2000, description="The reason, which stays in the log.")] = ""
 
 
-class ReplayDeadLetters(Struct, forbid_unknown_fields=True):
-    """Which dead letters to send again."""
+class DeadLetterReplayRequest(Struct, forbid_unknown_fields=True):
+    """Which dead letters to replay."""
 
     ids: Annotated[list[Seq] | None, Meta(description="All of them if not given.")] = None
 
 
-class ResendToMemory(Struct, forbid_unknown_fields=True):
-    """What a memory is to receive again."""
+class MemoryResendRequest(Struct, forbid_unknown_fields=True):
+    """What to resend to a memory."""
 
-    since: Annotated[float, Meta(description="What it received from then on, in seconds since 1970.")]
+    since: Annotated[float, Meta(description="Everything it received since then, in seconds since 1970.")]
     agent: Annotated[str, Meta(description="Only this agent's sessions; all if not given.")] = ""
-    dry_run: Annotated[bool, Meta(description="Only say how much that is.")] = False
+    dry_run: Annotated[bool, Meta(description="Only report how much that is.")] = False
 
 
-class BackfillMemory(Struct, forbid_unknown_fields=True):
-    """Which older history a memory is to receive."""
+class MemoryBackfillRequest(Struct, forbid_unknown_fields=True):
+    """Which older history to send to a memory."""
 
     agent: Annotated[str, Meta(description="Only this agent's sessions; all if not given.")] = ""
-    since: Annotated[float, Meta(description="Only what was said from then on, in seconds since 1970.")] = 0.0
-    until: Annotated[float | None, Meta(description="Only what was said before.")] = None
+    since: Annotated[float, Meta(description="Only history since then, in seconds since 1970.")] = 0.0
+    until: Annotated[float | None, Meta(description="Only history before then.")] = None
     per_minute: Annotated[int, Meta(ge=1, le=100_000, description="Exchanges and notes per minute.")] = 60
-    dry_run: Annotated[bool, Meta(description="Only say what that takes.")] = False
+    dry_run: Annotated[bool, Meta(description="Only report how much that is.")] = False
 
 
-class ForgetPerson(Struct, forbid_unknown_fields=True):
-    """Whom to forget."""
+class ForgetRequest(Struct, forbid_unknown_fields=True):
+    """Which person to forget."""
 
     person: Annotated[Label, Meta(description="A name, or an identity such as `telegram:1001`.")]
-    dry_run: Annotated[bool, Meta(description="Only say what would be erased.")] = False
+    dry_run: Annotated[bool, Meta(description="Only report what would be erased.")] = False
 
 
-class ImportMemoryFiles(Struct, forbid_unknown_fields=True):
-    """Markdown to note in a session."""
+class MemoryImportRequest(Struct, forbid_unknown_fields=True):
+    """Markdown files to import."""
 
-    session: Annotated[Label, Meta(description="The session it belongs to.")]
+    session: Annotated[Label, Meta(description="The session to which the notes belong.")]
     files: Annotated[dict[str, str], Meta(description="Text by file name, for example `MEMORY.md`.")]
-    dry_run: Annotated[bool, Meta(description="Only say what would be noted.")] = False
+    dry_run: Annotated[bool, Meta(description="Only report what would be imported.")] = False
 
 
-class CreateBackup(Struct, forbid_unknown_fields=True):
-    """Where the copy goes."""
+class BackupRequest(Struct, forbid_unknown_fields=True):
+    """Where to put the copy."""
 
     to: Annotated[
         str,
-        Meta(max_length=4096, description="A file by its whole path; only on `api.sock`. Else `backups/` in the home."),
+        Meta(
+            max_length=4096,
+            description="The absolute path of a file; only on `api.sock`. `backups/` in the home if not given.",
+        ),
     ] = ""
 
 
-class LinkIdentity(Struct, forbid_unknown_fields=True):
-    """Who an identity is."""
+class IdentityLinkRequest(Struct, forbid_unknown_fields=True):
+    """An identity, and the person to link it to."""
 
     identity: Annotated[Label, Meta(description="`platform:id`, for example `telegram:1001`.")]
     person: Annotated[Label, Meta(description="A name from `people`.")]
 
 
-class UnlinkIdentity(Struct, forbid_unknown_fields=True):
+class IdentityRequest(Struct, forbid_unknown_fields=True):
     """An identity."""
 
     identity: Annotated[Label, Meta(description="`platform:id`, for example `telegram:1001`.")]
 
 
-class ApprovePairing(Struct, forbid_unknown_fields=True):
-    """Whom to let in."""
+class PairingApprovalRequest(Struct, forbid_unknown_fields=True):
+    """The pairing code to approve."""
 
-    code: Annotated[Label, Meta(description="The code that the sender was told.")]
-    person: Annotated[str, Meta(max_length=200, description="Who it is, a name from `people`.")] = ""
+    code: Annotated[Label, Meta(description="The code that the sender received.")]
+    person: Annotated[str, Meta(max_length=200, description="The person to link, a name from `people`.")] = ""
 
 
-# -- what is answered --------------------------------------------------------------------------------------------------
+# -- responses ---------------------------------------------------------------------------------------------------------
 
 
 class ErrorDetail(Struct):
@@ -156,20 +160,20 @@ class ErrorDetail(Struct):
 
 
 class ErrorResponse(Struct):
-    """Every refusal looks like this."""
+    """The body of every error."""
 
     error: ErrorDetail
 
 
 class AcceptedResponse(Struct):
-    """Where something was committed."""
+    """The committed entry."""
 
     session: str
     seq: int
 
 
 class ActionResponse(Struct):
-    """What was done, in words. `done` is false if nothing was changed."""
+    """The result of an action as text. `done` is false if nothing was changed."""
 
     session: str
     message: str
@@ -177,7 +181,7 @@ class ActionResponse(Struct):
 
 
 class MemoryHitView(Struct):
-    """Something that was found, and where it came from."""
+    """A hit of a memory, and where it came from."""
 
     text: str
     provider: str
@@ -190,7 +194,7 @@ class MemoryHitView(Struct):
 
 
 class FactView(Struct):
-    """Something an agent keeps in mind. `until` is when it stopped holding."""
+    """A fact. `until` is the time when it was replaced or removed."""
 
     id: str
     text: str
@@ -203,7 +207,7 @@ class FactView(Struct):
 
 
 class MemorySearchResponse(Struct):
-    """What is remembered of a person. `unavailable` names memories that did not answer."""
+    """Facts and hits about a person. `unavailable` names memories that did not answer."""
 
     agent: str
     person: str
@@ -213,7 +217,7 @@ class MemorySearchResponse(Struct):
 
 
 class TraceView(Struct):
-    """Where something that was recalled, or left out, came from. `why_not` says why it was left out."""
+    """A fact or hit that was recalled or left out, and where it came from. `why_not` says why it was left out."""
 
     provider: str
     text: str
@@ -226,7 +230,7 @@ class TraceView(Struct):
 
 
 class ExplanationView(Struct):
-    """What a turn was shown from memory, and what it was not."""
+    """What a turn's context contained from memory, and what was left out."""
 
     session: str
     op: int
@@ -246,8 +250,8 @@ class ReplayResponse(Struct):
     replayed: int
 
 
-class ResentItems(Struct):
-    """What goes, or would go, to a memory again. `repeats` says what that does to what is there already."""
+class MemoryResendResponse(Struct):
+    """What is or would be sent to a memory again. `repeats` says how the memory handles items it already has."""
 
     memory: str
     begun: bool
@@ -258,8 +262,8 @@ class ResentItems(Struct):
     repeats: str
 
 
-class BackfilledItems(Struct):
-    """What goes, or would go, to a memory that was attached later."""
+class MemoryBackfillResponse(Struct):
+    """The older history that is or would be sent to a memory."""
 
     memory: str
     begun: bool
@@ -273,7 +277,7 @@ class BackfilledItems(Struct):
 
 
 class MemoryStatusRow(Struct):
-    """One memory of one agent. `there` is false if its provider could not be made."""
+    """One memory of one agent. `there` is false if its provider could not be created."""
 
     agent: str
     memory: str
@@ -291,15 +295,15 @@ class MemoryStatusRow(Struct):
     unknown: int = 0
 
 
-class MemoryStatus(Struct):
-    """`forgetting` lists the names of people who are not forgotten everywhere yet."""
+class MemoryStatusResponse(Struct):
+    """`forgetting` lists the names of people whom a memory has not yet confirmed as forgotten."""
 
     memories: list[MemoryStatusRow]
     forgetting: list[list[str]]
 
 
-class ForgottenPerson(Struct):
-    """What is, or would be, erased. `remains` says what is not, and why."""
+class ForgetResponse(Struct):
+    """What is or would be erased. `remains` says what stays, and why."""
 
     person: str
     names: list[str]
@@ -313,18 +317,18 @@ class ForgottenPerson(Struct):
     remains: list[str]
 
 
-class MemoryFile(Struct):
+class MemoryFileView(Struct):
     agent: str
     name: str
     text: str
 
 
-class MemoryFiles(Struct):
-    files: list[MemoryFile]
+class MemoryFileListResponse(Struct):
+    files: list[MemoryFileView]
 
 
-class ImportedFiles(Struct):
-    """What the files hold, and how much of it was new."""
+class MemoryImportResponse(Struct):
+    """What the files contain, and how much of it was new."""
 
     session: str
     agent: str
@@ -336,7 +340,7 @@ class ImportedFiles(Struct):
 
 
 class SessionView(Struct):
-    """A session. `pending` is how many messages no turn has taken up yet; `at` is when it was last written to."""
+    """A session. `pending` is the number of messages that no turn has taken yet; `at` is the time of the last entry."""
 
     id: str
     address: str
@@ -350,7 +354,7 @@ class SessionView(Struct):
 
 
 class EntryView(Struct):
-    """One line of a session's log. `body` is null once erased."""
+    """An entry of a session's log. `body` is null if it was erased."""
 
     pos: int
     seq: int
@@ -382,7 +386,7 @@ class SessionListResponse(Struct):
     next: str | None
 
 
-class LocatedSession(Struct):
+class LocatedSessionView(Struct):
     id: str
     address: str
     agent: str
@@ -393,21 +397,21 @@ class LocatedSession(Struct):
     compressed_upto: int
 
 
-class FoundLocation(Struct):
-    """Where to speak. `session` is null if the chat is new."""
+class ChatLocationResponse(Struct):
+    """The location of a chat. `session` is null if the chat is new."""
 
     agent: str
-    origin: ChatOrigin
+    origin: LocationOrigin
     kind: str
-    session: LocatedSession | None
+    session: LocatedSessionView | None
 
 
-class HitView(EntryView):
+class SearchHitView(EntryView):
     session: str
 
 
-class Hits(Struct):
-    hits: list[HitView]
+class SearchResponse(Struct):
+    hits: list[SearchHitView]
 
 
 class CompressionView(EntryView):
@@ -417,13 +421,13 @@ class CompressionView(EntryView):
     undone_at: int
 
 
-class Compressions(Struct):
+class CompressionListResponse(Struct):
     session: str
     compressions: list[CompressionView]
 
 
-class CompressionDiff(Struct):
-    """The messages that a compression replaced, and what stands for them."""
+class CompressionDiffResponse(Struct):
+    """The messages that a compression replaced, and their replacement."""
 
     session: str
     compression: int
@@ -431,12 +435,12 @@ class CompressionDiff(Struct):
     by: list[dict[str, Any]]
 
 
-class Addresses(Struct):
+class AddressListResponse(Struct):
     session: str
     addresses: list[str]
 
 
-class ErasedEntries(Struct):
+class EraseResponse(Struct):
     session: str
     erased: list[int]
 
@@ -446,7 +450,7 @@ class EntryListResponse(Struct):
 
 
 class ContextView(Struct):
-    """What a model was, or would be, shown. `exact`: whether it is what was recorded; null if nothing was."""
+    """The context that a model received or would receive. `exact`: it matches the recorded digest; null if none was."""
 
     session: str
     at: int
@@ -456,7 +460,7 @@ class ContextView(Struct):
 
 
 class DeadLetterView(Struct):
-    """Something that could not be delivered, and why. `in_doubt`: it may have arrived."""
+    """An item that was given up, and why. `in_doubt`: it may have arrived."""
 
     id: int
     consumer: str
@@ -468,14 +472,14 @@ class DeadLetterView(Struct):
     at: float
 
 
-class DeadLetters(Struct):
+class DeadLetterListResponse(Struct):
     """`next` is the `after` of the next page, null on the last."""
 
     dead_letters: list[DeadLetterView]
     next: int | None
 
 
-class WaitingConsumer(Struct):
+class WaitingConsumerView(Struct):
     """A consumer with work to do: in how many sessions, since when, and its last error."""
 
     consumer: str
@@ -485,8 +489,8 @@ class WaitingConsumer(Struct):
     error: str
 
 
-class StatusView(Struct):
-    """The process, and what waits, fails or was given up in its home."""
+class StatusResponse(Struct):
+    """The state of the process, and what waits, fails or was given up in its home."""
 
     version: str
     pid: int
@@ -507,7 +511,7 @@ class StatusView(Struct):
     loops: list[dict[str, Any]]
     halted: list[dict[str, Any]]
     pending: int
-    waiting: list[WaitingConsumer]
+    waiting: list[WaitingConsumerView]
     dead_letters: int
     in_doubt: int
     failing: list[str]
@@ -516,7 +520,7 @@ class StatusView(Struct):
 
 
 class AgentView(Struct):
-    """An agent. `missing` names the variables its models need."""
+    """An agent. `missing` names the variables that its models need and that are not set."""
 
     name: str
     model: str
@@ -527,29 +531,29 @@ class AgentView(Struct):
     budget: dict[str, float | None]
 
 
-class AgentList(Struct):
+class AgentListResponse(Struct):
     agents: list[AgentView]
     default: str
 
 
-class AuditCounts(Struct):
+class AuditCountsView(Struct):
     entries: int
     heard: int
     turns: int
     compressions: int
 
 
-class AuditReport(Struct):
-    """Whether the promises hold, and on what evidence."""
+class AuditResponse(Struct):
+    """Whether the promises hold, with the evidence."""
 
     holds: bool
     sessions: int
-    checked: AuditCounts
+    checked: AuditCountsView
     promises: list[dict[str, Any]]
     findings: list[dict[str, Any]]
 
 
-class BackupFile(Struct):
+class BackupView(Struct):
     path: str
     at: float
     position: int
@@ -557,12 +561,12 @@ class BackupFile(Struct):
     sound: bool
 
 
-class BackupList(Struct):
-    backups: list[BackupFile]
+class BackupListResponse(Struct):
+    backups: list[BackupView]
 
 
-class CreatedBackup(Struct):
-    """What the copy holds. `wrong` and `broken` say why it is not sound; `removed` are older copies, now deleted."""
+class BackupResponse(Struct):
+    """What the copy contains. `wrong` and `broken` say why it is not sound; `removed` lists deleted older copies."""
 
     path: str
     bytes: int
@@ -576,7 +580,7 @@ class CreatedBackup(Struct):
 
 
 class PersonView(Struct):
-    """A person, and the identities that config.yaml and links give them."""
+    """A person with the identities from config.yaml and from links."""
 
     name: str
     owner: bool
@@ -584,23 +588,23 @@ class PersonView(Struct):
     linked: list[str]
 
 
-class PersonList(Struct):
+class PersonListResponse(Struct):
     people: list[PersonView]
 
 
-class LinkedIdentity(Struct):
+class IdentityLinkResponse(Struct):
     identity: str
     person: str
 
 
-class PairingState(Struct):
-    """Who waits with a code, and who was let in by one."""
+class PairingResponse(Struct):
+    """The open pairing requests, and the granted identities."""
 
     waiting: list[dict[str, Any]]
     granted: list[dict[str, Any]]
 
 
-class ApprovedPairing(Struct):
+class PairingApprovalResponse(Struct):
     identity: str
     name: str
     platform: str
@@ -608,8 +612,8 @@ class ApprovedPairing(Struct):
     person: str
 
 
-class RevokedPairing(Struct):
-    """From how many accounts. `still` is the person the identity is still known as; `configured`: by config.yaml."""
+class PairingRevocationResponse(Struct):
+    """The number of accounts. `still` is the person that the identity still belongs to; `configured`: by config.yaml."""
 
     revoked: int
     still: str
@@ -628,16 +632,16 @@ class ScheduleView(Struct):
     next_local: str
 
 
-class ScheduleList(Struct):
+class ScheduleListResponse(Struct):
     schedules: list[ScheduleView]
 
 
-class DeletedSchedule(Struct):
+class ScheduleDeletionResponse(Struct):
     deleted: str
 
 
 class CallerView(Struct):
-    """Who the caller is. `local`: whoever sits at this machine."""
+    """The caller. `local`: the request comes from this machine."""
 
     name: str
     operator: bool
@@ -645,7 +649,7 @@ class CallerView(Struct):
 
 
 class HealthResponse(Struct):
-    """`role` is what the process is for: `gateway`, or the command that works without one."""
+    """`role` is `gateway`, or the name of the command that works without one."""
 
     status: str
     version: str

@@ -1,16 +1,16 @@
-"""Keys under which the parts of the server leave things for each other in a request's ASGI scope."""
+"""Keys that everhold adds to the ASGI scope of a request."""
 
 from __future__ import annotations
 
 from typing import Final
 
 HEAD: Final = "everhold.head"
-"""The request's head, once the guard has read it."""
+"""The request's head, set by the guard."""
 CALLER: Final = "everhold.caller"
-"""Who calls, once the guard has let them in."""
+"""The caller, set by the guard."""
 BODY: Final = "everhold.body"
-"""The whole body."""
+"""The complete body, set by the guard."""
 CORK: Final = "everhold.cork"
-"""The connection's cork; see `protocol.py`."""
+"""The connection's CorkedTransport; see `http_protocol.py`."""
 OPERATOR_CONNECTION: Final = "everhold.operator_connection"
 """Set for requests from `api.sock` and from inside this process. Their caller is an operator. No client can set it."""

@@ -1,4 +1,4 @@
-"""The HTTP server, inside the gateway's own loop: starts, serves, and stops without keeping anybody waiting."""
+"""The HTTP server over TCP, which runs in the gateway's event loop."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from everhold.errors import InvalidRequest
 
 GRACE_SECONDS: Final = 2
 IDLE_SECONDS: Final = 10.0
-"""How long a connection may be there without a complete request head."""
+"""How long a connection may stay open without a complete request head."""
 SWEEP_SECONDS: Final = 2.0
 MAX_CONNECTIONS: Final = 600
 
 
 class HttpServer:
-    """One listening socket and everything behind it."""
+    """Serves the API on one listening socket."""
 
     def __init__(self, context: ApiContext, guard: GuardMiddleware, *, host: str, port: int) -> None:
         self.context = context
@@ -40,7 +40,7 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Where people at this machine find it."""
+        """The URL of the server on this machine."""
         host, port = self.socket.getsockname()[:2]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -51,7 +51,7 @@ class HttpServer:
         self._sweeper = asyncio.get_running_loop().create_task(sweep, name="http idle connections")
 
     async def stop(self) -> None:
-        """Close every stream, let short requests end, and let go."""
+        """Close all streams, let short requests end, and close the socket."""
         self.context.tail.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -69,7 +69,7 @@ class IdleLimits(Protocol):
 
 
 async def close_idle_connections(state: ServerState, limits: IdleLimits, monotonic: Callable[[], float]) -> None:
-    """Close connections without a complete request head, for ever: uvicorn does not limit how slowly one arrives."""
+    """Close connections without a complete request head, until cancelled. uvicorn does not limit how slowly one arrives."""
     idle: dict[int, tuple[Any, float]] = {}
     while True:
         await asyncio.sleep(limits.sweep_seconds)
@@ -77,7 +77,7 @@ async def close_idle_connections(state: ServerState, limits: IdleLimits, monoton
         waiting = {id(connection): connection for connection in _list_idle(state)}
         before, idle = idle, {}
         for key, connection in waiting.items():
-            # a connection that has answered another request since the last look was not idle in between
+            # a connection that has answered another request since the last check was not idle in between
             last, since = before.get(key, (None, now))
             idle[key] = (connection.cycle, since if last is connection.cycle else now)
             if now - idle[key][1] > limits.idle_seconds:
@@ -85,7 +85,7 @@ async def close_idle_connections(state: ServerState, limits: IdleLimits, monoton
 
 
 def _list_idle(state: ServerState) -> Iterator[Any]:
-    """Connections on which nothing is being answered."""
+    """Yield the connections on which no request is being answered."""
     for connection in list(state.connections):
         cycle = getattr(connection, "cycle", None)
         if cycle is None or cycle.response_complete:
@@ -93,15 +93,15 @@ def _list_idle(state: ServerState) -> Iterator[Any]:
 
 
 def make_config(guard: GuardMiddleware, protocol: Any, *, max_connections: int) -> uvicorn.Config:
-    """How uvicorn serves the API, on every socket."""
+    """Return uvicorn's configuration for the API, the same for all sockets."""
     config = uvicorn.Config(
         guard,
-        http=protocol,  # whatever else is installed: its strictness is what the guard was tested with
+        http=protocol,  # fixed, because the guard was tested with the strictness of this parser
         log_config=None,
         access_log=False,
         lifespan="off",
         ws="none",
-        proxy_headers=False,  # nobody tells us who calls
+        proxy_headers=False,  # headers must not decide who the caller is
         server_header=False,
         date_header=False,
         timeout_keep_alive=5,
@@ -113,7 +113,7 @@ def make_config(guard: GuardMiddleware, protocol: Any, *, max_connections: int) 
 
 
 def _open_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens, or an error that says what to do."""
+    """Return a listening socket. Raises InvalidRequest with a remedy."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)

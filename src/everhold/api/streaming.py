@@ -1,4 +1,4 @@
-"""A reply on its way out word by word, so that what was committed is always what the reader has at the end."""
+"""Writes a growing reply to a stream so that the client ends up with the committed text."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ PARAGRAPH_GAP: Final = "\n\n"
 
 
 class ReplyWriter:
-    """Remembers what was written down. Words cannot be taken back: where they were wrong, the record follows."""
+    """Tracks the written text. Written text cannot be removed, so the committed text follows where it differs."""
 
     def __init__(self) -> None:
         self.written_text = ""
-        """Everything."""
+        """All text so far."""
         self._text_since_restart = ""
-        """Since the agent last turned to something else."""
+        """The text since the reply last started again."""
 
     def write_growth(self, growth: ReplyGrowth) -> str:
-        """What to write now."""
+        """Return the text to write now."""
         match growth:
             case ReplyText(text):
                 return self._append_text(text)

@@ -1,8 +1,8 @@
-"""Accounts: which platforms are connected, by the configuration in force now. One account's trouble is its own.
+"""Platform accounts: builds and runs the accounts of the present configuration. A failing one does not affect others.
 
-An account is built when it is configured and complete, listens under supervision, and is left when it is not wanted any
-more. What changes for one never touches another, and what does not concern its adapter (who may speak, which agent
-answers) changes nothing here at all. A token is listened to by one process at a time, whatever home that works for.
+An account is built when its configuration is complete, listens under supervision, and is closed when it is no longer
+configured. A change of one account does not affect another, and a change that does not concern the adapter (admission,
+the agent) does not rebuild the account. Only one process at a time listens with a token, whatever its home.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ AccountKey = tuple[str, str]
 KeepRunning = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]]
 
 CLOSE_DELAY_SECONDS: Final = 40.0
-"""How long an adapter that was replaced is kept for what it was sending: longer than a send may take."""
+"""How long a replaced adapter stays open for its running sends. It is longer than a send may take."""
 ADAPTER_ERRORS: Final = (ImportError, AttributeError, LookupError, TypeError, ValueError, RuntimeError, OSError)
-"""What building somebody's adapter may raise, short of bugs we want to see as such."""
+"""Errors of a plug-in's adapter that disable its account. Others are bugs and are raised."""
 TOKEN_RETRY_SECONDS: Final = 30.0
-"""How often somebody whose token is listened to elsewhere looks whether it still is."""
+"""How often an account checks whether another process still listens with its token."""
 
 
 @dataclasses.dataclass
 class PlatformAccount:
-    """One account as it stands."""
+    """The state of one account."""
 
     key: AccountKey
     agent: str
@@ -62,14 +62,14 @@ class PlatformAccount:
     secrets: tuple[SecretString, ...]
     task: asyncio.Task[None] | None = None
     problem: str = ""
-    """What is wrong with its connection now."""
+    """The present problem of its connection."""
     remedy: str = ""
     last_heard_at: float = 0.0
-    """When something was last heard from it."""
+    """When it last received a message."""
 
 
 class PlatformAccounts:
-    """Every platform account that the configuration names. `platforms` is where the flows look them up."""
+    """All platform accounts of the configuration. The engine finds their platforms in `platforms`."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class PlatformAccounts:
         catalogue: PluginCatalogue[Platform] = PLATFORM_PLUGINS,
         locks: Callable[[], Path],
         chat_aliases: ChatAliases | None = None,
-        look_again: float = TOKEN_RETRY_SECONDS,
+        token_retry_seconds: float = TOKEN_RETRY_SECONDS,
     ) -> None:
         self.accounts: dict[AccountKey, PlatformAccount] = {}
         self._platforms = platforms
@@ -101,20 +101,24 @@ class PlatformAccounts:
         self._catalogue = catalogue
         self._locks = locks
         self._chat_aliases = chat_aliases or ChatAliases(store, clock=clock, log=log)
-        self._token_retry_seconds = look_again
+        self._token_retry_seconds = token_retry_seconds
         self._settings: Settings | None = None
         self._problems: dict[AccountKey, ConfigProblem] = {}
         self._listening = False
         self._closing = asyncio.Event()
         self._closing_tasks: set[asyncio.Task[None]] = set()
         self._ending_listeners: dict[asyncio.Task[None], PlatformAccount] = {}
-        """Whose listener is being ended, and may hold its tokens still."""
+        """Accounts whose listener is ending, and may still hold its tokens."""
 
-    # -- what is wanted ----------------------------------------------------------------------------------------------
+    # -- starting and stopping ---------------------------------------------------------------------------------------
 
     def apply_settings(self, settings: Settings) -> None:
-        """Another revision is in force. Only accounts whose adapter would be built otherwise are touched."""
-        wanted = {(it.platform, it.account): it for it in settings.list_accounts() if it.enabled and it.is_ready}
+        """Apply a new revision of the configuration. Only accounts whose adapter's settings changed are rebuilt."""
+        wanted = {
+            (account.platform, account.account): account
+            for account in settings.list_accounts()
+            if account.enabled and account.is_ready
+        }
         self._settings = settings
         self._problems.clear()
         for key in [key for key in self.accounts if key not in wanted]:
@@ -125,14 +129,14 @@ class PlatformAccounts:
             self._build_account(key, account)
 
     def start_listening(self) -> None:
-        """Begin to hear. Until then accounts can only speak."""
+        """Start all listeners. Before, accounts can only send."""
         self._listening = True
         for account in self.accounts.values():
             if account.task is None:
                 self._start_listener(account)
 
     async def stop_listening(self) -> None:
-        """Hear nothing more; what is to be said can still be said."""
+        """Stop all listeners. Accounts can still send."""
         self._listening = False
         tasks = [account.task for account in self.accounts.values() if account.task is not None]
         for task in tasks:
@@ -140,17 +144,17 @@ class PlatformAccounts:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Leave every account at once."""
+        """Close all accounts without delay."""
         self._closing.set()
         for account in self.accounts.values():
             self._close_account(account)
         self.accounts.clear()
         await asyncio.gather(*self._closing_tasks, return_exceptions=True)
 
-    # -- how it is ---------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------------
 
     def list_problems(self) -> Iterator[ConfigProblem]:
-        """What keeps configured accounts from working, besides what the configuration itself told."""
+        """The problems of configured accounts, besides those that the configuration reports itself."""
         yield from self._problems.values()
         for (platform, name), account in self.accounts.items():
             if account.problem:
@@ -187,10 +191,10 @@ class PlatformAccounts:
             self._record_unavailable(key, error)
             return
         except ADAPTER_ERRORS as error:
-            fell = InvalidRequest(
-                f"its adapter fell: {type(error).__name__}: {error}", remedy="please tell whoever wrote it"
+            failure = InvalidRequest(
+                f"its adapter failed: {type(error).__name__}: {error}", remedy="report this to the plug-in's author"
             )
-            self._record_unavailable(key, fell)
+            self._record_unavailable(key, failure)
             return
         self.accounts[key] = account
         self._platforms[key] = account.platform
@@ -201,7 +205,7 @@ class PlatformAccounts:
         self._log.info("account.started", platform=key[0], account=key[1], agent=settings.agent)
 
     def _record_unavailable(self, key: AccountKey, error: EverholdError) -> None:
-        """An account cannot be built. One that worked goes on working as it was."""
+        """Record that an account cannot be built. A former adapter stays in use."""
         path, disables = ("platforms", *key), f"platforms.{key[0]}.{key[1]}"
         self._problems[key] = ConfigProblem(error.message, error.remedy, path=path, fatal=False, disables=disables)
         self._log.warning("account.unavailable", platform=key[0], account=key[1], error=error)
@@ -239,7 +243,7 @@ class PlatformAccounts:
         )
 
     def _list_known_senders(self, key: AccountKey) -> frozenset[str]:
-        """The ids of those who may write to an account directly, as far as the configuration names them."""
+        """The platform's ids of the senders who may write to an account directly, as far as they are configured."""
         platform, name = key
         settings = self._settings
         account = settings.platforms.get(platform, {}).get(name) if settings is not None else None
@@ -253,12 +257,12 @@ class PlatformAccounts:
     # -- listening ---------------------------------------------------------------------------------------------------
 
     def _start_listener(self, account: PlatformAccount) -> None:
-        # two listeners of one account would take each other's messages, also if it has another name now
-        behind = [task for task, former in self._ending_listeners.items() if _is_same_account(account, former)]
+        # Two listeners of one account would take each other's messages, also if it was renamed.
+        ending = [task for task, former in self._ending_listeners.items() if _is_same_account(account, former)]
 
         async def listen() -> None:
-            if behind:
-                await asyncio.wait(behind)
+            if ending:
+                await asyncio.wait(ending)
             while True:
                 with self._hold_tokens(account) as alone:
                     if alone:
@@ -271,9 +275,9 @@ class PlatformAccounts:
 
     async def _run_listener(self, account: PlatformAccount) -> None:
         async def accept(incoming: IncomingMessage) -> AcceptResult:
-            verdict = await self._accept(incoming)
+            result = await self._accept(incoming)
             account.last_heard_at = self._clock.now()
-            return verdict
+            return result
 
         account.problem = account.remedy = ""
         try:
@@ -286,7 +290,7 @@ class PlatformAccounts:
             raise
 
     def _close_account(self, account: PlatformAccount) -> None:
-        """End an account: its listener at once, its connections when nothing can be under way through them."""
+        """Close an account: its listener at once, its connections when no send can be running any more."""
 
         async def leave() -> None:
             if account.task is not None:
@@ -311,7 +315,7 @@ class PlatformAccounts:
 
     @contextlib.contextmanager
     def _hold_tokens(self, account: PlatformAccount) -> Iterator[bool]:
-        """Hold the account's tokens against every other process of this user, for as long as the block lasts."""
+        """Lock the account's tokens against all other processes of this user while the block runs."""
         directory = self._locks()
         with contextlib.ExitStack() as held:
             for secret in account.secrets:
@@ -320,8 +324,8 @@ class PlatformAccounts:
                     held.enter_context(HomeLock(directory / f"{digest[:32]}.lock"))
                 except HomeBusy as error:
                     who = error.message.partition(" is using")[0]
-                    trouble = f"its token is listened to already: {who} does"
-                    remedy = "stop that one, or give this account a token of its own"
+                    trouble = f"its token is listened to already, by {who}"
+                    remedy = "stop that process, or give this account a token of its own"
                     if trouble != account.problem:
                         platform, name = account.key
                         self._log.warning(
@@ -334,13 +338,13 @@ class PlatformAccounts:
 
 
 def _is_same_account(one: PlatformAccount, other: PlatformAccount) -> bool:
-    """Whether two accounts are one to the far side: of one name, or with one token."""
+    """Return whether two accounts are the same for the platform: with the same name, or with the same token."""
     tokens = {secret.reveal() for secret in one.secrets} & {secret.reveal() for secret in other.secrets}
     return one.key == other.key or (one.key[0] == other.key[0] and bool(tokens))
 
 
 class StoredPlatformOffsets:
-    """An account's positions. Implements `ports.plugin.Positions`."""
+    """An account's offsets. Implements `ports.plugin.PlatformOffsets`."""
 
     def __init__(self, store: Store, clock: Clock, *, platform: str, account: str) -> None:
         self._store = store
@@ -352,7 +356,7 @@ class StoredPlatformOffsets:
         return None if record is None else record.value
 
     async def advance(self, name: str, value: str) -> None:
-        # an account has one reader, and its last word counts: a conflict can only be with its own messages
+        # An account has one listener, so a conflict can only be with the offset of its own message.
         await update_state_record(
             self._store,
             StateNamespace.PLATFORM_OFFSET,
@@ -364,7 +368,7 @@ class StoredPlatformOffsets:
 
 
 class _MissingPlatform:
-    """Stands in an account's place while it is being built."""
+    """Placeholder for the platform of an account while that is being built."""
 
 
 _MISSING_PLATFORM: Final[Any] = _MissingPlatform()
@@ -386,17 +390,18 @@ def _find_secrets(value: object) -> Iterator[SecretString]:
 
 
 def find_locks_directory(environ: Mapping[str, str], *, user_home: Callable[[], Path | None] | None = None) -> Path:
-    """A directory of this user's own that every everhold on this machine looks into.
+    """A private directory of this user that all everhold processes on this machine use for locks.
 
-    It lies in the user's home as the system knows it: what a shell, a service and a job of cron's are told about
-    places for such files differs, a temporary directory is swept, and then they would not see each other's locks.
+    It is in the user's home directory according to the system's user database. Environment variables such as TMPDIR
+    differ between a shell, a service and a cron job, and temporary directories are cleaned up, so the processes would
+    not see each other's locks there.
     """
     if named := environ.get("EVERHOLD_LOCKS", "").strip():
         return _require_own_directory(Path(named))
     home = (user_home or _find_user_home)()
     if home is not None and home.is_dir():
         path = home / ".local" / "state" / "everhold"
-        with contextlib.suppress(OSError):  # not ours to write to, or read-only: so it is for all of us
+        with contextlib.suppress(OSError):  # not writable, and so for all processes of this user
             path.parent.mkdir(parents=True, exist_ok=True)
             return _require_own_directory(path)
     return _require_own_directory(
@@ -420,5 +425,5 @@ def _require_own_directory(path: Path) -> Path:
     if os.name == "posix" and (
         not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or stat.S_IMODE(state.st_mode) & 0o077
     ):
-        raise Refused(f"{path} is not a directory of this user's alone", remedy=f"remove it, or chmod 700 {path}")
+        raise Refused(f"{path} is not a private directory of this user", remedy=f"remove it, or chmod 700 {path}")
     return path

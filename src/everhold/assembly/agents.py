@@ -1,4 +1,4 @@
-"""Settings -> what agents bring to their turns. Rebuilt when a revision changes it."""
+"""Builds the agent runtimes from the settings, and rebuilds them when the settings change."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BASE_PROMPT: Final = (
 
 
 class ConfiguredAgents:
-    """Every agent's runtime, by settings in force now. What is in use keeps what it was built with."""
+    """The runtimes of all agents, by the present settings. A running turn keeps the runtime it began with."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ConfiguredAgents:
         self._meters: dict[str, TokenMeter] = {}
 
     def apply_settings(self, settings: Settings) -> None:
-        """Another revision is in force: agents that it changes are built anew at their next turn."""
+        """Apply a new revision of the settings. Agents that it changes are rebuilt at their next turn."""
         names = {*settings.models, *self.settings.models}
         changed = {name for name in names if self.settings.models.get(name) != settings.models.get(name)}
         for gone in [model for model in self._models if model in changed]:
@@ -89,12 +89,12 @@ class ConfiguredAgents:
         self.settings = settings
 
     def invalidate(self, concerns: Callable[[AgentSettings], bool]) -> None:
-        """Something outside the configuration changed: these agents are built anew at their next turn."""
+        """Rebuild these agents at their next turn, because something outside the settings changed."""
         renewed = {name for name, agent in self.settings.agents.items() if concerns(agent)}
         self._runtimes = {key: runtime for key, runtime in self._runtimes.items() if key[0] not in renewed}
 
     async def close(self) -> None:
-        """Let go of every connection to a model or a memory."""
+        """Close all connections to models and memories."""
         for model in self._models.values():
             self._retire_model(model)
         self._models.clear()
@@ -107,7 +107,7 @@ class ConfiguredAgents:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    # -- what the flows ask for --------------------------------------------------------------------------------------
+    # -- what the engine asks for ------------------------------------------------------------------------------------
 
     def get_runtime(self, agent: str, choices: Mapping[str, str]) -> AgentRuntime:
         settings = self.settings.get_agent(agent)
@@ -126,14 +126,14 @@ class ConfiguredAgents:
         platform: object = self.find_platform(name, account)
         return platform if can_draft(platform) else None
 
-    def get_in_doubt_policy(self, reader: str, agent: str) -> str:
-        consumer = parse_consumer(reader)
-        rest = consumer.served
-        if consumer.kind == MEMORY:
-            uses = self.settings.agents[agent].memories if agent in self.settings.agents else ()
-            memory = next((it for it in uses if it.name == rest), self.settings.memories.get(rest))
+    def get_in_doubt_policy(self, consumer: str, agent: str) -> str:
+        parsed = parse_consumer(consumer)
+        if parsed.kind == MEMORY:
+            name = parsed.served
+            memories = self.settings.agents[agent].memories if agent in self.settings.agents else ()
+            memory = next((memory for memory in memories if memory.name == name), self.settings.memories.get(name))
             return memory.in_doubt if memory else "resend"
-        settings = self.settings.platforms.get(consumer.platform, {}).get(consumer.account)
+        settings = self.settings.platforms.get(parsed.platform, {}).get(parsed.account)
         return settings.in_doubt if settings else "resend"
 
     def find_memory(self, instance: str, agent: str) -> MemoryClient | None:
@@ -143,13 +143,13 @@ class ConfiguredAgents:
         return self.memories.list_clients()
 
     def get_today(self) -> str:
-        """Today, where the budget's day begins."""
+        """Today's date in the configured zone, for budgets."""
         return _format_day(int(self.clock.now()), self.settings.zone)
 
     # -- building ----------------------------------------------------------------------------------------------------
 
     def _build_runtime(self, settings: AgentSettings, chosen: str) -> AgentRuntime:
-        # what was chosen before a budget or a model was changed may not be what may be chosen now
+        # the chosen model may no longer be allowed, because a budget or a model was changed
         model = self.settings.models.get(chosen)
         fits = model is not None and not is_free_model(settings, model)
         names = [chosen if fits else settings.model, *settings.fallback]
@@ -158,8 +158,8 @@ class ConfiguredAgents:
         asked = [name for name in (*names, summariser or "") if name in self.settings.models]
         compression = settings.compression
         memories = list(self.memories.list_agent_clients(settings.name))
-        # of one that is not there yet nobody knows what it wants to hear
-        deaf = {it.instance for it in memories if not it.has_capability(MemoryCapability.JOBS)}
+        # an unavailable memory may support jobs, so it is not excluded
+        without_jobs = {client.instance for client in memories if not client.has_capability(MemoryCapability.JOBS)}
         return AgentRuntime(
             agent=settings.name,
             system="\n\n".join(
@@ -178,7 +178,7 @@ class ConfiguredAgents:
             switch_memories=tuple(
                 it.instance for it in memories if it.has_capability(MemoryCapability.SESSION_SWITCHED)
             ),
-            job_memories=tuple(memory.name for memory in settings.memories if memory.name not in deaf),
+            job_memories=tuple(memory.name for memory in settings.memories if memory.name not in without_jobs),
             busy_policy=settings.busy,
             soft_share=compression.soft,
             hard_share=compression.hard,
@@ -210,7 +210,7 @@ class ConfiguredAgents:
             try:
                 self._models[name] = RetirableModel(self._build_model(name, settings))
             except EverholdError as error:
-                # it may come with the next revision, or with a package: until then messages wait
+                # a new revision or an installed package may repair it, so messages wait until then
                 self.log.warning("model.unavailable", model=name, error=error)
                 return UnavailableModel(name=name, reason=str(error))
         return self._models[name]
@@ -231,7 +231,7 @@ class ConfiguredAgents:
         return factory(build_plugin_settings(settings, factory.Settings), context)
 
     def _build_price(self, names: Sequence[str]) -> Callable[[int, int], float]:
-        """What a call may cost at most: the dearest of the models that may be asked."""
+        """Return a function for the highest possible price of a call: that of the most expensive model."""
         prices = [price for name in names if (price := self.settings.models[name].price) is not None]
 
         def usd(reading: int, writing: int) -> float:
@@ -240,19 +240,19 @@ class ConfiguredAgents:
         return usd
 
     def _find_max_output_tokens(self, names: Sequence[str]) -> int:
-        """Tokens an answer may have: of the model that may say most."""
+        """The largest output limit of these models."""
         held = [model for name in names if (model := self._models.get(name)) is not None]
         return max(
             (model.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS for model in held), default=DEFAULT_MAX_OUTPUT_TOKENS
         )
 
     def _explain_unfit_model(self, settings: AgentSettings, name: str) -> str:
-        """Why `name` cannot stand in for an agent's model."""
+        """Why `name` cannot replace an agent's model; empty if it can."""
         model = self.settings.models.get(name)
         if model is None:
             return f"There is no model {name!r}. There are: {', '.join(sorted(self.settings.models))}."
         if is_free_model(settings, model):
-            return f"Model {name} has no price, and the budget of {settings.name} is in dollars."
+            return f"Model {name} has no price, but the budget of {settings.name} is in dollars."
         return "" if model.is_ready else f"Model {name} needs {', '.join(model.missing)}."
 
     def _find_text_limit(self, place: ChatLocation) -> int:
@@ -261,7 +261,7 @@ class ConfiguredAgents:
 
     def _find_file_limit(self, place: ChatLocation) -> int:
         platform: object = self.find_platform(place.platform, place.account)
-        return int(getattr(platform, "file_limit", 0))  # the platform may be one that carries; asking its type is slow
+        return int(getattr(platform, "file_limit", 0))  # an isinstance check with SupportsFiles would be slow
 
     def _is_pull_location(self, place: ChatLocation) -> bool:
         return place.platform in ("terminal", "http")
@@ -269,28 +269,28 @@ class ConfiguredAgents:
 
 @lru_cache(maxsize=4)
 def _format_day(second: int, zone: datetime.tzinfo) -> str:
-    """A turn asks for it several times."""
+    """Cached, because a turn asks for it several times."""
     return datetime.datetime.fromtimestamp(second, zone).date().isoformat()
 
 
 def list_turn_limits(settings: AgentSettings, stamp: Stamp) -> tuple[BudgetLimit, ...]:
-    """The purses of a turn with what each may give today."""
+    """The budgets of a turn, each with its daily limit."""
     budget = settings.budget
     parts = (budget, budget.per_person, budget.per_chat)
     return tuple(
-        BudgetLimit(budget=purse, usd=part.usd_per_day, tokens=part.tokens_per_day)
-        for purse, part in zip(list_turn_budgets(settings.name, stamp), parts, strict=True)
+        BudgetLimit(budget=name, usd=part.usd_per_day, tokens=part.tokens_per_day)
+        for name, part in zip(list_turn_budgets(settings.name, stamp), parts, strict=True)
     )
 
 
 def is_free_model(settings: AgentSettings, model: ModelSettings) -> bool:
-    """Whether a model would cost nothing as far as an agent's budget in dollars can tell: a way around it."""
+    """Return whether a model without a price would bypass an agent's budget in dollars."""
     limited = any(limit.usd_per_day is not None for limit in settings.budget.list_limits())
     return limited and model.price is None and model.provider != OFFLINE_MODEL
 
 
 def name_memory_session(settings: AgentSettings, memory: str, origin: SessionOrigin) -> str:
-    """What a memory instance of an agent calls a session, as it is configured."""
+    """The configured name of a session in a memory of an agent."""
     instance = next((it for it in settings.memories if it.name == memory), None)
     if instance is None:
         return choose_memory_name(origin, NamingRule()).text
@@ -301,13 +301,15 @@ def name_memory_session(settings: AgentSettings, memory: str, origin: SessionOri
 
 
 def build_pacing(settings: AgentSettings) -> dict[str, MemoryPacing]:
-    """When each memory of an agent is handed what was said, where that is not after every turn."""
-    paces = {it.name: parse_write_setting(it.retain_every_n_turns or it.write) for it in settings.memories}
+    """The pacing of those memories of an agent that do not receive every turn at once."""
+    paces = {
+        memory.name: parse_write_setting(memory.retain_every_n_turns or memory.write) for memory in settings.memories
+    }
     return {name: pace for name, pace in paces.items() if pace != MemoryPacing()}
 
 
 def list_job_limits(settings: AgentSettings) -> tuple[BudgetLimit, ...]:
-    """What work beside the conversation may take: its own purse, and the agent's."""
+    """The budgets of jobs: the one for background work, and the agent's."""
     budget, background = settings.budget, settings.budget.background
     return (
         BudgetLimit(budget=f"background:{settings.name}", usd=background.usd_per_day, tokens=background.tokens_per_day),
@@ -316,7 +318,7 @@ def list_job_limits(settings: AgentSettings) -> tuple[BudgetLimit, ...]:
 
 
 class RetirableModel:
-    """A model, and how many are asking it: one that was replaced lets its connections go once nobody is."""
+    """A model that counts its running requests, so that a replaced one can be closed after the last of them."""
 
     def __init__(self, model: Model) -> None:
         self.name = model.name
@@ -335,7 +337,7 @@ class RetirableModel:
             await self._close_if_idle()
 
     async def retire(self) -> None:
-        """A turn that began with it may still ask it; then it is closed again."""
+        """Close the model after its last running request. A turn that began with it may still use it."""
         self._retired = True
         await self._close_if_idle()
 
@@ -346,7 +348,7 @@ class RetirableModel:
 
 @dataclasses.dataclass
 class UnavailableModel:
-    """A model that cannot be built now: asking it says why, and the message waits."""
+    """Stands for a model that cannot be built now. A request raises the reason, and the message waits."""
 
     name: str
     reason: str

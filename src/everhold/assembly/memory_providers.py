@@ -1,8 +1,8 @@
-"""Settings -> the memory providers that are in use, one object per instance and agent, built when first needed.
+"""Builds memory providers from the settings when they are first needed, one object per instance and agent.
 
-A provider that cannot be built costs itself and nothing else: its lane goes on queueing, and `status` says why. When a
-setting changes, or what the provider calls its signature, the next call goes to a new object; the old one is closed
-once nobody is asking it any more.
+A provider that cannot be built does not affect anything else: its items wait in the log, and `status` shows the reason.
+When its settings or its signature change, the next call goes to a new object. The old one is closed after its last
+running call.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from everhold.ports.plugin import PluginContext
 from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
 
 REBUILD_RETRY_SECONDS: Final = 60.0
-"""How long after a failure nobody tries to build an instance: a package may have been installed meanwhile."""
+"""How long after a failure building an instance is retried, because a missing package may have been installed."""
 CLOSE_DEADLINE_SECONDS: Final = 10.0
 
 
 @dataclasses.dataclass
 class ProviderSlot:
-    """One instance of one agent: what it is built from, and what came of it."""
+    """One memory of one agent: its settings, and its client or the reason why there is none."""
 
     instance: str
     agent: str
@@ -41,15 +41,15 @@ class ProviderSlot:
     client: MemoryClient | None = None
     signature: Mapping[str, Any] | None = None
     reason: str = ""
-    """Why there is none."""
+    """Why there is no client."""
     remedy: str = ""
     warnings: dict[str, str] = dataclasses.field(default_factory=dict)
-    """What is wrong with one that works all the same, by what it is about."""
+    """Problems of a working client, by subject."""
     last_tried_at: float = float("-inf")
 
 
 class MemoryProviders:
-    """Every memory of every agent that somebody has needed so far. What is merely installed is never touched."""
+    """Every memory of every agent that was needed so far. Providers that are only installed are never loaded."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class MemoryProviders:
         load: Callable[[str], PluginFactory[MemoryProvider]] = MEMORY_PLUGINS.load,
         has_no_memories: bool = False,
     ) -> None:
-        """`own` are instances that the gateway itself makes, by name, for an agent. `idle`: there are none at all."""
+        """`own_factories` build the gateway's own instances, by name, for an agent."""
         self.settings = settings
         self.log = log
         self.clock = clock
@@ -71,15 +71,15 @@ class MemoryProviders:
         self.load = load
         self.has_no_memories = has_no_memories
         self.on_change: Callable[[str], None] = lambda _agent: None
-        """Hears which agent has a memory that it did not have before."""
+        """Called with an agent when one of its memories becomes available."""
         self._slots: dict[tuple[str, str], ProviderSlot] = {}
         self._liveness: dict[tuple[str, str], MemoryLiveness] = {}
         self._closing_tasks: set[asyncio.Task[None]] = set()
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- finding -----------------------------------------------------------------------------------------------------
 
     def find_client(self, instance: str, agent: str) -> MemoryClient | None:
-        """The memory an agent knows under this name; None if there is none, or none that works."""
+        """The client of an agent's memory; None if there is none, or it cannot be built."""
         key = (instance, agent)
         slot = self._slots.get(key)
         if slot is None:
@@ -94,52 +94,52 @@ class MemoryProviders:
         return slot.client
 
     def list_agent_clients(self, agent: str) -> Iterator[MemoryClient]:
-        """Every memory of an agent that works, in the order they are configured."""
+        """The clients of an agent's working memories, in the order of the configuration."""
         for memory in self.settings.get_agent(agent).memories:
-            if (attached := self.find_client(memory.name, agent)) is not None:
-                yield attached
+            if (client := self.find_client(memory.name, agent)) is not None:
+                yield client
 
     def list_clients(self) -> list[MemoryClient]:
-        """Those that are in use now, whoever's they are."""
+        """All clients that are in use now, of all agents."""
         return [slot.client for slot in self._slots.values() if slot.client is not None]
 
     def list_tools(self, agent: str) -> dict[str, Tool]:
-        """What an agent's memories let its model call, under the names they give; the first to use a name has it."""
+        """The tools of an agent's memories, by name. If two memories use a name, the first one's tool is used."""
         found: dict[str, Tool] = {}
-        for attached in self.list_agent_clients(agent):
+        for client in self.list_agent_clients(agent):
             try:
-                offers = attached.tools
+                tools = client.tools
             except EverholdError as error:
-                self._warn_once(attached, "tools", str(error))
+                self._warn_once(client, "tools", str(error))
                 continue
-            for name, offered in offers.items():
+            for name, tool in tools.items():
                 if name in found:
-                    self._warn_once(attached, "tools", f"its tool {name} is not used: another memory has one")
+                    self._warn_once(client, "tools", f"its tool {name} is not used, because another memory has one")
                 else:
-                    found[name] = MemoryTool(self, attached.instance, offered, agent=agent)
+                    found[name] = MemoryTool(self, client.instance, tool, agent=agent)
         return found
 
     def list_prompts(self, agent: str) -> Sequence[str]:
-        """What the memories of an agent want said in its prompt."""
+        """The prompt blocks of an agent's memories."""
         blocks = []
-        for attached in self.list_agent_clients(agent):
+        for client in self.list_agent_clients(agent):
             try:
-                blocks.append(attached.prompt().strip())
+                blocks.append(client.prompt().strip())
             except EverholdError as error:
-                self._warn_once(attached, "prompt", str(error))
+                self._warn_once(client, "prompt", str(error))
         return [block for block in blocks if block]
 
     def rebuild_changed(self, agent: str) -> bool:
-        """Ask the memories of an agent whether they want to be built anew, and do it. Whether any was. No I/O."""
-        any_ = False
+        """Rebuild the memories of an agent whose signature changed. Return whether there was any. No I/O."""
+        rebuilt = False
         for slot in [slot for slot in self._slots.values() if slot.agent == agent and slot.client is not None]:
             signature = self._read_signature(slot)
             if signature != slot.signature:
-                any_ |= self._rebuild_client(slot)
-        return any_
+                rebuilt |= self._rebuild_client(slot)
+        return rebuilt
 
     def list_problems(self) -> list[ConfigProblem]:
-        """What does not work now, and why. A missing variable or package is the configuration's to tell."""
+        """The present problems of memories. Missing variables and packages are reported by the configuration."""
         found = []
         for slot in self._slots.values():
             path, remedy = ("memories", slot.instance), slot.remedy or "`everhold logs` shows more"
@@ -154,7 +154,7 @@ class MemoryProviders:
     # -- changing ----------------------------------------------------------------------------------------------------
 
     def apply_settings(self, settings: Settings) -> None:
-        """Another revision is in force: what it changes is built anew when it is next needed."""
+        """Apply a new revision of the settings. Changed memories are rebuilt when they are next needed."""
         self.settings = settings
         for key, slot in list(self._slots.items()):
             wanted = self._find_settings(*key)
@@ -165,7 +165,7 @@ class MemoryProviders:
                     self.log.info("memory.replaced" if wanted else "memory.detached", memory=key[0], agent=key[1])
 
     async def close(self) -> None:
-        """Let go of all of them."""
+        """Close all clients."""
         for slot in self._slots.values():
             if slot.client is not None:
                 self._schedule_close(slot.client)
@@ -181,7 +181,7 @@ class MemoryProviders:
         if self.has_no_memories or agent not in self.settings.agents:
             return None
         listed = next((it for it in self.settings.agents[agent].memories if it.name == instance), None)
-        # what the gateway makes itself is there whether or not an agent lists it
+        # the gateway's own instances exist whether or not an agent lists them
         return listed or (self.settings.memories.get(instance) if instance in self.own_factories else None)
 
     def _try_build(self, slot: ProviderSlot) -> bool:
@@ -200,13 +200,13 @@ class MemoryProviders:
         return True
 
     def _rebuild_client(self, slot: ProviderSlot) -> bool:
-        """Another object in place of one that wants to be replaced; if there is none to be had, the old one stays."""
+        """Replace a client whose signature changed. If the new one cannot be built, the old one stays."""
         assert slot.client is not None
         old = slot.client
         try:
             slot.client = self._build_client(slot)
         except EverholdError as error:
-            self._warn_once(old, "building", f"it asked to be built anew, and cannot be: {error}")
+            self._warn_once(old, "building", f"its signature changed, but it cannot be rebuilt: {error}")
             return False
         slot.warnings.clear()
         slot.signature = self._read_signature(slot)
@@ -216,9 +216,9 @@ class MemoryProviders:
 
     def _build_client(self, slot: ProviderSlot) -> MemoryClient:
         instance, agent, settings = slot.instance, slot.agent, slot.settings
-        pulse = self._get_liveness(instance, agent)
+        liveness = self._get_liveness(instance, agent)
         if instance in self.own_factories:
-            return MemoryClient(self.own_factories[instance](agent), instance=instance, agent=agent, liveness=pulse)
+            return MemoryClient(self.own_factories[instance](agent), instance=instance, agent=agent, liveness=liveness)
         if not settings.is_ready:
             raise InvalidRequest(f"memory {instance} needs {', '.join(settings.missing)}", remedy="set it in .env")
         factory = self.load(settings.provider)
@@ -236,11 +236,11 @@ class MemoryProviders:
             return factory(build_plugin_settings(settings, factory.Settings), context)
 
         return MemoryClient(
-            call_plugin(f"building memory {instance}", build), instance=instance, agent=agent, liveness=pulse
+            call_plugin(f"building memory {instance}", build), instance=instance, agent=agent, liveness=liveness
         )
 
     def _get_liveness(self, instance: str, agent: str) -> MemoryLiveness:
-        """How it has been doing under this name; whoever takes its place is asked at once."""
+        """The liveness record of a memory, which survives a rebuild. A rebuilt memory may be searched at once."""
         key = (instance, agent)
         if key not in self._liveness:
             self._liveness[key] = MemoryLiveness(clock=self.clock, log=self.log.bind(memory=instance, agent=agent))
@@ -248,66 +248,66 @@ class MemoryProviders:
         return self._liveness[key]
 
     def _read_signature(self, slot: ProviderSlot) -> Mapping[str, Any] | None:
-        """What the slot's provider says; what it said before if it does not say it properly."""
+        """The signature of the slot's provider, or the former one if it cannot be read."""
         assert slot.client is not None
         try:
             signature = slot.client.signature()
         except EverholdError as error:
-            self._warn_once(slot.client, "signature", f"{error.message}; what there is stays in use")
+            self._warn_once(slot.client, "signature", f"{error.message}; the present client stays in use")
             return slot.signature
         slot.warnings.pop("signature", None)
         return signature
 
-    def _schedule_close(self, attached: MemoryClient) -> None:
-        task = asyncio.get_running_loop().create_task(self._close_client(attached))
+    def _schedule_close(self, client: MemoryClient) -> None:
+        task = asyncio.get_running_loop().create_task(self._close_client(client))
         self._closing_tasks.add(task)
         task.add_done_callback(self._closing_tasks.discard)
 
-    async def _close_client(self, attached: MemoryClient) -> None:
-        problem = await close_within(attached.close(), seconds=attached.deadline + CLOSE_DEADLINE_SECONDS)
+    async def _close_client(self, client: MemoryClient) -> None:
+        problem = await close_within(client.close(), seconds=client.deadline + CLOSE_DEADLINE_SECONDS)
         if problem:
-            self.log.warning("memory.close_failed", memory=attached.instance, agent=attached.agent, error=problem)
+            self.log.warning("memory.close_failed", memory=client.instance, agent=client.agent, error=problem)
 
-    def _warn_once(self, attached: MemoryClient, about: str, what: str) -> None:
-        """Say something once, and show it for as long as it is so."""
-        slot = self._slots[attached.instance, attached.agent]
+    def _warn_once(self, client: MemoryClient, about: str, what: str) -> None:
+        """Log a problem once, and show it in `status` while it lasts."""
+        slot = self._slots[client.instance, client.agent]
         if slot.warnings.get(about) != what:
             slot.warnings[about] = what
-            self._log_slot(slot, "memory.complaint", error=what)
+            self._log_slot(slot, "memory.warned", error=what)
 
     def _log_slot(self, slot: ProviderSlot, event: str, **fields: object) -> None:
         self.log.warning(event, memory=slot.instance, agent=slot.agent, **fields)
 
 
 class MemoryTool:
-    """A provider's tool. Whoever calls it reaches the object in use now, not the one that described it."""
+    """A provider's tool. A call goes to the client that is in use now, not to the one that described the tool."""
 
-    def __init__(self, instances: MemoryProviders, instance: str, offered: Tool, *, agent: str) -> None:
-        self.spec: ToolSpec = offered.spec
-        self.effect: ToolEffect = offered.effect
-        self.deadline: float = offered.deadline
-        self._providers = instances
+    def __init__(self, providers: MemoryProviders, instance: str, tool: Tool, *, agent: str) -> None:
+        self.spec: ToolSpec = tool.spec
+        self.effect: ToolEffect = tool.effect
+        self.deadline: float = tool.deadline
+        self._providers = providers
         self._instance = instance
         self._agent = agent
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
-        attached, tool = self._find_current()
-        with attached.hold_open():
-            answer: object = await tool.run(arguments, context)
-        if not isinstance(answer, ToolResult):
+        client, tool = self._find_current()
+        with client.hold_open():
+            result: object = await tool.run(arguments, context)
+        if not isinstance(result, ToolResult):
             raise InvalidRequest(
-                f"{self.spec.name} of memory {self._instance} gave back a {type(answer).__name__}, no Result"
+                f"{self.spec.name} of memory {self._instance} returned a {type(result).__name__}, not a ToolResult"
             )
-        return answer
+        return result
 
     async def probe(self, context: ToolContext) -> ToolResult | None:
-        attached, tool = self._find_current()
-        with attached.hold_open():
+        client, tool = self._find_current()
+        with client.hold_open():
             return await tool.probe(context)
 
     def _find_current(self) -> tuple[MemoryClient, Tool]:
-        attached = self._providers.find_client(self._instance, self._agent)
-        tool = attached.tools.get(self.spec.name) if attached is not None else None
-        if attached is None or tool is None:
-            raise InvalidRequest(f"memory {self._instance} offers no {self.spec.name} any more: nothing was done")
-        return attached, tool
+        client = self._providers.find_client(self._instance, self._agent)
+        tool = client.tools.get(self.spec.name) if client is not None else None
+        if client is None or tool is None:
+            raise InvalidRequest(f"memory {self._instance} no longer offers {self.spec.name}, so nothing was done")
+        return client, tool

@@ -1,7 +1,7 @@
-"""Settings -> the tools of plug-ins that are in use, one object per instance and agent, built when first needed.
+"""Builds the tools of plug-ins from the settings when they are first needed, one object per instance and agent.
 
-What everhold brings itself is made in app.py, what tool servers offer in tools/mcp.py. A plug-in that cannot be built
-costs itself and nothing else: the agent goes on without it, and `status` says why.
+Built-in tools are built in app.py, those of MCP servers in tools/mcp.py. A plug-in that cannot be built does not affect
+anything else: the agent works without it, and `status` shows the reason.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from everhold.ports.plugin import PluginContext
 from everhold.ports.tool import Tool
 
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What every model takes as the name of a tool: with another one it would refuse the whole request."""
+"""The tool names that every model accepts. With another name, a model would refuse the whole request."""
 
 
 class PluginTools:
-    """Every plug-in's tool that an agent has needed so far. What is merely installed is never touched."""
+    """Every plug-in tool that an agent has needed so far. Plug-ins that are only installed are never loaded."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class PluginTools:
     def list_tools(
         self, agent: AgentSettings, sections: Mapping[str, ToolSettings], *, taken: Collection[str]
     ) -> dict[str, Tool]:
-        """What this agent's plug-ins let its model call, under the names they give. `taken` are others' names."""
+        """The tools of this agent's plug-ins, by name. `taken` are the names of its other tools."""
         wanted = [name for name in agent.tools if name not in SELECTABLE_TOOLS and not name.startswith("mcp:")]
         for key in [key for key in (*self._tools, *self._errors) if key[1] == agent.name and key[0] not in wanted]:
             self._tools.pop(key, None)
@@ -57,16 +57,16 @@ class PluginTools:
         for name in wanted:
             settings = sections.get(name) or ToolSettings.model_construct(provider=name)
             if not settings.is_ready:
-                continue  # the configuration says what is missing
+                continue  # the configuration reports what is missing
             try:
                 factory = self._load(settings.provider)
             except (NotFound, InvalidRequest):
-                continue  # the configuration says this, too
+                continue  # the configuration reports this, too
             try:
                 tool = self._get_tool(name, agent.name, settings, factory)
                 if tool.spec.name in taken or tool.spec.name in found:
                     raise InvalidRequest(
-                        f"another tool is called {tool.spec.name} already", remedy="leave one of them out"
+                        f"another tool is already called {tool.spec.name}", remedy="remove one of them"
                     )
             except EverholdError as error:
                 self._errors[name, agent.name] = error
@@ -77,7 +77,7 @@ class PluginTools:
         return found
 
     def list_problems(self) -> list[ConfigProblem]:
-        """What does not work now, and why."""
+        """The present problems of plug-in tools."""
         return [
             ConfigProblem(
                 f"is not working for {agent}: {error.message}",
@@ -110,10 +110,11 @@ class PluginTools:
         )
         if not is_tool(tool):
             raise InvalidRequest(
-                f"{name} is no tool: it wants spec, effect, deadline and run", remedy="tell its author"
+                f"{name} is not a tool, because it lacks spec, effect, deadline or run",
+                remedy="report this to the plug-in's author",
             )
         if not _TOOL_NAME.fullmatch(tool.spec.name):
             raise InvalidRequest(
-                f"{tool.spec.name!r} is no name for a tool", remedy="letters, digits, _ and -, at most 64"
+                f"{tool.spec.name!r} is not a valid tool name", remedy="use letters, digits, _ and -, at most 64"
             )
         return tool

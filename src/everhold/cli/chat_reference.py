@@ -30,7 +30,7 @@ _WHO: Final = {
 }
 
 
-def render() -> str:
+def render_reference() -> str:
     """The page."""
     return _INTRODUCTION + "".join(f"{_render_row(spec)}\n" for spec in COMMAND_SPECS)
 
@@ -43,4 +43,4 @@ def _render_row(spec: CommandSpec) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render())
+    sys.stdout.write(render_reference())

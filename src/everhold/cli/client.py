@@ -77,10 +77,10 @@ class ApiClient:
     async def search_entries(self, text: str, *, limit: int) -> dict[str, Any]:
         return await self._get("/api/entries", q=text, limit=limit)
 
-    async def undo(self, name: str, *, what: str, count: int) -> dict[str, Any]:
+    async def undo_operations(self, name: str, *, what: str, count: int) -> dict[str, Any]:
         return await self._post(f"{await self._find_path(name)}/undo", what=what, count=count)
 
-    async def compress(self, name: str, *, keep: int | None, focus: str, preview: bool) -> dict[str, Any]:
+    async def compress_session(self, name: str, *, keep: int | None, focus: str, preview: bool) -> dict[str, Any]:
         return await self._post(f"{await self._find_path(name)}/compress", keep=keep, focus=focus, preview=preview)
 
     async def stop_turn(self, name: str) -> dict[str, Any]:
@@ -230,15 +230,15 @@ class ApiClient:
 
     async def _get(self, path: str, **query: str | int | None) -> dict[str, Any]:
         text = _render_query(**query)
-        return await self._ask("GET", f"{path}?{text}" if text else path, None)
+        return await self._send_request("GET", f"{path}?{text}" if text else path, None)
 
     async def _post(self, path: str, **body: Any) -> dict[str, Any]:
         given = {name: value for name, value in body.items() if value is not None}
         # a terminal may hand over bytes that are no text; they become replacement characters
         text = json.dumps(given, ensure_ascii=False).encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-        return await self._ask("POST", path, text.encode())
+        return await self._send_request("POST", path, text.encode())
 
-    async def _ask(self, method: str, target: str, body: bytes | None) -> dict[str, Any]:
+    async def _send_request(self, method: str, target: str, body: bytes | None) -> dict[str, Any]:
         async with self.transport.open(method, target, body) as response:
             if not 200 <= response.status < 300:
                 raise await _read_refusal(response)

@@ -22,11 +22,11 @@ class InProcessTransport(ApiTransport):
 
     @asynccontextmanager
     async def open(self, method: str, target: str, body: bytes | None) -> AsyncGenerator[ApiResponse, None]:
-        exchange = _Exchange(body)
+        exchange = _InProcessExchange(body)
         serving = asyncio.ensure_future(self.app(_make_scope(method, target, body), exchange.receive, exchange.send))
-        serving.add_done_callback(exchange.finish)
+        serving.add_done_callback(exchange.on_finished)
         try:
-            start = await exchange.take()
+            start = await exchange.take_message()
             if start is None:
                 serving.result()  # a mistake of ours; it says which
                 raise AssertionError("the application sent no response")
@@ -39,7 +39,7 @@ class InProcessTransport(ApiTransport):
             await asyncio.wait({serving})
 
 
-class _Exchange:
+class _InProcessExchange:
     """One request and its response, between the command and the application."""
 
     def __init__(self, body: bytes | None) -> None:
@@ -56,16 +56,16 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         self._messages.put_nowait(message)
 
-    async def take(self) -> Message | None:
+    async def take_message(self) -> Message | None:
         """The next message of the response; None once the application has returned."""
         return await self._messages.get()
 
-    def finish(self, _: object) -> None:
+    def on_finished(self, _: object) -> None:
         self._messages.put_nowait(None)
 
 
-async def _read_body(exchange: _Exchange, serving: asyncio.Future[None]) -> AsyncIterator[bytes]:
-    while (message := await exchange.take()) is not None:
+async def _read_body(exchange: _InProcessExchange, serving: asyncio.Future[None]) -> AsyncIterator[bytes]:
+    while (message := await exchange.take_message()) is not None:
         if body := message.get("body"):
             yield body
     serving.result()  # raises what the application raised: a mistake of ours should say where

@@ -54,7 +54,7 @@ def build_parser() -> CommandParser:
     _add_chat_commands(commands)
     _add_inspection_commands(commands)
     _add_changing_commands(commands)
-    _add_memory_commands(commands)
+    _add_configuration_commands(commands)
     return top
 
 
@@ -299,7 +299,7 @@ def _add_eval_commands(commands: _CommandGroup) -> None:
     )
     fidelity.add_argument(
         "--compressions",
-        type=_compression_counts,
+        type=_parse_compression_counts,
         default=(1, 3),
         metavar="N,…",
         help="how often to compress; `auto`: as configured (default: 1,3)",
@@ -313,16 +313,16 @@ def _add_eval_commands(commands: _CommandGroup) -> None:
 
 
 def _add_changing_commands(commands: _CommandGroup) -> None:
-    _undoing(commands)
-    _compressing(commands)
+    _add_undo_commands(commands)
+    _add_compress_command(commands)
     memory = commands.add_group("memory", "search, explain and manage what is remembered", module="memory")
-    _asking_memory(memory)
-    _sending_to_memory(memory)
-    _moving_memory(memory)
-    _dead_letters(commands)
+    _add_memory_queries(memory)
+    _add_memory_transfers(memory)
+    _add_person_memory_commands(memory)
+    _add_dead_letter_commands(commands)
 
 
-def _undoing(commands: _CommandGroup) -> None:
+def _add_undo_commands(commands: _CommandGroup) -> None:
     undo = commands.add_command(
         "undo",
         "undo the last turns, or the last compression",
@@ -339,7 +339,7 @@ def _undoing(commands: _CommandGroup) -> None:
     _add_name_argument(commands.add_command("stop", "end the turn that is running in a session", module="undo"))
 
 
-def _compressing(commands: _CommandGroup) -> None:
+def _add_compress_command(commands: _CommandGroup) -> None:
     compress = commands.add_command(
         "compress",
         "replace the older part of a session's context with a summary",
@@ -357,7 +357,7 @@ def _compressing(commands: _CommandGroup) -> None:
     compress.add_argument("--focus", default="", metavar="TEXT", help="what the summary should pay attention to")
 
 
-def _asking_memory(memory: _CommandGroup) -> None:
+def _add_memory_queries(memory: _CommandGroup) -> None:
     memory.add_command("status", "show each agent's memories: backlog, dead letters, last error")
     search = memory.add_command(
         "search",
@@ -379,7 +379,7 @@ def _asking_memory(memory: _CommandGroup) -> None:
     note.add_argument("--session", default="last", metavar="ID", help=f"{_ID} (default: last)")
 
 
-def _sending_to_memory(memory: _CommandGroup) -> None:
+def _add_memory_transfers(memory: _CommandGroup) -> None:
     resend = memory.add_command(
         "resend",
         "send a memory again what it received since a time",
@@ -412,7 +412,7 @@ def _sending_to_memory(memory: _CommandGroup) -> None:
     past.add_argument("--yes", action="store_true", help="begin")
 
 
-def _moving_memory(memory: _CommandGroup) -> None:
+def _add_person_memory_commands(memory: _CommandGroup) -> None:
     forget = memory.add_command(
         "forget",
         "forget a person everywhere; without --yes only say what would be erased",
@@ -439,7 +439,7 @@ def _moving_memory(memory: _CommandGroup) -> None:
     export.add_argument("--to", default=".", metavar="DIR", help="where the files go (default: here)")
 
 
-def _dead_letters(commands: _CommandGroup) -> None:
+def _add_dead_letter_commands(commands: _CommandGroup) -> None:
     letters = commands.add_group(
         "dead-letters", "list and replay what was given up", module="dead_letters", default="list"
     )
@@ -453,7 +453,7 @@ def _dead_letters(commands: _CommandGroup) -> None:
     replay.add_argument("ids", nargs="*", type=_parse_number, metavar="N", help="ids from `everhold dead-letters list`")
 
 
-def _add_memory_commands(commands: _CommandGroup) -> None:
+def _add_configuration_commands(commands: _CommandGroup) -> None:
     _add_setup_commands(
         commands.add_group("setup", "ask, try it live, write the configuration", module="setup", default="model")
     )
@@ -470,7 +470,7 @@ def _add_memory_commands(commands: _CommandGroup) -> None:
     )
     change.add_argument("key", metavar="KEY", help="for example defaults.model")
     change.add_argument("value", metavar="VALUE", help="text, a number, true, or YAML; null unsets")
-    parser_data.add_commands(commands)
+    parser_data.add_data_commands(commands)
     completion = commands.add_command(
         "completion",
         "completions for your shell",
@@ -555,7 +555,7 @@ def _parse_count(text: str) -> int:
     return int(text)
 
 
-def _compression_counts(text: str) -> tuple[int, ...]:
+def _parse_compression_counts(text: str) -> tuple[int, ...]:
     """How often to compress, several ways; 0 stands for `auto`."""
     return tuple(0 if part.strip() == "auto" else _parse_number(part.strip()) for part in text.split(","))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from everhold.cli.parser import _CommandGroup as Group
+    from everhold.cli.parser import _CommandGroup
 
 
-def add_commands(commands: Group) -> None:
+def add_data_commands(commands: _CommandGroup) -> None:
     bring = commands.add_command(
         "import",
         "bring in a hermes-agent home with its profiles, or a folder of Markdown memory",

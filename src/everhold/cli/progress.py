@@ -36,7 +36,7 @@ def show_working(screen: CommandScreen, what: str) -> Iterator[None]:
         return
     done = threading.Event()
 
-    def tick() -> None:
+    def show_ticks() -> None:
         began = time.monotonic()
         if done.wait(SILENT_SECONDS):
             return
@@ -46,7 +46,7 @@ def show_working(screen: CommandScreen, what: str) -> Iterator[None]:
         screen.err.write("\r\x1b[K")
         screen.err.flush()
 
-    thread = threading.Thread(target=tick, name="progress", daemon=True)
+    thread = threading.Thread(target=show_ticks, name="progress", daemon=True)
     thread.start()
     try:
         yield

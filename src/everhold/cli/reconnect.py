@@ -36,7 +36,7 @@ class ReconnectingClient:
         self.wait = wait
         self.remark = remark
         self.connection: GatewayConnection | None = None
-        self._mending = asyncio.Lock()
+        self._reconnecting = asyncio.Lock()
 
     async def open(self) -> ApiClient:
         self.connection = await self.connect()
@@ -71,7 +71,7 @@ class ReconnectingClient:
                 await self._reconnect(reached)
 
     async def _reconnect(self, lost: GatewayConnection) -> None:
-        async with self._mending:
+        async with self._reconnecting:
             if self.connection is not lost:
                 return  # somebody has mended it meanwhile
             gateway = lost.role == "gateway"
@@ -94,10 +94,10 @@ def make_reconnecting_client(
 ) -> ReconnectingClient:
     """For a command that talks: through a running gateway, or by itself for as long as it takes."""
 
-    async def anybody() -> GatewayConnection:
+    async def connect_any() -> GatewayConnection:
         return await connect_gateway(args, screen, role=role, starts=True)
 
-    async def gateway() -> GatewayConnection | None:
+    async def connect_to_gateway() -> GatewayConnection | None:
         return await find_running_gateway(find_home(args))
 
-    return ReconnectingClient(connect=anybody, wait=gateway, remark=remark)
+    return ReconnectingClient(connect=connect_any, wait=connect_to_gateway, remark=remark)

@@ -62,7 +62,7 @@ class SocketTransport(ApiTransport):
                 try:
                     await loopback.prove_to_gateway(reader, writer, endpoint)
                 except OSError as error:
-                    raise _nobody_answers(self.path, error) from None
+                    raise _make_unreachable_error(self.path, error) from None
             # it is sent while the answer is awaited: a refusal may come before everything was sent, and would be lost
             # with the connection if nobody had read it by then
             writer.write(_render_request(method, target, body))
@@ -79,7 +79,7 @@ class SocketTransport(ApiTransport):
                     raise Transient(f"too many commands wait at {self.path}", remedy="try again") from None
                 await asyncio.sleep(RETRY_SECONDS)
             except OSError as error:
-                raise _nobody_answers(self.path, error) from None
+                raise _make_unreachable_error(self.path, error) from None
         raise AssertionError
 
 
@@ -94,12 +94,12 @@ async def _read_response(reader: asyncio.StreamReader) -> ApiResponse:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
-        raise _gateway_went() from None
+        raise _make_gone_error() from None
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     status = first.split(" ")[1] if first.startswith("HTTP/1.") else ""
     if not status.isdigit():
-        raise _gateway_went()
+        raise _make_gone_error()
     is_json = headers.get("content-type", "").startswith("application/json")
     return ApiResponse(int(status), is_json, _read_body(reader, headers))
 
@@ -118,12 +118,12 @@ async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> A
             while piece := await reader.read(PIECE_BYTES):
                 yield piece
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, ValueError):
-        raise _gateway_went() from None
+        raise _make_gone_error() from None
 
 
-def _nobody_answers(path: Path, error: OSError) -> GatewayGone:
+def _make_unreachable_error(path: Path, error: OSError) -> GatewayGone:
     return GatewayGone(f"no gateway answers at {path}: {error.strerror or error}", remedy="everhold up")
 
 
-def _gateway_went() -> GatewayGone:
+def _make_gone_error() -> GatewayGone:
     return GatewayGone("the gateway ended before it answered", remedy="`everhold logs` may say why; then try again")

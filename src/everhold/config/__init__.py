@@ -1,9 +1,9 @@
-"""Configuration: `config.yaml` and `.env` become one frozen Settings. Nobody else reads either.
+"""Read `config.yaml` and `.env` into one frozen Settings. No other package reads these files.
 
-    settings = load(home, environ=os.environ)          # or ConfigError, with everything that is wrong
-    settings.agent("coder").budget.usd_per_day
+    settings = load_settings(home, environ=os.environ)  # raises ConfigError, which lists every problem
+    settings.get_agent("coder").budget.usd_per_day
 
-The names below are imported when they are first used: a command that needs no configuration does not pay for it.
+The names below are imported on first use, so that a command without configuration starts faster.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from everhold.config.watch import ConfigWatcher as ConfigWatcher
 
 _NAMES_BY_MODULE: Final = {
+    "display": ("show_settings", "to_yaml"),
     "edit": ("get_key", "set_key", "set_secret"),
-    "plugin_sections": ("build_plugin_settings", "find_plugin_problems", "make_plugin_validator"),
-    "loader": ("load_settings", "parse_settings", "store_last_good"),
     "errors": ("ConfigError", "ConfigProblem"),
+    "loader": ("load_settings", "parse_settings", "store_last_good"),
+    "plugin_sections": ("build_plugin_settings", "find_plugin_problems", "make_plugin_validator"),
     "settings": (
         "AccountSettings", "AgentSettings", "McpSettings", "MemorySettings", "ModelSettings", "Settings",
     ),
-    "display": ("show_settings", "to_yaml"),
     "watch": ("ConfigWatcher",),
 }  # fmt: skip
 _MODULE_BY_NAME: Final = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}

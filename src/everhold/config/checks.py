@@ -1,4 +1,4 @@
-"""What no single section can see: names that lead nowhere, people who are two, budgets without a price."""
+"""Checks across sections: unknown names, duplicate people and identities, budgets without a price."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everhold.infra.secret import SecretString
 
 
 def check_consistency(it: ResolvedConfig) -> None:
-    """Add a problem for everything that does not fit together. Takes the data as it is, valid or not."""
+    """Report a problem for each inconsistency. The data may be invalid."""
     data = it.data
     agents, models, mcp = _as_mapping(data.get("agents")), _as_mapping(data.get("models")), _as_mapping(data.get("mcp"))
     people = _check_people(it)
@@ -71,7 +71,7 @@ def _check_people(it: ResolvedConfig) -> dict[str, KeyPath]:
             continue
         if name in people:
             it.report_problem(
-                ("people", place, "name"), "stands twice", f"see {format_key_path(people[name])}: merge the two"
+                ("people", place, "name"), "is listed twice", f"see {format_key_path(people[name])}: merge the two"
             )
         people.setdefault(name, ("people", place))
         for spot, identity in _iterate_texts(_as_mapping(person).get("identities")):
@@ -79,7 +79,7 @@ def _check_people(it: ResolvedConfig) -> dict[str, KeyPath]:
                 it.report_problem(
                     ("people", place, "identities", spot),
                     f"belongs to `{owners[identity]}` already",
-                    "one identity is one person",
+                    "an identity belongs to one person: remove it from the other",
                 )
     return people
 
@@ -89,7 +89,7 @@ def _check_models(it: ResolvedConfig, agent: RawSection, path: KeyPath, models: 
     uses: list[tuple[KeyPath, Any]] = [((*path, "model"), agent.get("model"))]
     uses += [((*path, "fallback", place), name) for place, name in _iterate_texts(agent.get("fallback"))]
     uses.append(((*path, "compression", "model"), compression.get("model")))
-    for place, name in uses if models else ():  # without any, `models` itself was refused
+    for place, name in uses if models else ():  # without any, `models` itself is invalid
         _check_known_name(it, place, name, models, "model", "models")
     budget = _as_mapping(agent.get("budget"))
     if not any("usd_per_day" in limit for limit in (budget, *map(_as_mapping, budget.values()))):
@@ -108,13 +108,13 @@ def _check_tools(it: ResolvedConfig, agent: RawSection, path: KeyPath, mcp: RawS
     seen: set[str] = set()
     for place, tool in _iterate_texts(agent.get("tools")):
         if tool in seen:
-            it.report_problem((*path, "tools", place), "stands twice", "remove one of them")
+            it.report_problem((*path, "tools", place), "is listed twice", "remove one of them")
         seen.add(tool)
         if tool == "send" and not agent.get("send_to"):
             it.report_problem(
                 (*path, "tools", place),
-                "has nobody to write to",
-                'send_to: ["agent:NAME"] says whom',
+                "has no recipients",
+                'list them: send_to: ["agent:NAME"]',
                 fatal=False,
                 disables=(*path, "tools", place),
             )
@@ -133,12 +133,14 @@ def _check_tokens(it: ResolvedConfig, people: Mapping[str, Any]) -> None:
             _check_known_name(it, (*path, "person"), token["person"], people, "person", "people")
         name, secret = token.get("name"), token.get("=token")
         if isinstance(name, str) and name in names:
-            it.report_problem((*path, "name"), "stands twice", "give each token its own name")
+            it.report_problem((*path, "name"), "is listed twice", "give each token its own name")
         names |= {name} if isinstance(name, str) else set()
         if isinstance(secret, SecretString):
             if secret in secrets:
                 it.report_problem(
-                    (*path, "token_env"), "is the same token as another", "a token names one speaker: make a new one"
+                    (*path, "token_env"),
+                    "is the same token as another",
+                    "create a new one, because a token identifies one caller",
                 )
             secrets.add(secret)
 
@@ -153,7 +155,7 @@ def _check_account(
     for at, who in lists:
         for place, person in _iterate_texts(who):
             if person != "*" and ":" not in person and person not in people:
-                # Not fatal: a person may be known by pairing alone, and a name nobody has lets nobody in.
+                # Not fatal, because a person may be known by pairing alone, and an unknown name admits no one.
                 it.report_problem(
                     (*at, place),
                     "there is no person of this name",

@@ -1,4 +1,4 @@
-"""The configuration in force, as a person may see it: where a secret comes from is shown, the secret is not there."""
+"""Show the configuration in force. A secret is shown as the name of its variable, never as its value."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from everhold.infra.secret import SecretString
 
 
 def show_settings(settings: Settings) -> dict[str, Any]:
-    """Everything in force under the keys of config.yaml, as plain values. `defaults` are gone: every agent has its own.
+    """Return everything in force under the keys of config.yaml, as plain values.
 
-    It is a configuration again, with the same effect.
+    `defaults` are merged into the agents. The result is a valid configuration with the same effect.
     """
     models = {name: _show_section(model) for name, model in settings.models.items()}
     shown = _show_section(settings)
@@ -28,7 +28,7 @@ def show_settings(settings: Settings) -> dict[str, Any]:
 
 
 def to_yaml(value: Any) -> str:
-    """`value` as YAML text."""
+    """Return `value` as YAML text."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.allow_unicode = True
@@ -41,7 +41,7 @@ def to_yaml(value: Any) -> str:
 
 def _show_agent(agent: AgentSettings, models: Mapping[str, Any]) -> dict[str, Any]:
     def model(name: str) -> Any:
-        """A model that was written where it is used goes back there."""
+        """Return an inline model as its mapping, and any other model as its name."""
         return models[name] if "." in name else name
 
     shown = _show_section(agent)
@@ -72,7 +72,7 @@ def _show_value(value: Any) -> Any:
 
 
 def _show_plugin_keys(extra: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """A plug-in's own keys as they were written: a secret by the name of its variable, set or not."""
+    """Return a plug-in's own keys as they were written: a secret as the name of its variable, also if it is not set."""
     shown: dict[str, Any] = {}
 
     def walk(value: Any, into: dict[str, Any], path: tuple[str | int, ...]) -> None:

@@ -1,7 +1,7 @@
-"""Changes one key of config.yaml, or one line of `.env`, and leaves everything else in the file as its writer left it.
+"""Change one key of config.yaml or one line of `.env`, and keep everything else in the file.
 
-A change is made in the text itself where that is possible, else by a YAML round trip; either way the result is read
-again and compared with what was wanted, then validated as a whole, and only then put in place of the old file.
+The change is made in the text itself where possible, else by a YAML round trip. The result is parsed again and compared
+with the wanted data, then validated as a whole. Only then does it replace the old file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _AMBIGUOUS_WORDS: Final = frozenset({"true", "false", "null", "yes", "no", "on",
 
 
 def split_key(key: str) -> KeyPath:
-    """`a.b[0]."odd.key"` as a path. Raises Misuse."""
+    """Parse `a.b[0]."odd.key"` into a path. Raises InvalidRequest."""
     path: list[str | int] = []
     place = 0
     while place < len(key):
@@ -59,7 +59,7 @@ def split_key(key: str) -> KeyPath:
 
 
 def get_key(settings: Settings, key: str) -> Any:
-    """What is in force at a dotted key; for `defaults` and whatever else is merged away, what was written there."""
+    """Return the value in force at a dotted key. For merged keys (`defaults`), return what was written."""
     path = split_key(key)
     try:
         return _look_up_value(show_settings(settings), path)
@@ -83,7 +83,7 @@ def _look_up_value(value: Any, path: KeyPath) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """A value as it is typed on the command line: `8080`, `true`, `[a, b]`, `{a: 1}`, or just text."""
+    """Parse a value typed on the command line: `8080`, `true`, `[a, b]`, `{a: 1}`, or plain text."""
     found = read_document(f"value: {text}\n", file="the value")
     if found.problems or set(found.data) != {"value"}:
         return text
@@ -98,16 +98,16 @@ def set_key(
     environ: Mapping[str, str],
     validate_plugin: ValidatePlugin | None = None,
 ) -> Settings:
-    """Write `value` at a dotted key of config.yaml, unless that would break the configuration. None unsets it.
+    """Write `value` at a dotted key of config.yaml, unless that makes the configuration invalid. None unsets the key.
 
-    Raises ConfigError (nothing was written) or Conflict (somebody else is writing).
+    Raises ConfigError (nothing was written) or Conflict (the file was changed at the same time).
     """
     old = read_file(home.config)
     bom, text = _decode_text(old or b"")
     new = bom + edit_text(text, split_key(key), value).encode()
     settings = load_settings(home, environ=environ, validate_plugin=validate_plugin, text=new)
     if read_file(home.config) != old:
-        raise Conflict("config.yaml was changed meanwhile", remedy="try again")
+        raise Conflict("config.yaml was changed by another program", remedy="try again")
     write_file(home.config.resolve(), new, mode=None)
     return settings
 
@@ -125,7 +125,7 @@ def _decode_text(data: bytes) -> tuple[bytes, str]:
 
 
 def edit_text(text: str, path: KeyPath, value: Any) -> str:
-    """`text` with `value` at `path`, and nothing else changed. Raises ConfigError when that cannot be done."""
+    """Return `text` with `value` at `path` and nothing else changed. Raises ConfigError if that is impossible."""
     document = read_document(text)
     if document.problems:
         raise ConfigError(document.problems)
@@ -140,7 +140,7 @@ def edit_text(text: str, path: KeyPath, value: Any) -> str:
 
 
 def _set_in_data(data: Any, path: KeyPath, value: Any) -> Any:
-    """`data` with `value` at `path`, mappings made as needed."""
+    """Return `data` with `value` at `path`. Missing mappings are created."""
     if not path:
         return _to_tuples(value)
     part, rest = path[0], path[1:]
@@ -151,7 +151,9 @@ def _set_in_data(data: Any, path: KeyPath, value: Any) -> Any:
         items[int(part)] = _set_in_data(items[int(part)], rest, value)
         return tuple(items)
     if data is not None and not isinstance(data, dict):
-        raise ConfigError([ConfigProblem("is inside something that is no mapping", "set that one instead", path=path)])
+        raise ConfigError(
+            [ConfigProblem("is inside a value that is not a mapping", "set that value instead", path=path)]
+        )
     return {**(data or {}), str(part): _set_in_data((data or {}).get(str(part)), rest, value)}
 
 
@@ -162,7 +164,7 @@ def _to_tuples(value: Any) -> Any:
 
 
 def _is_equal_typed(one: Any, other: Any) -> bool:
-    """Equal, and of the same types: 1 is not true."""
+    """Whether both are equal and of the same types. 1 does not equal true."""
     if isinstance(one, dict) and isinstance(other, dict):
         return list(one) == list(other) and all(_is_equal_typed(one[key], other[key]) for key in one)
     if isinstance(one, tuple) and isinstance(other, tuple):
@@ -171,7 +173,7 @@ def _is_equal_typed(one: Any, other: Any) -> bool:
 
 
 def _splice_text(text: str, root: Node | None, path: KeyPath, value: Any) -> str | None:
-    """The change made in the text itself, None where that is not obvious."""
+    """Make the change in the text itself. None if the place to edit is ambiguous."""
     newline = "\r\n" if "\r\n" in text else "\n"
     if root is None or not isinstance(root, MappingNode):
         before = text if not text or text.endswith("\n") else text + newline
@@ -201,7 +203,7 @@ def _splice_text(text: str, root: Node | None, path: KeyPath, value: Any) -> str
 
 
 def _find_node(root: Node, path: KeyPath) -> tuple[Node | None, Node, int]:
-    """The deepest node on the way to `path`, its key, and how far that is."""
+    """Return the key and value of the deepest existing node of `path`, and its depth."""
     key_node: Node | None = None
     node = root
     for depth, part in enumerate(path):
@@ -223,7 +225,7 @@ def _replace_node(text: str, key_node: Node | None, node: Node, new: str) -> str
         return text[:start] + new + text[end:]
     between = text[int(key_node.end_mark.index) : start]
     colon = int(key_node.end_mark.index) + between.find(":") + 1
-    if start == end:  # nothing stood there: the mark may lie behind comments and empty lines
+    if start == end:  # there was no value, so the mark may be after comments and empty lines
         return f"{text[:colon]} {new}{text[colon:]}"
     if not between.replace(":", "", 1).strip():
         return f"{text[:colon]} {new}{text[end:]}"
@@ -231,7 +233,7 @@ def _replace_node(text: str, key_node: Node | None, node: Node, new: str) -> str
 
 
 def _find_node_end(text: str, node: Node) -> int:
-    """Where a node's text ends. Block values claim the comments and empty lines behind them; those stay."""
+    """Return where a node's text ends, without the comments and empty lines that the parser adds to a block value."""
     if isinstance(node, MappingNode | SequenceNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _find_node_end(text, last[1] if isinstance(last, tuple) else last)
@@ -248,13 +250,13 @@ def _nest_value(path: KeyPath, value: Any) -> Any:
 
 
 def _format_block(path: KeyPath, value: Any, column: int, newline: str) -> str:
-    """Indented lines that put `value` at `path`."""
+    """Return indented lines that set `value` at `path`."""
     lines = [f"{' ' * (column + 2 * depth)}{format_inline(str(part))}:" for depth, part in enumerate(path)]
     return newline.join(lines) + f" {format_inline(value)}"
 
 
 def format_inline(value: Any) -> str:
-    """A value on one line."""
+    """Return a value as YAML on one line."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{format_inline(str(key))}: {format_inline(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -265,7 +267,7 @@ def format_inline(value: Any) -> str:
 
 
 def _edit_round_trip(text: str, root: Node | None, path: KeyPath, value: Any) -> str | None:
-    """The change made by a library that keeps comments as well as it can."""
+    """Make the change with the YAML library, which keeps most comments."""
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 4096
@@ -288,7 +290,7 @@ def _edit_round_trip(text: str, root: Node | None, path: KeyPath, value: Any) ->
 
 
 def _find_container_key(container: Any, part: str | int) -> Any:
-    """The key as the container has it: a YAML key may be a number where we say text."""
+    """Return the key as the container has it, because a YAML key may be a number."""
     if isinstance(container, list):
         return int(part)
     return next((key for key in container if str(key) == str(part)), str(part))
@@ -305,7 +307,7 @@ def _put_value(container: Any, key: Any, value: Any) -> None:
 
 
 def set_secret(home: Home, name: str, value: SecretString) -> None:
-    """Write `NAME=value` to `.env`, in place of the line that sets it now, keeping all others."""
+    """Write `NAME=value` to `.env`. Replaces the line that sets NAME now and keeps all others."""
     if not is_env_name(name):
         raise InvalidRequest(
             f"{mask_secrets(name)} is not the name of a variable", remedy="letters, digits and _, first a letter"

@@ -1,4 +1,4 @@
-"""What can be wrong with a configuration, said so that a person can mend it: file, line, key, remedy."""
+"""Problems of a configuration, with file, line, key and remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLAIN_KEY_PATTERN: Final = re.compile(r"[^\s.\[\]\"']+")
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
-    """One thing that is wrong. A fatal one refuses the configuration; the others disable only what `disables` names."""
+    """One problem. A fatal problem refuses the configuration, any other disables only what `disables` names."""
 
     message: str
     remedy: str = ""
@@ -30,7 +30,7 @@ class ConfigProblem:
     line: int = 0
     fatal: bool = True
     disables: str = ""
-    """What does not work because of it, as a key path; empty if everything goes on."""
+    """The key path of what is disabled; empty if everything still works."""
 
     @property
     def key(self) -> str:
@@ -46,19 +46,19 @@ class ConfigProblem:
 
 
 class ConfigError(InvalidRequest):
-    """A configuration that is refused, with everything that is wrong with it at once. Commands exit 78."""
+    """The configuration is refused. Lists all its problems. Commands exit with 78."""
 
     exit_code: Final = EXIT_CONFIG
 
     def __init__(self, problems: Iterable[ConfigProblem], *, seen: Mapping[Path, SeenFile] | None = None) -> None:
         self.problems = tuple(sorted(set(problems), key=lambda p: (p.file, p.line, p.key, p.message)))
         self.seen: Mapping[Path, SeenFile] = seen or {}
-        """What was read to find this out: once one of them changes, trying again makes sense."""
+        """The files that were read. When one of them changes, loading is tried again."""
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
 def format_key_path(path: KeyPath) -> str:
-    """`agents.coder.memories[1].name`. Odd keys are quoted, keys that look like secrets masked."""
+    """Format a path as `agents.coder.memories[1].name`. Quotes unusual keys and masks keys that look like secrets."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -72,17 +72,17 @@ def format_key_path(path: KeyPath) -> str:
 
 
 def find_nearest(word: str, known: Iterable[str]) -> str:
-    """The known name that `word` is most likely meant to be, or nothing."""
+    """Return the known name nearest to `word`, or an empty text if none is near."""
     names = sorted(set(known))
     if word.lower() in names:
         return word.lower()
-    # Short words differ by much when one letter does; long ones that share half of their letters are strangers.
+    # One wrong letter is a large share of a short word. Long words that share only half of their letters are unrelated.
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.6 if len(word) <= 6 else 0.7)
     return near[0] if near else ""
 
 
 def suggest_name(word: str, known: Iterable[str]) -> str:
-    """A remedy for a name nobody knows: the nearest one, or what there is."""
+    """Return a remedy for an unknown name: the nearest known name, or the list of known names."""
     names = sorted(set(known))
     near = find_nearest(word, names)
     if near:
@@ -93,6 +93,6 @@ def suggest_name(word: str, known: Iterable[str]) -> str:
 
 
 def join_with_or(names: Iterable[str]) -> str:
-    """`a, b or c`."""
+    """Return `a, b or c`, each in backticks."""
     quoted = [f"`{name}`" for name in names]
     return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)

@@ -1,4 +1,4 @@
-"""What a file looked like, to notice later that it changed. Reads none."""
+"""The state of a file, for detecting later changes. Reads no file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class FileMark(NamedTuple):
-    """What tells one state of a file from another. Compared for equality only: clocks jump."""
+    """Identifies one state of a file. Compare for equality only, because clocks can jump."""
 
     size: int = -1
     modified_ns: int = 0
@@ -23,7 +23,7 @@ class FileMark(NamedTuple):
 
 
 def read_file_mark(path: Path) -> FileMark | None:
-    """A file's mark, None if there is none to be seen. Reads nothing."""
+    """Return the mark of a file, None if the file does not exist or cannot be inspected. Does not read the file."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -50,5 +50,5 @@ class SeenFile:
 
 
 def compute_file_digest(data: bytes | None) -> bytes:
-    """Of a file's content; of no file, nothing."""
+    """Return the digest of a file's content, or empty bytes for a missing file."""
     return b"" if data is None else hashlib.blake2b(data, digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""Recognises secrets that stand where they must not: in config.yaml, in a key, in an error text. Never keeps one."""
+"""Recognize secrets where they must not be: in config.yaml, in a key, in an error text. Stores none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SECRET_KEY_PATTERN: Final = re.compile(
 )
 _SECRET_SHAPE_PATTERN: Final = re.compile(
     r"""
-      \bsk-[A-Za-z0-9_-]{16,}                             # OpenAI, Anthropic and many who imitate them
+      \bsk-[A-Za-z0-9_-]{16,}                             # OpenAI, Anthropic and compatible services
     | \bxox[a-z]-[A-Za-z0-9-]{10,} | \bxapp-[A-Za-z0-9-]{10,}   # Slack
     | \b\d{6,12}:[A-Za-z0-9_-]{30,}                       # Telegram
     | \b[A-Za-z0-9_-]{23,30}\.[A-Za-z0-9_-]{6,7}\.[A-Za-z0-9_-]{27,}   # Discord
@@ -30,12 +30,12 @@ _WORD_BREAK: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 def is_secret_key(key: str) -> bool:
-    """Does a key of this name hold a secret, whatever its value looks like?"""
+    """Whether a key of this name holds a secret, regardless of its value."""
     return _SECRET_KEY_PATTERN.fullmatch(_WORD_BREAK.sub("_", key).replace("-", "_").lower()) is not None
 
 
 def is_secret_like(text: str) -> bool:
-    """Does this text have the shape of a known token, or a password inside a URL?"""
+    """Whether this text has the shape of a known token, or a URL with a password."""
     return _SECRET_SHAPE_PATTERN.search(text) is not None or has_url_password(text)
 
 
@@ -44,18 +44,18 @@ def has_url_password(text: str) -> bool:
 
 
 def is_env_name(text: Any) -> bool:
-    """Can this be the name of an environment variable, and is it not itself the secret?"""
+    """Whether this can be the name of an environment variable and does not look like a secret."""
     return isinstance(text, str) and _ENV_NAME.fullmatch(text) is not None and not is_secret_like(text)
 
 
 def parse_env_reference(text: str) -> str | None:
-    """The variable somebody means who writes `$NAME`, `${NAME}`, `env:NAME` or NAME where a secret is expected."""
+    """Return NAME of `$NAME`, `${NAME}`, `env:NAME` or NAME, written where a secret is expected."""
     found = None if is_secret_like(text) else _ENV_REFERENCE.fullmatch(text)
     return (found[1] or found[2]) if found else None
 
 
 def suggest_env_name(path: tuple[str | int, ...]) -> str:
-    """The name suggested for the secret at `path`: platforms.telegram.coder.token is TELEGRAM_CODER_TOKEN."""
+    """Suggest a variable for the secret at `path`: TELEGRAM_CODER_TOKEN for platforms.telegram.coder.token."""
     if path[:2] == ("http", "tokens"):
         return "EVERHOLD_TOKEN"
     words = [_WORD_BREAK.sub("_", str(part)) for part in (path[1:] or path) if not is_secret_like(str(part))]
@@ -64,5 +64,5 @@ def suggest_env_name(path: tuple[str | int, ...]) -> str:
 
 
 def mask_secrets(text: str) -> str:
-    """`text` with whatever looks like a secret replaced."""
+    """Return `text` with everything masked that looks like a secret."""
     return _URL_PASSWORD.sub("***@", _SECRET_SHAPE_PATTERN.sub("***", text))

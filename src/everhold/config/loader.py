@@ -1,4 +1,4 @@
-"""From the files of a home to one frozen Settings, or to everything that is wrong with them at once."""
+"""Load the files of a home into one frozen Settings, or raise ConfigError with all problems."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def load_settings(
     random_bytes: Callable[[int], bytes] = os.urandom,
     mark: Callable[[Path], FileMark | None] = read_file_mark,
 ) -> Settings:
-    """What the files in `home` say. Raises ConfigError with everything that is wrong.
+    """Load the configuration of `home`. Raises ConfigError with all problems.
 
-    `last_good` starts from the stored configuration instead of config.yaml; `text` stands in for config.yaml (to look
-    before writing). The environment wins over `.env`.
+    `last_good` reads the stored last good configuration instead of config.yaml. `text` replaces the content of
+    config.yaml, to validate it before writing. The environment overrides `.env`.
     """
     file = home.last_good if last_good else home.config
     reader = _ConfigFileReader(mark)
@@ -93,7 +93,7 @@ def parse_settings(
     salt: bytes = b"",
     problems: list[ConfigProblem] | None = None,
 ) -> Settings:
-    """What `text` says, touching nothing else. `problems` are those already known; they are told with the rest."""
+    """Parse `text` without reading any file. `problems` that are already known are reported with the rest."""
     document = read_document(text, file=file)
     found = [*(problems or ()), *document.problems]
     if document.root is None and document.problems:
@@ -109,10 +109,10 @@ def parse_settings(
     fatal = [problem for problem in found if problem.fatal]
     if fatal or settings is None:
         raise ConfigError(fatal)
-    told = tuple(sorted(set(found), key=lambda problem: (problem.line, problem.key, problem.message)))
+    reported = tuple(sorted(set(found), key=lambda problem: (problem.line, problem.key, problem.message)))
     return settings.model_copy(
         update={
-            "problems": told,
+            "problems": reported,
             "document": build_last_good_document(it),
             "revision": compute_revision(settings, salt=salt),
             "signatures": freeze_value(
@@ -126,14 +126,14 @@ def parse_settings(
 
 
 def store_last_good(home: Home, settings: Settings) -> bool:
-    """Store what is in force for `up --last-good`; whether there was anything to write. Raises OSError."""
-    text = f"# What was in force last, revision {settings.revision}. Written by everhold for `up --last-good`.\n"
+    """Store the configuration in force for `up --last-good`. Returns whether the file changed. Raises OSError."""
+    text = f"# The last valid configuration, revision {settings.revision}. Written by everhold for `up --last-good`.\n"
     data = (text + to_yaml(settings.document)).encode()
     try:
         if read_file(home.last_good, private=True) == data:
             return False
     except ConfigError:
-        pass  # whatever stands there is replaced
+        pass  # an unreadable file is replaced
     write_file(home.last_good, data)
     return True
 
@@ -155,7 +155,7 @@ def _validate_plugins(it: ResolvedConfig, validate: ValidatePlugin) -> None:
         for problem in validate(section.group, section.plugin, section.raw):
             if section.is_missing_secret(problem.path) and problem.message != UNKNOWN_KEY:
                 continue
-            if not problem.path and not problem.fatal:  # about the plug-in as such: said once, where it is chosen
+            if not problem.path and not problem.fatal:  # about the plug-in itself: reported once, where it is chosen
                 if (section.group, section.plugin) in refused:
                     continue
                 refused.add((section.group, section.plugin))
@@ -172,7 +172,7 @@ def _validate_plugins(it: ResolvedConfig, validate: ValidatePlugin) -> None:
 
 
 def _list_plain_tools(it: ResolvedConfig) -> dict[str, KeyPath]:
-    """The plug-ins that agents name as tools and that have no section of their own, and where they are named."""
+    """Return the plug-ins that agents list as tools without a section of their own, and where they are listed."""
     tools: dict[str, KeyPath] = {}
     agents, sections = it.data.get("agents"), it.data.get("tools")
     known = {*SELECTABLE_TOOLS, *(sections if isinstance(sections, dict) else ())}
@@ -189,14 +189,14 @@ def _refuse_persona_file(name: str) -> str:
 
 
 class _ConfigFileReader:
-    """Reads files and remembers how they looked before."""
+    """Reads files and records their state before reading."""
 
     def __init__(self, mark: Callable[[Path], FileMark | None]) -> None:
         self.seen_files: dict[Path, SeenFile] = {}
         self._mark = mark
 
     def record_mark(self, path: Path) -> None:
-        """Remember how something looks that is not read."""
+        """Record the state of a path that is not read."""
         self.seen_files[path] = SeenFile(self._mark(path), b"")
 
     def read(self, path: Path, *, private: bool = False, limit: int = MAX_READ_BYTES) -> bytes | None:
@@ -220,7 +220,7 @@ class _ConfigFileReader:
 
 
 def _load_salt(home: Home, random_bytes: Callable[[int], bytes]) -> bytes:
-    """What a home's revisions are keyed with. A home that does not exist, or cannot be written, does without."""
+    """Return the key for the digests of revisions. Empty if the home does not exist or cannot be written."""
     try:
         data = read_file(home.salt, private=True)
         if data is None or len(data) != SALT_BYTES:

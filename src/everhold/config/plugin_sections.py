@@ -1,4 +1,4 @@
-"""Between a section of the configuration and the plug-in that reads it."""
+"""Convert a section of the configuration into the settings of its plug-in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SECTION_TYPES: Final[Mapping[str, type[PluginConfigSection]]] = {
 
 
 def build_plugin_settings(section: PluginConfigSection, model: type[BaseModel]) -> BaseModel:
-    """A section as the plug-in's own `Settings`. Raises pydantic's ValidationError; loading has checked it before."""
+    """Return a section as the plug-in's `Settings`. Raises ValidationError, which loading has ruled out before."""
     values = dict(section.extra)
     for name in list_given_fields(type(section)):
         bare = name.removesuffix("_env")
@@ -41,7 +41,7 @@ def build_plugin_settings(section: PluginConfigSection, model: type[BaseModel]) 
 
 
 def find_plugin_problems(group: str, model: type[BaseModel], raw: Mapping[str, Any]) -> list[ConfigProblem]:
-    """What a plug-in's own `Settings` finds wrong with a section; typing errors are compared with our keys, too."""
+    """Return the problems that a plug-in's `Settings` finds in a section. Suggestions include everhold's own keys."""
     part = _SECTION_TYPES.get(group)
     try:
         model.model_validate(_select_plugin_values(raw, model, part))
@@ -51,7 +51,7 @@ def find_plugin_problems(group: str, model: type[BaseModel], raw: Mapping[str, A
 
 
 def make_plugin_validator(settings_of: Callable[[str, str], type[BaseModel]]) -> ValidatePlugin:
-    """For `load`: asks each plug-in's own model. One that is not installed disables only its section."""
+    """Return a validator that uses each plug-in's `Settings`. A plug-in that is not installed disables its section."""
 
     def validate(group: str, name: str, raw: Mapping[str, Any]) -> list[ConfigProblem]:
         try:
@@ -66,7 +66,7 @@ def make_plugin_validator(settings_of: Callable[[str, str], type[BaseModel]]) ->
 def _select_plugin_values(
     values: Mapping[str, Any], model: type[BaseModel], part: type[PluginConfigSection] | None
 ) -> dict[str, Any]:
-    """What a plug-in gets: its own keys, and of ours those it declares. It may call a secret X or X_env."""
+    """Select the plug-in's own keys, and those of everhold's keys that it declares. It may name a secret X or X_env."""
     ours = {name.removesuffix("_env") for name in list_given_fields(part)} if part else set()
     fitting: dict[str, Any] = {}
     for key, value in values.items():

@@ -1,7 +1,7 @@
-"""What was written becomes what is meant: defaults merged, names followed, secrets and personas filled in.
+"""Resolve a document: merge defaults, resolve names, and fill in secrets and personas.
 
-Works on plain values before they are validated, so it takes everything it finds with a pinch of salt and leaves what it
-does not understand for the validation to name. Every value it moves keeps its place in the file, for errors.
+This works on plain values before validation, so it accepts any type and leaves invalid values for the validation to
+report. It records the origin in the file of each value that it moves, for error messages.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def resolve_document(
 
 
 def merge_values(below: Any, above: Any) -> Any:
-    """`above` laid over `below`: mappings merge, everything else (lists, null) replaces."""
+    """Return `above` merged over `below`. Mappings merge, all other values (lists, null) replace."""
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
     return {
@@ -81,7 +81,7 @@ def merge_values(below: Any, above: Any) -> Any:
 
 
 def _as_table(value: Any) -> RawSection | None:
-    """A mapping of named things; a name with nothing behind it has nothing set. None if it is no mapping."""
+    """Return a mapping by name, with an empty section for a null. None if `value` is not a mapping."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -116,7 +116,7 @@ def _add_model(it: ResolvedConfig, name: str, raw: Any, needs: KeyPath) -> None:
 
 
 def _resolve_model_name(it: ResolvedConfig, value: Any, agent: KeyPath, keys: KeyPath) -> Any:
-    """A model's name. One that is written where it is used joins the others under the name of that place."""
+    """Return a model's name. An inline model is added to `models` under its key path."""
     if not isinstance(value, dict):
         return value
     own, shared = (*agent, *keys), ("defaults", *keys)
@@ -161,7 +161,7 @@ def _resolve_tool(it: ResolvedConfig, name: str, raw: Any) -> Any:
 def _resolve_agent(
     it: ResolvedConfig, defaults: RawSection, own: Any, *, path: KeyPath, tables: dict[str, RawSection | None]
 ) -> Any:
-    """One agent as it is meant; `path` is ("agents", name) or ("defaults",)."""
+    """Resolve one agent. `path` is ("agents", name) or ("defaults",)."""
     if not isinstance(own, dict):
         return own
     is_agent = path[0] == "agents"
@@ -190,7 +190,7 @@ def _resolve_agent(
 
 
 def _choose_default_model(it: ResolvedConfig, models: RawSection | None, path: KeyPath | None) -> str:
-    """What an agent gets that names no model."""
+    """Return the model of an agent that names none."""
     names = list(models or ())
     if len(names) == 1:
         return names[0]
@@ -204,7 +204,7 @@ def _choose_default_model(it: ResolvedConfig, models: RawSection | None, path: K
 def _resolve_memory_uses(
     it: ResolvedConfig, raw: RawSection, path: KeyPath, table: RawSection | None, *, from_defaults: bool
 ) -> None:
-    """The memories of an agent: each use is the instance with what was written beside its name laid over it."""
+    """Resolve the memories of an agent: the keys beside a name override those of the memory's section."""
     uses = raw.get("memories", (BUILTIN_MEMORY,))
     if not isinstance(uses, tuple) or table is None:
         return
@@ -221,7 +221,7 @@ def _resolve_memory_uses(
             it.report_problem(at, f"there is no memory `{name}`", _suggest_definition(name, known, "memories"))
             continue
         if name in seen:
-            it.report_problem(at, f"`{name}` stands twice", "remove one of them")
+            it.report_problem(at, f"`{name}` is listed twice", "remove one of them")
             continue
         seen.add(name)
         if not isinstance(known[name], dict):
@@ -239,7 +239,7 @@ def _resolve_memory_uses(
 
 
 def _fill_agent_name(value: Any, agent: str) -> Any:
-    """`{agent}` in a memory's settings is the agent's name."""
+    """Replace `{agent}` in a memory's settings with the agent's name."""
     if isinstance(value, dict):
         return {key: _fill_agent_name(item, agent) for key, item in value.items()}
     if isinstance(value, tuple):
@@ -253,7 +253,7 @@ def _suggest_definition(name: str, known: Mapping[str, Any], section: str) -> st
 
 
 def _resolve_persona(it: ResolvedConfig, raw: RawSection, path: KeyPath) -> None:
-    """The text of a persona, read here once so that no message has to."""
+    """Read the text of a persona here once, so that no message needs a file read."""
     value = raw.get("persona")
     file = _get_persona_file(value)
     if isinstance(value, dict):
@@ -287,7 +287,7 @@ def _get_persona_file(value: Any) -> str | None:
 
 
 def build_last_good_document(it: ResolvedConfig) -> Mapping[str, Any]:
-    """The document with persona files replaced by what they held: what `--last-good` starts from."""
+    """Return the document with persona files replaced by their text, for `--last-good`."""
 
     def inline(raw: Any) -> Any:
         file = _get_persona_file(raw.get("persona")) if isinstance(raw, dict) else None
@@ -331,7 +331,7 @@ def _resolve_account(it: ResolvedConfig, platform: str, account: str, raw: Any, 
 
 
 def _resolve_chat(it: ResolvedConfig, chat: Any, account: RawSection) -> Any:
-    """An exception for one chat, laid over what holds elsewhere."""
+    """Merge the settings of one chat over those of the account and its agent."""
     if not isinstance(chat, dict):
         return chat
     agents, name = it.data.get("agents"), chat.get("agent", account["agent"])
@@ -341,7 +341,7 @@ def _resolve_chat(it: ResolvedConfig, chat: Any, account: RawSection) -> Any:
 
 
 def _resolve_store(it: ResolvedConfig, raw: Any) -> None:
-    """Refuse a database server. Nothing would be stored there, so ignoring the key would mislead the reader."""
+    """Refuse a database server. Nothing would be stored there, so ignoring the key would mislead the operator."""
     if not isinstance(raw, dict) or "url" not in raw:
         return
     it.data["store"] = "sqlite"

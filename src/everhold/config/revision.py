@@ -1,4 +1,4 @@
-"""A short name for what is in force: the same for the same effect, another for another. Tells nothing about secrets."""
+"""Digests of the configuration in force. Equal configurations have equal digests. A digest reveals no secret."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _IGNORED_FIELDS: Final = frozenset(
         "memories",
     }
 )
-"""Fields of Settings and AgentSettings that say where something came from, or what it would be for others."""
+"""Fields of Settings that record an origin, or that have an effect only through the agents."""
 
 
 def compute_revision(settings: Settings, *, salt: bytes) -> str:
-    """Of everything in force. `defaults` count through the agents, `memories` through the agents that use them."""
+    """Return the digest of everything in force. `defaults` and `memories` count through the agents that use them."""
     return _compute_digest(_to_canonical(settings, salt), salt)
 
 
 def compute_agent_signature(settings: Settings, agent: AgentSettings, *, salt: bytes) -> str:
-    """Of what one agent depends on: its own settings, its models, its tools and their servers."""
+    """Return the digest of what one agent depends on: its settings, its models, its tools and their servers."""
     servers = (tool.removeprefix("mcp:") for tool in agent.tools if tool.startswith("mcp:"))
     parts: list[Any] = [agent]
     parts += [settings.models[name] for name in sorted(set(agent.list_models()))]
@@ -44,7 +44,7 @@ def compute_agent_signature(settings: Settings, agent: AgentSettings, *, salt: b
 
 
 def compute_model_signature(model: ModelSettings, *, salt: bytes) -> str:
-    """Of who is asked under a model's name: at which provider, where, for which model, with which account."""
+    """Return the digest of what a model's name stands for: provider, address, model and key."""
     asked = (model.provider, model.name, str(model.base_url or ""), model.api_key, model.extra)
     return _compute_digest(_to_canonical(asked, salt), salt)
 

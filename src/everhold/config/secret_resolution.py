@@ -1,4 +1,4 @@
-"""Secrets go where variables are named, and are refused where they stand in the open. Plug-ins' keys are put aside."""
+"""Resolve `*_env` keys to secrets, refuse literal secrets, and separate the keys of plug-ins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RawSection: TypeAlias = dict[str, Any]
 ReadPersona: TypeAlias = Callable[[str], str]
 
 PLACEHOLDER_SECRET: Final = SecretString("not-set")
-"""What a plug-in validates in place of a secret that is missing."""
+"""Stands for a missing secret when a plug-in validates its section."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class PluginSection:
     path: KeyPath
     raw: Mapping[str, Any]
     unset: frozenset[KeyPath]
-    """Keys whose secret is missing, however deep: nothing is to be said about their value."""
+    """Keys, also nested ones, whose secret is missing. Problems with their values are not reported."""
 
     def is_missing_secret(self, path: KeyPath) -> bool:
         """Whether `path` leads to a secret that is missing, or into one."""
@@ -46,7 +46,7 @@ class PluginSection:
 
 @dataclass(slots=True)
 class ResolvedConfig:
-    """What is meant, ready to be validated, and where each piece of it was written."""
+    """The resolved configuration before validation, with the origin of each value in the file."""
 
     document: YamlDocument
     environment: SecretEnvironment
@@ -61,7 +61,7 @@ class ResolvedConfig:
     """Section -> the secrets among its plug-in's own keys that are not set."""
 
     def get_origin(self, path: KeyPath) -> KeyPath:
-        """Where the value at effective `path` was written, or would have been."""
+        """Return the path in the file of the value at the resolved `path`, or where it would be written."""
         for length in range(len(path), 0, -1):
             if path[:length] not in self.origins:
                 continue
@@ -83,21 +83,21 @@ class ResolvedConfig:
 
 
 def remove_nulls(value: Any) -> Any:
-    """A null means "not given"."""
+    """Return `value` without nulls, because null means "not given"."""
     if isinstance(value, dict):
         return {key: remove_nulls(item) for key, item in value.items() if item is not None}
     return tuple(remove_nulls(item) for item in value) if isinstance(value, tuple) else value
 
 
 def reject_secret_literals(it: ResolvedConfig, value: Any, path: KeyPath) -> Any:
-    """Refuse what is a secret or looks like one, and go on as if the variable had been named."""
+    """Report literal secrets, and continue as if a variable had been named instead."""
     if isinstance(value, dict):
         kept: RawSection = {}
         for key, item in value.items():
             place = (*path, key)
             if is_secret_like(key):
                 it.report_problem(
-                    place, "looks like a secret, which must not stand in this file", f"write it to {it.env_file}"
+                    place, "looks like a secret, which must not be in this file", f"write it to {it.env_file}"
                 )
             elif _is_secret_literal(key, item, path):
                 _report_secret_literal(it, place, str(item))
@@ -127,12 +127,12 @@ def _report_secret_literal(it: ResolvedConfig, path: KeyPath, value: str, *, at:
     key = path[-1]
     name = parse_env_reference(value)
     if name is not None:
-        it.report_problem(at or path, "holds a secret's name", f"write {key}_env: {name}")
+        it.report_problem(at or path, "holds the name of a variable", f"write {key}_env: {name}")
         return
     name = suggest_env_name(path)
     it.report_problem(
         at or path,
-        "holds a secret, which must not stand in this file",
+        "holds a secret, which must not be in this file",
         f"write {key}_env: {name} here, and in {it.env_file} the line {name}=…",
     )
 
@@ -146,7 +146,7 @@ def _report_secret_shape(it: ResolvedConfig, path: KeyPath, value: str) -> None:
         return
     it.report_problem(
         path,
-        "looks like a secret, which must not stand in this file",
+        "looks like a secret, which must not be in this file",
         f"write it to {it.env_file} as {name}=… and name the variable in a key that ends in _env",
     )
 
@@ -154,7 +154,7 @@ def _report_secret_shape(it: ResolvedConfig, path: KeyPath, value: str) -> None:
 def resolve_secret(
     it: ResolvedConfig, name: Any, path: KeyPath, needs: KeyPath | None
 ) -> tuple[SecretString | None, str]:
-    """The secret behind a `*_env` key, or the variable that is missing (empty if its name was refused)."""
+    """Return the secret of a `*_env` key and the variable's name (empty if the name is invalid)."""
     if not is_env_name(name):
         it.report_problem(
             path, "is not the name of an environment variable", f"write NAME here and NAME=… in {it.env_file}"
@@ -171,9 +171,9 @@ def resolve_secret(
 def resolve_section(
     it: ResolvedConfig, raw: RawSection, model: type[ConfigSection], path: KeyPath, *, needs: KeyPath | None
 ) -> RawSection:
-    """A section with its secrets resolved, and what only its plug-in understands put aside.
+    """Resolve the secrets of a section, and move the plug-in's own keys to `=extra`.
 
-    `needs` is what a missing secret disables; None to say nothing about it.
+    `needs` is what a missing secret disables. With None, a missing secret is not reported.
     """
     known = set(list_given_fields(model))
     filled: RawSection = {}
@@ -208,7 +208,7 @@ def _resolve_nested_secrets(
     missing: list[str],
     needs: KeyPath | None,
 ) -> Any:
-    """`value` with each `X_env: NAME` in it replaced by `X: Secret`; X is left out when it is not set."""
+    """Return `value` with each `X_env: NAME` replaced by `X: SecretString`. X is left out if NAME is not set."""
     if isinstance(value, tuple):
         return tuple(
             _resolve_nested_secrets(it, item, path, (*inner, place), env, missing, needs)
@@ -234,7 +234,7 @@ def _resolve_nested_secrets(
 
 
 def add_section(it: ResolvedConfig, group: str, plugin: Any, path: KeyPath, filled: RawSection) -> None:
-    """Note a plug-in's section for its own validation: as written, with `X: Secret` for each `X_env`."""
+    """Record a plug-in's section for its validation: as written, with `X: SecretString` for each `X_env`."""
     if not isinstance(plugin, str):
         return
     absent = set(it.missing_secrets.get(path, ()))
@@ -255,7 +255,7 @@ def add_section(it: ResolvedConfig, group: str, plugin: Any, path: KeyPath, fill
 
 
 def _fill_placeholders(value: Any, inner: KeyPath, absent: set[KeyPath]) -> Any:
-    """A copy of `value` with something in the place of each secret that is missing from it."""
+    """Return a copy of `value` with a placeholder for each missing secret."""
     if isinstance(value, tuple):
         return tuple(_fill_placeholders(item, (*inner, place), absent) for place, item in enumerate(value))
     if not isinstance(value, Mapping):

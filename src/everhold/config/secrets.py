@@ -1,4 +1,4 @@
-"""Where secrets come from: the process environment first, then `.env` in the home. Never shows one in an error."""
+"""Read secrets from the process environment, then from `.env` in the home. Errors never contain a secret."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EnvLine:
 
 
 def parse_env(data: bytes, *, file: str = ".env") -> tuple[list[EnvLine], list[ConfigProblem]]:
-    """What a `.env` file says: `NAME=value` per line, `#` comments, quotes around values, nothing is expanded."""
+    """Parse a `.env` file: `NAME=value` per line, `#` comments, optional quotes. Nothing is expanded."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -56,7 +56,7 @@ def parse_env(data: bytes, *, file: str = ".env") -> tuple[list[EnvLine], list[C
 
 
 def _parse_value(rest: str) -> str | None:
-    """The value behind the `=`, None if its quotes are wrong."""
+    """Return the value after the `=`, None if its quotes are wrong."""
     rest = rest.strip()
     quote = rest[:1]
     if quote not in ("'", '"') or not quote:
@@ -77,7 +77,7 @@ def _parse_value(rest: str) -> str | None:
 
 
 def format_env_line(name: str, value: SecretString) -> str:
-    """The line that `parse_env` reads back as exactly this value."""
+    """Return a line that `parse_env` reads back as exactly this value."""
     text = value.reveal()
     if _BARE_VALUE_PATTERN.fullmatch(text):
         return f"{name}={text}"
@@ -87,7 +87,7 @@ def format_env_line(name: str, value: SecretString) -> str:
 
 
 class SecretEnvironment:
-    """Answers for names. A variable that is set to nothing counts as not set: blank keys must open no door."""
+    """Looks up secrets by name. A blank variable counts as not set, because a blank key must not grant access."""
 
     def __init__(self, environ: Mapping[str, str], lines: list[EnvLine] | None = None) -> None:
         self._environ = environ

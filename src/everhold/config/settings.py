@@ -1,7 +1,7 @@
-"""Settings: everything a configuration can say, frozen. Read at the door, handed down; reads no file and no variable.
+"""The frozen settings of a configuration. This module reads no file and no environment variable.
 
-A key of config.yaml is a field here, and its docstring is its line in docs/reference/configuration.md. Fields that the
-loader fills in (a resolved secret, a persona's text) are marked `derived`: nobody can write them in YAML.
+Each key of config.yaml is a field here. Its docstring is its line in docs/reference/configuration.md. Fields that the
+loader fills in (a resolved secret, a persona's text) have an alias that starts with `=`, which YAML keys cannot have.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ BUILTIN_MEMORY: Final = "builtin"
 DEFAULT_AGENT: Final = "main"
 
 RESTART_KEYS: Final = ("store", "http.host", "http.port")
-"""Keys that are read when everhold starts, and not again: changing one of them takes a restart."""
+"""Keys that are read only when everhold starts, so a change needs a restart."""
 
 
-# -- the whole house ---------------------------------------------------------------------------------------------------
+# -- HTTP, models, memories --------------------------------------------------------------------------------------------
 
 
 class TokenSettings(ConfigSection):
@@ -61,26 +61,26 @@ class TokenSettings(ConfigSection):
     token_env: EnvName
     """The variable with the token. At least 32 random characters: `openssl rand -hex 32`."""
     person: Name | None = None
-    """Who speaks when this token is used, a name from `people`. Without it: whoever is called like the token."""
+    """The person who speaks with this token, a name from `people`. If not given, the person has the token's name."""
     operator: bool = False
-    """May do everything, and speak for others."""
+    """Grants access to the admin API, and permits to speak for others."""
     token: SecretString | None = Field(default=None, validation_alias="=token")
     missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
 
 
 class HttpSettings(ConfigSection):
     host: Text = "127.0.0.1"
-    """The address to listen on. Any other than loopback needs a token."""
+    """The address to listen on. Any address other than loopback needs a token."""
     port: int = Field(default=8765, ge=0, le=65535)
-    """The port to listen on; 0 takes a free one."""
+    """The port to listen on; 0 chooses a free one."""
     tokens: tuple[TokenSettings, ...] = ()
-    """Who may come in from elsewhere."""
+    """The tokens of callers from other machines."""
 
     @model_validator(mode="after")
     def _require_token(self) -> HttpSettings:
         if not self.is_loopback and not self.tokens:
             raise build_value_error(
-                "listens beyond this machine without a token",
+                "accepts connections from other machines without a token",
                 "add tokens: [{name: me, token_env: EVERHOLD_TOKEN, operator: true}], or host: 127.0.0.1",
             )
         return self
@@ -92,23 +92,23 @@ class HttpSettings(ConfigSection):
 
 class PriceSettings(ConfigSection):
     input: Usd
-    """Per million tokens the model reads."""
+    """Per million input tokens."""
     cached: Usd | None = None
-    """Per million tokens it has read before; as `input` if not given."""
+    """Per million input tokens read from the provider's cache; the price of `input` if not given."""
     cache_write: Usd | None = None
-    """Per million tokens it keeps for reading again; as `input` if not given."""
+    """Per million input tokens written to the provider's cache; the price of `input` if not given."""
     output: Usd
-    """Per million tokens it writes."""
+    """Per million output tokens."""
 
 
 class PluginConfigSection(ConfigSection):
-    """A section that a plug-in reads: what it alone understands stands in `extra`, secrets resolved."""
+    """A section of a plug-in. The plug-in's own keys are in `extra`, with their secrets resolved."""
 
     extra: FreeMapping = Field(default_factory=make_empty_mapping, validation_alias="=extra")
     env: FrozenTable[str] = Field(default_factory=make_empty_mapping, validation_alias="=env")
-    """Where each secret of `extra` comes from: key path -> variable."""
+    """The variable of each secret in `extra`, by key path."""
     missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
-    """Variables this needs that are not set: it is disabled until they are."""
+    """Variables that are needed and not set. The section is disabled until they are set."""
 
     @property
     def is_ready(self) -> bool:
@@ -117,27 +117,27 @@ class PluginConfigSection(ConfigSection):
 
 class ModelSettings(PluginConfigSection):
     provider: Name
-    """`openai` (and everything compatible), `anthropic`, `offline`, or an installed plug-in."""
+    """`openai` (and compatible servers), `anthropic`, `offline`, or an installed plug-in."""
     name: Text = ""
     """The model's name at the provider."""
     base_url: Url | None = None
-    """Where the provider answers, if not at its usual place."""
+    """The provider's address, if it is not the usual one."""
     api_key_env: EnvName | None = None
-    """The variable with the key."""
+    """The variable with the API key."""
     context_tokens: int | None = Field(default=None, ge=256)
-    """How much the model can read at once."""
+    """The size of the model's context window."""
     price: PriceSettings | None = None
     """US dollars per million tokens. A budget in dollars needs it."""
     params: FreeMapping = Field(default_factory=make_empty_mapping)
-    """Passed on with every request, such as `temperature`."""
+    """Parameters sent with every request, such as `temperature`."""
     key: str = Field(default="", validation_alias="=key")
-    """The name it has in `models`, or the place it was written at."""
+    """Its name in `models`, or the key path of an inline model."""
     api_key: SecretString | None = Field(default=None, validation_alias="=api_key")
 
 
 class RecallSettings(ConfigSection):
     deadline_seconds: float = Field(default=0.8, ge=0)
-    """How long a turn waits for memories. Later answers are left out. 0 recalls nothing."""
+    """How long a turn waits for memories. Results that arrive later are left out. 0 recalls nothing."""
     max_tokens: int = Field(default=1700, ge=0)
     """How many tokens of the context recalled memories may take."""
 
@@ -155,44 +155,44 @@ class FactSettings(ConfigSection):
 
 class CompressionSettings(ConfigSection):
     soft: Fraction = 0.6
-    """From this share of the model's context on, a summary is made ahead of need."""
+    """When the context exceeds this share of the model's window, a compression starts in the background."""
     hard: Fraction = 0.85
-    """From this share on, the chat waits for it."""
+    """When it exceeds this share, the next turn waits for the compression."""
     keep_exchanges: int = Field(default=6, ge=0)
-    """How many of the last exchanges always stay word for word."""
+    """How many of the last exchanges are never compressed."""
     in_background: bool = True
-    """Make summaries in the background, before they are needed."""
+    """Whether summaries are made in the background, before they are needed."""
     model: ModelName | None = None
-    """Which model writes them; the agent's own if not given."""
+    """The model that writes summaries; the agent's own if not given."""
 
     @model_validator(mode="after")
     def _check_order(self) -> CompressionSettings:
         if self.soft > self.hard:
-            raise build_value_error("soft lies above hard", "soft: 0.6, hard: 0.85")
+            raise build_value_error("soft is greater than hard", "soft: 0.6, hard: 0.85")
         return self
 
 
 class SessionSettings(ConfigSection):
     group: SessionSharing = "per-person"
-    """In a group, does everybody talk in their own session, or all in one?"""
+    """Whether each member of a group has a session of their own, or all share one."""
     thread: SessionSharing = "shared"
-    """The same for a thread."""
+    """The same for threads."""
 
 
 class LimitSettings(ConfigSection):
     usd_per_day: Usd | None = None
     """US dollars per day."""
     tokens_per_day: int | None = Field(default=None, ge=0)
-    """Tokens per day, read and written."""
+    """Input and output tokens per day."""
 
 
 class BudgetSettings(LimitSettings):
     per_person: LimitSettings = LimitSettings()
-    """What one person may have caused, with all agents together, for this one to answer them."""
+    """What one person may spend with all agents together. Above it, this agent does not answer the person."""
     per_chat: LimitSettings = LimitSettings()
-    """What one conversation may cause."""
+    """What one conversation may spend."""
     background: LimitSettings = LimitSettings()
-    """What summaries, reviews and schedules may cost."""
+    """What summaries, reviews and schedules may spend."""
 
     def list_limits(self) -> Iterator[LimitSettings]:
         yield from (self, self.per_person, self.per_chat, self.background)
@@ -202,26 +202,26 @@ class MemorySettings(PluginConfigSection):
     provider: Name
     """`builtin`, or an installed plug-in."""
     write: WritePolicy = "turn"
-    """When exchanges go to the provider: after every `turn`, `async`, at the end of a `session`, or every N turns."""
+    """When exchanges are sent: after every `turn`, `async`, at the end of a `session`, or every N turns."""
     retain_every_n_turns: int | None = Field(default=None, ge=1)
-    """The same as `write: N`, under the name some providers' users know."""
+    """The same as `write: N`, under the name that some providers use."""
     in_doubt: InDoubtPolicy = "resend"
-    """What happens to a write nobody can tell the fate of: `resend` risks a double, `hold` waits for a person."""
+    """What happens to a write in doubt: `resend` may store it twice, `hold` makes it a dead letter."""
     naming: Literal["everhold", "hermes"] = "everhold"
-    """How sessions are named at the provider; `hermes` keeps the names hermes-agent gave."""
+    """How sessions are named at the provider; `hermes` uses the names that hermes-agent gave them."""
     session_strategy: Literal["per-session", "per-directory", "per-repo", "global"] = "per-directory"
-    """What a session without a chat (a terminal) is filed under."""
+    """How a session without a chat (in a terminal) is named at the provider."""
     session_peer_prefix: bool = False
-    """Put the person's name before the session's."""
+    """Whether the person's name is put before the session's."""
     name: str = Field(default="", validation_alias="=name")
-    """The instance: its key in `memories`."""
+    """The memory's key in `memories`."""
 
 
 class ToolSettings(PluginConfigSection):
     provider: Name
     """An installed plug-in."""
     name: str = Field(default="", validation_alias="=name")
-    """The instance: its key in `tools`."""
+    """The tool's key in `tools`."""
 
 
 # -- agents ------------------------------------------------------------------------------------------------------------
@@ -229,41 +229,44 @@ class ToolSettings(PluginConfigSection):
 
 class AgentSettings(ConfigSection):
     persona: str = ""
-    """Who the agent is: text, or a file relative to the home (`SOUL.md`); `{file: …}` and `{text: …}` say which."""
+    """The agent's instructions: text, or a file relative to the home (`SOUL.md`). `{file: …}` and `{text: …}` are
+    explicit."""
     model: ModelName = OFFLINE_MODEL
-    """A name from `models`, or a mapping with the same keys. With one model in `models`, that one."""
+    """A name from `models`, or a mapping with the same keys. If `models` has one model, that is the default."""
     fallback: tuple[ModelName, ...] = ()
-    """Models to try, in this order, when the model is down."""
+    """Models to try, in this order, when the model is unavailable."""
     memories: tuple[MemorySettings, ...] = ()
-    """Which memories a turn asks: names from `memories`, or mappings `{name: …}` whose other keys override what stands
-    there. Without `builtin` it is not asked in a turn, but still takes everything in and can be searched."""
+    """The memories that a turn recalls from: names from `memories`, or mappings `{name: …}` whose other keys override
+    that section. `builtin` always stores everything and can be searched. A turn recalls from it only if it is
+    listed."""
     recall: RecallSettings = RecallSettings()
-    """How much is remembered in each turn."""
+    """The limits of recall in each turn."""
     facts: FactSettings = FactSettings()
-    """How much an agent with the `memory` tool keeps in mind in every turn, for each person or group."""
+    """The limits of the facts in every prompt of an agent with the `memory` tool, for each person or group."""
     busy: Literal["queue", "steer", "interrupt"] = "queue"
-    """What a message does that arrives during a turn: wait for the next, join at the next tool, or end it."""
+    """What a message does that arrives during a turn: wait for the next turn, join after the next tool call, or end the
+    turn."""
     compression: CompressionSettings = CompressionSettings()
-    """How a conversation that grows too long is summed up."""
+    """How a long conversation is compressed."""
     sessions: SessionSettings = SessionSettings()
-    """Who shares a session with whom."""
+    """Which people share a session."""
     budget: BudgetSettings = BudgetSettings()
     """What may be spent per day. A call that could exceed it is not made."""
     tools: tuple[Text, ...] = ("memory", "session_search", "attach")
-    """What the agent can use: `memory`, `session_search`, `attach`, an installed plug-in, or a name from `tools`;
+    """The agent's tools: `memory`, `session_search`, `attach`, an installed plug-in, or a name from `tools`;
     `mcp:NAME` for a server from `mcp`."""
     send_to: tuple[Text, ...] = ()
-    """Whom the agent may write to of its own accord: `agent:NAME`, or the address of a chat. Nobody if not given."""
+    """To whom the `send` tool may write: `agent:NAME`, or the address of a chat. No one if not given."""
     review_every_turns: int = Field(default=10, ge=0)
-    """After how many turns a review looks through them for what to remember. 0 for never."""
+    """After how many turns a review writes facts from them. 0 for never."""
     memory_notices: bool = True
-    """Say in the chat when something was remembered."""
+    """Whether the chat shows a notice when a fact was written."""
     name: str = Field(default="", validation_alias="=name")
     persona_file: str = Field(default="", validation_alias="=persona_file")
-    """Where `persona` was read from."""
+    """The file that `persona` was read from."""
 
     def list_models(self) -> Iterator[str]:
-        """Every model it may ask."""
+        """Yield the name of each model that the agent may use."""
         yield self.model
         yield from self.fallback
         if self.compression.model is not None:
@@ -275,56 +278,56 @@ class AgentSettings(ConfigSection):
 
 class AccountAccess(ConfigSection):
     direct: tuple[Text, ...] = ()
-    """Who may write to it directly: names from `people`, or ids such as `telegram:1001`."""
+    """Who may send direct messages: names from `people`, or identities such as `telegram:1001`."""
     groups: FrozenTable[tuple[Text, ...]] = Field(default_factory=make_empty_mapping)
-    """Who may speak in which group: group id to names."""
+    """Who may speak in which group: group id, then names."""
 
 
 class AccountGroups(ConfigSection):
     answer: Literal["mentioned", "always"] = "mentioned"
-    """Answer when mentioned, replied to or commanded, or always."""
+    """Whether to answer only mentions, replies and commands, or every message."""
     observe: bool = False
-    """Keep what others say in the group, too."""
+    """Whether messages that are not answered are stored, too."""
 
 
 class ChatSettings(ConfigSection):
     agent: Name | None = None
-    """Another agent for this chat."""
+    """The agent of this chat, in place of the account's."""
     sessions: SessionSettings | None = None
-    """Other sessions for this chat; laid over the agent's."""
+    """Overrides the agent's `sessions` in this chat."""
     groups: AccountGroups | None = None
-    """Another way to behave in this group; laid over the account's."""
+    """Overrides the account's `groups` in this chat."""
 
 
 class AccountSettings(PluginConfigSection):
     agent: Name
-    """Who answers. If not given: the agent with the account's name, else the main one."""
+    """The agent that answers. If not given: the agent with the account's name, else the main one."""
     enabled: bool = True
     """Whether the account is used."""
     in_doubt: InDoubtPolicy = "resend"
-    """What happens to a reply nobody can tell the fate of: `resend` risks a double, `hold` waits for a person."""
+    """What happens to a reply in doubt: `resend` may deliver it twice, `hold` makes it a dead letter."""
     access: AccountAccess = Field(default_factory=AccountAccess)
-    """Who may speak. Nobody if not given, except the owners."""
+    """Who may speak. Only the owners if not given."""
     groups: AccountGroups = AccountGroups()
-    """How to behave in groups."""
+    """What the account does in groups."""
     chats: FrozenTable[ChatSettings] = Field(default_factory=make_empty_mapping)
-    """Exceptions for single chats, by their id."""
+    """Settings of single chats, by their id."""
     platform: str = Field(default="", validation_alias="=platform")
     account: str = Field(default="", validation_alias="=account")
 
 
 class PersonSettings(ConfigSection):
     name: Name
-    """What the person is called here."""
+    """The person's name in everhold."""
     identities: tuple[IdentityText, ...] = ()
-    """How to recognise them: `platform:id`, ids that cannot be changed."""
+    """The person's identities: `platform:id`, with ids that cannot be changed."""
 
 
 class AccessSettings(ConfigSection):
     owners: tuple[Name, ...] = ()
-    """Who may do everything, everywhere."""
+    """Names from `people` who may use every command in every chat."""
     pairing: bool = True
-    """Strangers get a code that somebody in charge can approve."""
+    """Whether an unknown sender gets a code that an owner or operator can approve."""
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------
@@ -334,15 +337,15 @@ class McpSettings(ConfigSection):
     command: tuple[Text, ...] = ()
     """The program to start, and its arguments."""
     url: Url | None = None
-    """A server that runs already."""
+    """The address of a running server."""
     token_env: EnvName | None = None
     """The variable with the bearer token for `url`."""
     env: tuple[EnvName, ...] = ()
-    """Variables the program gets besides the usual ones; their values come from `.env` or the environment."""
+    """Variables that the program gets in addition; their values come from `.env` or the environment."""
     effects: FrozenTable[EffectName] = Field(default_factory=make_empty_mapping)
-    """What running a tool twice would do: `pure` nothing, `keyed`, `probe`, or `once` for harm. `once` if not given."""
+    """Each tool's effect: `pure`, `keyed`, `probe`, or `once` if a repeated call does harm. `once` if not given."""
     deadline_seconds: float = Field(default=60.0, gt=0)
-    """When a call is given up."""
+    """After how many seconds a call fails."""
     token: SecretString | None = Field(default=None, validation_alias="=token")
     variables: FrozenTable[SecretString] = Field(default_factory=make_empty_mapping, validation_alias="=variables")
     missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
@@ -361,18 +364,18 @@ class McpSettings(ConfigSection):
 
 class LoopSettings(ConfigSection):
     max_hops: int = Field(default=8, ge=1)
-    """How often agents may answer each other before a human has to speak."""
+    """How often agents may answer each other before a person has to speak."""
     halt_word: Text = "!halt"
-    """Stops the agents of a conversation, whoever of the allowed says it. `/halt` does the same."""
+    """Halts the agents of a chat, from anyone who may speak there. `/halt` does the same."""
     wake_word: Text = "!wake"
-    """Lets them speak again. `/wake` does the same."""
+    """Ends the halt. `/wake` does the same."""
 
 
 class BackupSettings(ConfigSection):
     every_hours: float = Field(default=24.0, ge=0)
-    """How often the store is copied to `backups/`; 0 for never."""
+    """How often the store is backed up to `backups/`; 0 for never."""
     keep: int = Field(default=7, ge=1)
-    """How many copies are kept."""
+    """How many backups are kept."""
 
 
 class Settings(ConfigSection):
@@ -381,51 +384,51 @@ class Settings(ConfigSection):
     store: StoreKind = "sqlite"
     """Where the log is kept. `sqlite`, a file in the home, is the only store so far."""
     timezone: TimezoneName = "UTC"
-    """When a day begins, for budgets and schedules."""
+    """The time zone of budgets and schedules."""
     http: HttpSettings = HttpSettings()
-    """The page, the API, and who may use them."""
+    """The console, the API, and who may use them."""
     models: ModelTable[ModelSettings] = Field(default_factory=make_empty_mapping)
-    """Models by the name you give them. `offline` is always there."""
+    """Models by the name you give them. `offline` always exists."""
     defaults: AgentSettings = AgentSettings()
     """Merged under every agent: mappings merge, lists replace."""
     agents: NamedTable[AgentSettings] = Field(default_factory=make_empty_mapping)
     """Agents by name; `main` if none is given."""
     memories: NamedTable[MemorySettings] = Field(default_factory=make_empty_mapping)
-    """Memory services by the name you give them. `builtin` is always there."""
+    """Memories by the name you give them. `builtin` always exists."""
     tools: NamedTable[ToolSettings] = Field(default_factory=make_empty_mapping)
-    """Tools of plug-ins by the name you give them, for those that want settings; others need no section."""
+    """Tools of plug-ins by the name you give them. A tool without settings needs no section."""
     platforms: NamedTable[NamedTable[AccountSettings]] = Field(default_factory=make_empty_mapping)
     """Chat platforms: platform, then account, then its settings."""
     people: tuple[PersonSettings, ...] = ()
-    """Who is who."""
+    """People and their identities."""
     access: AccessSettings = AccessSettings()
-    """Who is in charge."""
+    """Owners and pairing."""
     mcp: NamedTable[McpSettings] = Field(default_factory=make_empty_mapping)
-    """Tool servers by the name you give them."""
+    """MCP servers by the name you give them."""
     loops: LoopSettings = LoopSettings()
-    """What stops agents from talking to each other for ever."""
+    """Limits that keep agents from answering each other endlessly."""
     backup: BackupSettings = BackupSettings()
-    """Copies of the store."""
+    """Backups of the store."""
 
     default_agent: str = Field(default=DEFAULT_AGENT, validation_alias="=default_agent")
-    """Who answers where nobody else was named."""
+    """The agent that answers where no other is named."""
     revision: str = Field(default="", validation_alias="=revision")
-    """Changes if and only if something in force changes, secrets included."""
+    """A digest that changes if and only if something in force changes, secrets included."""
     signatures: Mapping[str, str] = Field(default_factory=make_empty_mapping, validation_alias="=signatures")
-    """Per agent: changes with what this agent depends on, and with nothing else."""
+    """A digest per agent that changes only with what this agent depends on."""
     model_signatures: Mapping[str, str] = Field(
         default_factory=make_empty_mapping, validation_alias="=model_signatures"
     )
-    """Per model: changes with who is asked under its name, and with nothing else."""
+    """A digest per model that changes only with its provider, address, name or key."""
     problems: tuple[ConfigProblem, ...] = Field(default=(), validation_alias="=problems")
-    """What does not work for want of something, and the remedy."""
+    """Problems that disable a part of the configuration."""
     seen: Mapping[Path, SeenFile] = Field(default_factory=make_empty_mapping, validation_alias="=seen", repr=False)
-    """What was read for this revision, as it was then."""
+    """The files that were read, and their state then."""
     document: Mapping[str, Any] = Field(default_factory=make_empty_mapping, validation_alias="=document", repr=False)
-    """What was written, personas included and secrets not: enough to bring this revision back."""
+    """The values as written, with personas and without secrets. Loading it restores this revision."""
 
     def get_agent(self, name: str = "") -> AgentSettings:
-        """The agent called `name`, or the default one."""
+        """Return the agent called `name`, or the default agent."""
         try:
             return self.agents[name or self.default_agent]
         except KeyError:
@@ -441,18 +444,18 @@ class Settings(ConfigSection):
 
     @cached_property
     def identities(self) -> Mapping[str, str]:
-        """`platform:id` -> person, as configured."""
+        """The configured person of each `platform:id`."""
         return MappingProxyType({id: person.name for person in self.people for id in person.identities})
 
     def list_aliases(self, name: str) -> tuple[str, ...]:
-        """Every name that somebody, called by any of them, is known under here."""
+        """Return the name and all identities of the person with this name or identity."""
         for person in self.people:
             if name == person.name or name in person.identities:
                 return (person.name, *person.identities)
         return (name,)
 
     def list_secrets(self) -> tuple[SecretString, ...]:
-        """Every secret value in force, for redaction."""
+        """Return every secret in force, for redaction."""
         return tuple(dict.fromkeys(_iterate_secrets(self)))
 
 
@@ -471,7 +474,7 @@ def _iterate_secrets(value: object) -> Iterator[SecretString]:
 
 
 def list_keys_awaiting_restart(running: Settings, settings: Settings) -> list[str]:
-    """The keys of `settings` that are not in force in a process that was started with `running`."""
+    """Return the keys of `settings` that a process started with `running` cannot apply without a restart."""
 
     def value(of: Settings, key: str) -> object:
         return reduce(getattr, key.split("."), of)
@@ -480,20 +483,20 @@ def list_keys_awaiting_restart(running: Settings, settings: Settings) -> list[st
 
 
 def is_restart_required(key: str) -> bool:
-    """Whether a change at `key` may change something that is read only at a start."""
+    """Whether a change at `key` may affect a value that is read only at the start."""
     return any(f"{it}.".startswith(f"{key}.") or f"{key}.".startswith(f"{it}.") for it in RESTART_KEYS)
 
 
 def is_derived_field(model: type[BaseModel], field: str) -> bool:
-    """Does the loader fill this field in, rather than whoever writes config.yaml?"""
+    """Whether the loader fills in this field. Such a field is not a key of config.yaml."""
     alias = model.model_fields[field].validation_alias
     return isinstance(alias, str) and alias.startswith("=")
 
 
 def list_given_fields(model: type[BaseModel]) -> list[str]:
-    """The keys of a section that can be written in YAML."""
+    """Return the keys of a section that can be written in YAML."""
     return [name for name in model.model_fields if not is_derived_field(model, name)]
 
 
 ValidatePlugin: TypeAlias = Callable[[str, str, Mapping[str, Any]], list[ConfigProblem]]
-"""(group, plug-in, its section with secrets resolved) -> what is wrong with it, with paths relative to the section."""
+"""(group, plug-in, its section with secrets resolved) -> the problems, with paths relative to the section."""

@@ -1,6 +1,6 @@
-"""YAML text into plain values that remember their lines. Knows nothing of what the values mean.
+"""Parse YAML text into plain values and their line numbers. Does not interpret the values.
 
-Mappings come as dicts with text keys, lists as tuples. Only plain values exist: no tags, no dates, no objects.
+Mappings become dicts with text keys, lists become tuples. There are only plain values: no tags, no dates, no objects.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from everhold.config.errors import ConfigProblem, KeyPath
 from everhold.config.syntax_errors import explain_syntax_error
 
 MAX_NODES: Final = 50_000
-"""Values in one document, aliases counted each time they are used."""
+"""The largest number of values in one document. An alias counts each time it is used."""
 MAX_DEPTH: Final = 64
 _PROBE_BYTES: Final = 1024
-"""How much of a file is searched for zero bytes, which text does not have."""
+"""How much of a file is searched for zero bytes, which no text contains."""
 
 _TAG_PREFIX: Final = "tag:yaml.org,2002:"
 _YAML_FLAGS: Final = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
@@ -28,17 +28,17 @@ _YAML_FLAGS: Final = {"yes": "true", "on": "true", "y": "true", "no": "false", "
 
 @dataclass(slots=True)
 class YamlDocument:
-    """What a file says, where it says it, and what of it cannot be understood."""
+    """The values of a file, their lines, and the problems found."""
 
     file: str
     data: dict[str, Any] = field(default_factory=dict)
     lines: dict[KeyPath, int] = field(default_factory=dict)
     problems: list[ConfigProblem] = field(default_factory=list)
     root: Node | None = None
-    """The parsed tree, with the exact span of everything in the text."""
+    """The parsed tree, with the exact span of each node in the text."""
 
     def find_line(self, path: KeyPath) -> int:
-        """The line of `path`, or of the nearest thing around it."""
+        """Return the line of `path`, or of the nearest enclosing key."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 0)
@@ -50,7 +50,7 @@ class YamlDocument:
 
 
 def read_document(data: str | bytes, *, file: str = "config.yaml") -> YamlDocument:
-    """Everything `data` says. Never raises: what is wrong is listed in the document."""
+    """Parse `data`. Never raises; problems are listed in the document."""
     document = YamlDocument(file)
     text = _decode_text(data, document)
     if text is None:
@@ -64,7 +64,7 @@ def read_document(data: str | bytes, *, file: str = "config.yaml") -> YamlDocume
         document.report_problem((), "is nested too deeply", f"use at most {MAX_DEPTH} levels")
         return document
     except (ValueError, AttributeError, IndexError, AssertionError, TypeError) as error:
-        # The YAML library stumbles over some broken documents instead of refusing them.
+        # The YAML library fails with these errors on some broken documents.
         document.report_problem(
             (), f"is not YAML ({type(error).__name__})", "check the quotes, brackets and directives"
         )
@@ -83,7 +83,7 @@ def read_document(data: str | bytes, *, file: str = "config.yaml") -> YamlDocume
 
 
 def compose_tree(text: str) -> Node | None:
-    """The tree of `text`. Raises YAMLError, RecursionError, and sometimes what the library happens to trip over."""
+    """Return the tree of `text`. Raises YAMLError, RecursionError, and sometimes other errors of the library."""
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False
     node: Node | None = yaml.compose(text)
@@ -108,7 +108,7 @@ def _decode_text(data: str | bytes, document: YamlDocument) -> str | None:
 
 
 class _YamlBuilder:
-    """Turns nodes into values, once per document."""
+    """Converts nodes into values. Use one builder per document."""
 
     def __init__(self, document: YamlDocument) -> None:
         self.document = document
@@ -135,7 +135,7 @@ class _YamlBuilder:
         finally:
             self.open.discard(id(node))
         self.document.report_problem(
-            path, "has a YAML tag (!…), which means nothing here", "remove the tag", line=_get_line(node)
+            path, "has a YAML tag (!…), which everhold does not support", "remove the tag", line=_get_line(node)
         )
         return None
 
@@ -157,7 +157,7 @@ class _YamlBuilder:
             line = _get_line(key_node)
             if key in seen:
                 self.document.report_problem(
-                    (*path, key), f"stands twice, first in line {seen[key]}", "remove one of them", line=line
+                    (*path, key), f"is given twice, first in line {seen[key]}", "remove one of them", line=line
                 )
                 continue
             seen[key] = line
@@ -167,7 +167,7 @@ class _YamlBuilder:
             yield from self.build_merged(value_node, path, seen)
 
     def build_merged(self, node: Node, path: KeyPath, seen: dict[str, int]) -> Iterator[tuple[str, Any]]:
-        """`<<: *other`: the keys of another mapping, where this one has none of its own."""
+        """Yield the keys of `<<: *other` that this mapping does not have itself."""
         sources = node.value if isinstance(node, SequenceNode) else [node]
         for source in sources:
             if not isinstance(source, MappingNode):
@@ -225,7 +225,7 @@ class _YamlBuilder:
             )
         else:
             self.document.report_problem(
-                path, "has a YAML tag (!…), which means nothing here", "remove it", line=_get_line(node)
+                path, "has a YAML tag (!…), which everhold does not support", "remove it", line=_get_line(node)
             )
         return None
 

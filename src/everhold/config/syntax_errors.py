@@ -1,4 +1,4 @@
-"""Why a text is not YAML, in words that a person can act on. Never repeats a value: it might be a secret."""
+"""Explain why a text is not valid YAML, with a remedy. Never repeats a value, because it might be a secret."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _GENERAL_REMEDY: Final = "indent with spaces, and put text with special characte
 
 @dataclass(slots=True)
 class _OpenCollection:
-    """A mapping or list that the parser has begun and not ended."""
+    """A mapping or list that is open at the current place of the parser."""
 
     path: KeyPath
     is_mapping: bool
@@ -44,14 +44,14 @@ class _OpenCollection:
 
     @property
     def inner_path(self) -> KeyPath:
-        """Where the parser is inside of this collection."""
+        """The path of the current place inside of this collection."""
         if self.is_mapping:
             return self.path if self.key is None else (*self.path, self.key)
         return self.path if self.index < 0 else (*self.path, self.index)
 
 
 def explain_syntax_error(error: YAMLError, text: str) -> ConfigProblem:
-    """The problem with `text`, with its line and, where the parser came that far, its key. The caller adds the file."""
+    """Return the problem with `text`, with its line and, if the parser found it, its key. The caller adds the file."""
     if isinstance(error, ReaderError):
         return ConfigProblem(
             "holds a control character, which YAML does not allow",
@@ -74,13 +74,13 @@ def explain_syntax_error(error: YAMLError, text: str) -> ConfigProblem:
     )
     if problem is None:
         words = " ".join(str(part) for part in (error.context, error.problem) if part)
-        said = mask_secrets(_QUOTED.sub("'…'", " ".join(words.split())))
-        problem = ConfigProblem(f"is not YAML: {said}" if said else "is not YAML", _GENERAL_REMEDY)
+        detail = mask_secrets(_QUOTED.sub("'…'", " ".join(words.split())))
+        problem = ConfigProblem(f"is not YAML: {detail}" if detail else "is not YAML", _GENERAL_REMEDY)
     return replace(problem, path=problem.path or path, line=problem.line or line + 1)
 
 
 def _read_open_collections(text: str, *, before: tuple[int, int] | None) -> list[_OpenCollection]:
-    """What the parser was inside of when it gave up, or came to the place `before`; outermost first."""
+    """Return the collections open where the parser failed, or at the place `before`; outermost first."""
     opened: list[_OpenCollection] = []
     try:
         for event in YAML(typ="safe", pure=True).parse(text):
@@ -125,15 +125,13 @@ def _explain_quote(error: MarkedYAMLError, path: KeyPath) -> ConfigProblem | Non
     if "quoted scalar" not in context:
         return None
     if "escape" in (error.problem or ""):
-        return ConfigProblem(
-            "holds a backslash that means nothing", "write the text in single quotes, or double the \\"
-        )
+        return ConfigProblem("holds a backslash that is no escape", "write the text in single quotes, or double the \\")
     line = error.context_mark.line + 1 if error.context_mark else 0
     return ConfigProblem("a quote opens here and is never closed", "add the closing quote", path=path, line=line)
 
 
 def _explain_brackets(error: MarkedYAMLError, opened: list[_OpenCollection], line: int) -> ConfigProblem | None:
-    """An opening brace or bracket without its end, the reverse, or a comma too few."""
+    """Explain an unclosed brace or bracket, one that is closed too often, or a missing comma."""
     context, said = error.context or "", error.problem or ""
     found = _FOUND.search(said)
     if found and found[1] in ("}", "]") and "block" in context:

@@ -1,4 +1,4 @@
-"""A validation's errors in words a person can act on. Never repeats a value: it might be a secret."""
+"""Explain validation errors, with remedies. Never repeats a value, because it might be a secret."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _UNITS: Final[Mapping[str, str]] = {
     "usd": "US dollars",
 }
 _SYNONYMS: Final[Mapping[str, str]] = {"model": "name", "url": "base_url", "endpoint": "base_url"}
-"""Words from other programs -> ours, for a section that has the one and not the other."""
+"""Keys of other programs, and the keys of everhold with the same meaning."""
 _EXAMPLES: Final[Mapping[str, str]] = {
     "agents": "agents: {main: {persona: SOUL.md}}",
     "models": "models: {big: {provider: openai, name: …}}",
@@ -66,7 +66,7 @@ _EXAMPLES: Final[Mapping[str, str]] = {
 def explain_validation_error(
     error: ValidationError, model: type[BaseModel], *, also: Iterable[str] = ()
 ) -> list[ConfigProblem]:
-    """Every error of a validation by `model`, with paths relative to it. `also` are keys known outside of it."""
+    """Explain each error of a validation by `model`, with relative paths. `also` are further known keys."""
     found: list[ConfigProblem] = []
     for item in error.errors(include_url=False):
         path: KeyPath = tuple(part for part in item["loc"] if part != "[key]")
@@ -83,7 +83,7 @@ def _explain_error(item: ErrorDetails, path: KeyPath, model: type[BaseModel], al
         known = [*list_known_keys(model, path[:-1]), *(also if len(path) == 1 else ())]
         return _explain_unknown_key(path, value, known)
     if kind == "missing":
-        if is_secret_key(key):  # the variable is named here and set elsewhere: the key itself would be refused
+        if is_secret_key(key):  # config.yaml has the name of the variable; the key itself would be refused
             path = (*path[:-1], key := f"{key}_env")
         remedy = "name the variable here, and set it in .env" if key.endswith("_env") else f"add `{key}: …`"
         return ConfigProblem("is missing", remedy, path=path)
@@ -110,13 +110,13 @@ def _explain_error(item: ErrorDetails, path: KeyPath, model: type[BaseModel], al
         return ConfigProblem(f"must be {join_with_or(options)}", remedy, path=path)
     if kind == "refused":
         return ConfigProblem(str(context["text"]), str(context.get("remedy", "")), path=path)
-    if kind in ("value_error", "assertion_error"):  # what a plug-in's own check said, without pydantic's prefix
+    if kind in ("value_error", "assertion_error"):  # the message of a plug-in's own check, without pydantic's prefix
         return ConfigProblem(mask_secrets(str(context.get("error") or item["msg"])), "", path=path)
     return ConfigProblem(mask_secrets(item["msg"]), "", path=path)
 
 
 def _explain_unknown_key(path: KeyPath, value: object, known: Iterable[str]) -> ConfigProblem:
-    """A key nobody declared. Secrets are compared, and named, the way they are written: with `_env`."""
+    """Explain an unknown key. Secrets are compared and named as they are written: with `_env`."""
     key = str(path[-1])
     if isinstance(value, SecretString):
         key = f"{key.removesuffix('_env')}_env"
@@ -133,7 +133,7 @@ def _explain_unknown_key(path: KeyPath, value: object, known: Iterable[str]) -> 
 
 def _suggest_mapping(path: KeyPath, value: object) -> str:
     if len(path) == 3 and path[0] == "platforms":
-        return f"an account stands between platform and keys: {path[1]}: {{main: {{{path[2]}: …}}}}"
+        return f"add the account between platform and keys: {path[1]}: {{main: {{{path[2]}: …}}}}"
     if isinstance(value, str) and _NO_SPACE.search(value):
         return "put a space after the colon: key: value"
     return _EXAMPLES.get(str(path[-1]), _MAPPING[1]) if path else _MAPPING[1]
@@ -159,13 +159,13 @@ def _explain_not_text(value: object) -> tuple[str, str]:
 
 
 def list_known_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
-    """The keys that can stand in the section at `path`."""
+    """Return the keys that are allowed in the section at `path`."""
     inner = find_model_at(model, path)
     return list_given_fields(inner) if inner is not None else []
 
 
 def find_model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
-    """The model that validates `path`, None where values are free."""
+    """Return the model that validates `path`, None where any value is allowed."""
     current: Any = model
     for part in path:
         current = _strip_annotation(current)
@@ -183,7 +183,7 @@ def find_model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | No
 
 
 def _strip_annotation(annotation: Any) -> Any:
-    """An annotation without its metadata and without `| None`."""
+    """Return an annotation without its metadata and without `| None`."""
     while True:
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]

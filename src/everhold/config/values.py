@@ -1,4 +1,4 @@
-"""What the values of a configuration look like: names, URLs, identities, and sections that cannot be changed."""
+"""The types of configuration values: names, URLs, identities, and frozen sections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_NAME_CHARS: Final = 64
 
 
 class ConfigSection(BaseModel):
-    """Base of every section: frozen, and closed to keys it does not know."""
+    """Base of every section. Frozen; refuses unknown keys."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -33,7 +33,7 @@ class ConfigSection(BaseModel):
 
 
 def build_value_error(message: str, remedy: str = "") -> PydanticCustomError:
-    """What a validator raises: a message and a remedy, both free of the value itself."""
+    """Return the error that a validator raises. Neither the message nor the remedy contains the value."""
     return PydanticCustomError("refused", "{text}", {"text": message, "remedy": remedy})
 
 
@@ -48,7 +48,7 @@ def _validate_name(text: str) -> str:
 
 
 def _validate_model_name(text: str) -> str:
-    """A model of `models`, or one that was written where it is used: that one is named by its place."""
+    """Validate the name of a model. An inline model is named by its key path, which contains a dot."""
     return text if "." in text else _validate_name(text)
 
 
@@ -96,7 +96,7 @@ def _validate_write(value: object) -> str | int:
 
 
 def _validate_identity(text: object) -> str:
-    """`platform:id`, the way people are recognised: by what cannot be changed, never by a display name."""
+    """Validate `platform:id`. The id must be one that cannot be changed, so not a display name."""
     if isinstance(text, dict) and len(text) == 1:
         raise build_value_error("must be text, not a mapping", 'put it in quotes: "telegram:1001"')
     platform, _, id = text.partition(":") if isinstance(text, str) else ("", "", "")
@@ -113,14 +113,14 @@ def _validate_url(text: str) -> str:
 
 
 def freeze_value(value: Any) -> Any:
-    """`value` with every mapping and list in it made read-only."""
+    """Return `value` with all mappings and lists read-only."""
     if isinstance(value, Mapping):
         return MappingProxyType({key: freeze_value(item) for key, item in value.items()})
     return tuple(freeze_value(item) for item in value) if isinstance(value, list | tuple) else value
 
 
 def thaw_value(value: Any) -> Any:
-    """`value` as plain dicts and lists."""
+    """Return `value` as plain dicts and lists."""
     if isinstance(value, Mapping):
         return {key: thaw_value(item) for key, item in value.items()}
     return [thaw_value(item) for item in value] if isinstance(value, list | tuple) else value
@@ -131,7 +131,7 @@ def _freeze_mapping(value: Mapping[str, T]) -> Mapping[str, T]:
 
 
 def make_empty_mapping() -> Mapping[Any, Any]:
-    """An empty mapping that stays empty."""
+    """Return an empty read-only mapping."""
     return MappingProxyType({})
 
 

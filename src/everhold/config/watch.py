@@ -1,8 +1,8 @@
-"""Notices edits of config.yaml, `.env` and persona files, and swaps in what they say once it is sound.
+"""Watch config.yaml, `.env` and persona files, and apply valid edits.
 
-It compares what `stat` says and reads a file only when that changed, so a message costs no file read. A change counts
-once the files have been still for a moment: editors write in steps. What is refused, or gone, leaves the last good
-revision in force. Time and sleep are arguments; there is no thread.
+The watcher compares the results of `stat` and reads a file only after a change, so a message needs no file read. An
+edit is loaded when the files have not changed for a moment, because editors write in several steps. While the files are
+invalid or missing, the last good revision stays in force. Time and sleep are arguments. There is no thread.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ POLL_SECONDS: Final = 0.5
 SETTLE_SECONDS: Final = 0.2
 """How long files must be unchanged before they are read."""
 MAX_SETTLE_SECONDS: Final = 2.0
-"""How long a message waits for files that never come to rest."""
+"""How long a message waits for files that keep changing."""
 CLOCK_GRANULARITY_SECONDS: Final = 2.5
-"""File systems may count time in steps of two seconds: an edit within the same step is found by reading once more."""
+"""Some file systems store times in steps of two seconds. An edit within the same step is found by reading once more."""
 
 _UNSEEN: Final[FileMark] = FileMark()
 
 
 class ConfigWatcher:
-    """Keeps `settings` at what the files say, as long as that is sound."""
+    """Keeps `settings` equal to the files, as long as they are valid."""
 
     def __init__(
         self,
@@ -44,10 +44,10 @@ class ConfigWatcher:
         sleep: Callable[[float], Awaitable[None]],
         mark: Callable[[Path], FileMark | None] = read_file_mark,
     ) -> None:
-        """Start from `settings`. `load` reads the home anew; `swap` is called with every later revision."""
+        """Start from `settings`. `load` reads the home again. `swap` is called with every later revision."""
         self.settings = settings
         self.refused: ConfigError | None = None
-        """Why the files are not in force, if they are not."""
+        """Why the present files were refused; None if they are in force."""
         self._home = home
         self._load = load
         self._swap = swap
@@ -64,17 +64,17 @@ class ConfigWatcher:
 
     @property
     def compared(self) -> bool:
-        """Whether the files were read once more since they were loaded: from here on only an edit is read."""
+        """Whether the files were read once more after loading. From then on, files are read only after a change."""
         return self._recheck_at is None
 
     async def run(self) -> None:
-        """Look twice a second, for ever."""
+        """Check the files twice a second, until cancelled."""
         while True:
             await self._sleep(self.check_files() or POLL_SECONDS)
             self.recheck_contents()
 
     async def get_fresh_settings(self) -> Settings:
-        """What is in force for a message that arrives now: an edit made before it counts."""
+        """Return the settings for a message that arrives now. An edit made before the message counts."""
         if wait := self.check_files():
             until = self._monotonic() + MAX_SETTLE_SECONDS
             while wait > 0 and self._monotonic() < until:
@@ -83,7 +83,7 @@ class ConfigWatcher:
         return self.settings
 
     def check_files(self) -> float:
-        """Compare, and load what has come to rest; seconds until it may have, 0 if nothing moves."""
+        """Compare the files and load a settled change. Returns the seconds until it may be settled, 0 if none waits."""
         for path, mark in self._seen.items():
             if self._mark(path) != mark:
                 break
@@ -101,7 +101,7 @@ class ConfigWatcher:
         return 0.0
 
     def recheck_contents(self) -> None:
-        """Once, a while after files were read: did one change within the same tick of a coarse clock?"""
+        """Read the files once more some time after loading, to find an edit within the same step of a coarse clock."""
         if self._recheck_at is None or self._unsettled is not None or self._monotonic() < self._recheck_at:
             return
         self._recheck_at = None
@@ -109,7 +109,7 @@ class ConfigWatcher:
             self.reload()
 
     def reload(self) -> None:
-        """Load now; also for whoever has just written a file whole and wants it in force."""
+        """Load now. Callers that have just written a file use this, too."""
         self._unsettled = None
         try:
             settings = self._load()
@@ -122,14 +122,14 @@ class ConfigWatcher:
             self._adopt_settings(settings)
 
     def _record_seen_files(self, read: Settings | ConfigError) -> None:
-        """Remember what was read, as it was when it was read; a change from that is what is waited for."""
+        """Record the state of the files when they were read. A later difference is an edit."""
         unread = {self._home.config, self._home.env} - set(read.seen)
         self._seen = {path: seen.mark for path, seen in read.seen.items()} | dict.fromkeys(unread, _UNSEEN)
         self._digests = {path: seen.digest for path, seen in read.seen.items()}
         self._recheck_at = self._monotonic() + CLOCK_GRANULARITY_SECONDS
 
     def _refuse_missing_files(self, settings: Settings) -> None:
-        """A file that vanished, or was emptied, under a running gateway was hardly meant to be."""
+        """Refuse files that were removed or emptied under a running gateway, because that is probably a mistake."""
         gone = [
             path
             for path in (self._home.config, self._home.env)
@@ -146,7 +146,7 @@ class ConfigWatcher:
             "config.refused",
             problems=[str(problem) for problem in error.problems],
             in_force=self.settings.revision,
-            remedy="mend the file; until then the last good revision stays in force",
+            remedy="correct the file; until then the last good revision stays in force",
         )
 
     def _adopt_settings(self, settings: Settings) -> None:
@@ -168,20 +168,22 @@ class ConfigWatcher:
             store_last_good(self._home, self.settings)
         except OSError as error:
             self._log.warning(
-                "config.save_failed", error=error, remedy="make room: --last-good would start an older one"
+                "config.save_failed",
+                error=error,
+                remedy="free disk space; until then --last-good starts an older revision",
             )
 
 
 def _has_content(settings: Settings, path: Path) -> bool:
-    """Was there something in this file when these settings were read?"""
+    """Whether this file had content when these settings were read."""
     seen = settings.seen.get(path)
     return seen is not None and seen.mark is not None and seen.mark.size > 0
 
 
 def _build_gone_problem(path: Path) -> ConfigProblem:
     return ConfigProblem(
-        "is gone or empty; what it said before stays in force",
-        "put it back, or restart everhold to go on without it",
+        "is missing or empty; its previous content stays in force",
+        "restore the file, or restart everhold to run without it",
         file=str(path),
     )
 

@@ -1,4 +1,6 @@
-"""May this sender speak here, as whom, and does it ask for an answer? Decides on stable ids, never on names."""
+"""Decide whether a sender may speak, as which person, and whether a message asks for an answer. The decisions use
+stable ids, never display names.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,15 @@ from everhold.core.address import Address
 from everhold.core.entries import ChatCommand, Entry, Heard, Said
 
 ALLOW_EVERYBODY: Final = "*"
-"""In an allow list: whoever is there."""
+"""In an allow list: admits every sender."""
 RESERVED_NAMES: Final = frozenset({"everhold", "memory"})
-"""Under these names the gateway and the memory speak to a model."""
+"""The gateway and the memory use these names when they write to a model."""
 NOTICE_PREFIX: Final = "⚙ "
-"""What a gateway's own words begin with where other bots may read them: no gateway answers another's notices."""
+"""The prefix of a gateway's notices where other bots may read them. A gateway does not answer the notices of another
+gateway.
+"""
 
-# what stands before the word is never given back (`*+`): a megabyte of dots costs a megabyte, not its square
+# The possessive `*+` prevents backtracking, so matching a long run of dots takes linear time.
 _ACKNOWLEDGEMENT: Final = re.compile(
     r"[\s.…!?,:;*_~-]*+"
     r"(?:ok(?:ay)?|k|ack|acknowledged|roger|noted|thanks?|thank you|👍|✅|🙏)?"
@@ -32,31 +36,33 @@ _SPEAKER_COLON: Final = re.compile(r":(?=\s|$)")
 
 
 class AdmissionDecision(Struct, frozen=True, kw_only=True):
-    """Who somebody is here, and which conversation the message belongs to."""
+    """The person behind a sender, and the conversation that the message belongs to."""
 
     agent: str
     person: str
     group: str = "per-person"
     threads: str = "shared"
     chat: str = ""
-    """The id that the chat was first known by, where it has another by now."""
+    """The first id of the chat, if the chat has had several ids; else empty."""
     separate_conversation: bool = False
-    """A direct chat that was another's before: they have a conversation of their own in it."""
+    """The direct chat belonged to another person before, so this sender gets a separate conversation in it."""
     refusal: str = ""
-    """Why the message is not heard; empty if it is."""
+    """Why the message is not accepted; empty if it is."""
     ignored: bool = False
-    """Chatter of others that nobody wants kept."""
+    """A group message that the configuration says not to store."""
     asks: bool = True
     always_answered: bool = False
-    """Answered even if it is not meant for the agent."""
+    """The agent answers this message even if it is not addressed to the agent."""
     hops: int = 0
-    """How many agents have answered each other before this, as far as we know."""
+    """How many agents have answered each other before this message, as far as known."""
     command: ChatCommand | None = None
-    """What it orders, if that is decided by who says it and where."""
+    """The command, if its meaning depends on the sender and the chat."""
 
 
 class IdentifiedSender(Struct, frozen=True, kw_only=True):
-    """Somebody at the door. `known`: who it is was configured or proven; else `person` is only their id."""
+    """The sender of a message. If `verified`, the configuration or a pairing says who the person is; else `person` is
+    only the identity.
+    """
 
     identity: str
     person: str
@@ -64,7 +70,7 @@ class IdentifiedSender(Struct, frozen=True, kw_only=True):
 
 
 def can_speak(speaker: IdentifiedSender, allowed: Collection[str], *, owners: Collection[str]) -> bool:
-    """Whether an allow list lets somebody in. A name counts only for whoever is known to have it."""
+    """Return whether an allow list admits a sender. A person's name counts only if the sender is verified."""
     if ALLOW_EVERYBODY in allowed or speaker.identity in allowed:
         return True
     return speaker.verified and (speaker.person in allowed or speaker.person in owners)
@@ -75,9 +81,10 @@ def is_owner(speaker: IdentifiedSender, owners: Collection[str]) -> bool:
 
 
 def derive_session_owner(first: Entry | None) -> str:
-    """Whose a conversation is that begins so: of its author, if nobody else was there. A group's is nobody's (empty).
+    """Return the person to whom a conversation belongs, judged by its first entry. This is the author, if the audience
+    is only the author.
 
-    What was erased tells nothing.
+    Returns an empty string for a group, and if the first entry was erased.
     """
     if first is None or not isinstance(first.body, Heard):
         return ""
@@ -85,28 +92,32 @@ def derive_session_owner(first: Entry | None) -> str:
 
 
 def can_bind_address(first: Entry | None, *, author: str, began: str, here: str) -> bool:
-    """Whether `author` may lead the address `here` to a conversation that began so at the address `began`, or to a
-    branch of it.
+    """Return whether `author` may bind the address `here` to a conversation that began with the entry `first` at the
+    address `began`, or to a branch of it.
 
-    It is their own, or it began in this very chat: what was heard there leaves it with nobody. Who may ask for it in a
-    group is decided at the door.
+    The conversation must belong to the author, or it must have begun in this chat. The admission decides who may ask
+    for this in a group.
     """
     return derive_session_owner(first) == author or began == here
 
 
 def is_acknowledgement(text: str) -> bool:
-    """Whether a text only acknowledges: `.`, `ok`, a thumb. Between bots nobody answers those."""
+    """Return whether a text is only an acknowledgement, such as `.`, `ok` or a thumb. Agents do not answer
+    acknowledgements of bots.
+    """
     return _ACKNOWLEDGEMENT.fullmatch(text.strip()) is not None
 
 
 def is_notice(text: str) -> bool:
-    """Whether a bot's text is a gateway's notice, such as an error. Nobody answers those either."""
+    """Return whether a bot's text is a notice of a gateway, such as an error. Agents do not answer notices."""
     return text.startswith(NOTICE_PREFIX)
 
 
 def format_sender_name(name: str, *, sender: str) -> str:
-    """What somebody is called to a model. It stands before what they say, so it must not look like anybody's words:
-    not like the gateway's, nor like a name and what that one says.
+    """Return the name under which a model sees a sender.
+
+    The name is put before the sender's text, so it must not imitate the gateway, or a name with a colon and the words
+    of another sender.
     """
     if not name:
         return name
@@ -117,9 +128,9 @@ def format_sender_name(name: str, *, sender: str) -> str:
 
 
 def count_session_hops(entries: Iterable[Entry], *, since: float = 0.0) -> int:
-    """How often agents have answered each other here since a human spoke, or since `since`.
+    """Count how often agents have answered each other in this session since a human spoke, or since `since`.
 
-    For platforms that carry no count: what this agent said last came back to it, however many stood in between.
+    This is for platforms that carry no hop count: a message of a bot counts as an answer to what this agent said last.
     """
     hops = 0
     for entry in entries:
@@ -134,9 +145,9 @@ def count_session_hops(entries: Iterable[Entry], *, since: float = 0.0) -> int:
 
 
 def count_turn_hops(entries: Iterable[Entry]) -> int:
-    """How often agents have answered each other before a turn that consumes these.
+    """Count how often agents have answered each other before a turn that consumes these entries.
 
-    Only what asks is answered: what was merely overheard says nothing. A human among those who ask begins anew.
+    Only entries that ask count. If a human is among those who ask, the count is 0.
     """
     asking = [entry.body for entry in entries if isinstance(entry.body, Heard) and entry.body.asks]
     if any(not body.bot for body in asking):
@@ -145,10 +156,10 @@ def count_turn_hops(entries: Iterable[Entry]) -> int:
 
 
 def compute_audience(address: Address, person: str) -> tuple[str, ...]:
-    """Who is present: in a direct chat its person; elsewhere everybody in that chat, known or not.
+    """Return who is present: in a direct chat its person, elsewhere everybody in the chat.
 
-    Somebody with a session of their own in a group is heard by the group: what they said in private is not for it, what
-    they say there is for nobody else's session, and they themselves may hear of it again in private.
+    A person with a separate session in a group speaks to the group. The session's entries are for this chat and this
+    person, so the person may see them again in private, and the sessions of other people may not.
     """
     if address.kind == "dm":
         return (f"person:{person}",)

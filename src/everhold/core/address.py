@@ -1,9 +1,9 @@
-"""Where a conversation happens, as one string. The only place an address is made; two conversations never share one.
+"""Build and parse addresses. An address says in one string where a conversation happens; it is unique.
 
     agent:<agent>:<platform>[/<account>]:<kind>:<chat>[:thread:<thread>][:person:<person>]
 
-Every part is escaped so that `:` and `/` are always separators, and thread and person carry their label: user 42 in a
-group and thread 42 in that group are two conversations.
+Every part is escaped, so `:` and `/` are always separators. Thread and person have labels, so person 42 in a group and
+thread 42 in that group are two conversations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SAFE_BYTES: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstu
 
 
 class Address(Struct, frozen=True, kw_only=True):
-    """A conversation's coordinates. `account` is empty when it is named like the agent."""
+    """The parts of an address. `account` is empty if it has the same name as the agent."""
 
     agent: str
     platform: str
@@ -46,7 +46,7 @@ class Address(Struct, frozen=True, kw_only=True):
 
 
 def parse_address(text: str) -> Address:
-    """The address a string stands for; the inverse of `str(address)`."""
+    """Return the address that a string describes; the inverse of `str(address)`."""
     parts = text.split(":")
     if len(parts) not in (5, 7, 9) or parts[0] != "agent" or parts[3] not in CHAT_KINDS:
         raise InvalidRequest(f"{text!r} is not an address", remedy="addresses look like agent:main:terminal:dm:me")
@@ -59,13 +59,13 @@ def parse_address(text: str) -> Address:
             agent=_unescape_part(parts[1]),
             platform=_unescape_part(platform),
             account=_unescape_part(account),
-            kind=parts[3],  # type: ignore[arg-type]  # checked against KINDS above
+            kind=parts[3],  # type: ignore[arg-type]  # checked against CHAT_KINDS above
             chat=_unescape_part(parts[4]),
             thread=_unescape_part(labels.get("thread", "")),
             person=_unescape_part(labels.get("person", "")),
         )
     except UnicodeError as error:
-        raise InvalidRequest(f"{text!r} is not an address", remedy="what is escaped in it is no text") from error
+        raise InvalidRequest(f"{text!r} is not an address", remedy="its escaped bytes are not valid UTF-8") from error
 
 
 def derive_address(
@@ -81,13 +81,13 @@ def derive_address(
     threads: str = "shared",
     apart: bool = False,
 ) -> Address:
-    """The address of a message's conversation under the configured session rules.
+    """Return the address of a message's conversation under the configured session rules.
 
-    A direct chat is its person's already; somebody else who is alone with the agent in it later is kept `apart`. In
-    groups and channels `group` decides, inside a thread `threads` does.
+    A direct chat belongs to one person. `apart` gives another person a separate conversation in it. In groups and
+    channels `group` decides, inside a thread `threads` decides.
     """
     if kind not in CHAT_KINDS:
-        raise InvalidRequest(f"{kind!r} is no kind of conversation", remedy=f"use one of {', '.join(CHAT_KINDS)}")
+        raise InvalidRequest(f"{kind!r} is not a kind of chat", remedy=f"use one of {', '.join(CHAT_KINDS)}")
     rule = threads if thread else group
     return Address(
         agent=agent,

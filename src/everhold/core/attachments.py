@@ -1,4 +1,4 @@
-"""A file that comes or goes with a message: known by what is in it. Its name is a label and is never a path."""
+"""Files that are attached to messages. The content hash identifies a file. Its name is a label, never a path."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ MAX_NAME_CHARS: Final = 120
 
 
 def build_attachment(data: bytes, *, name: str = "", media: str = "") -> Attachment:
-    """What an entry keeps of a file."""
+    """Return the attachment that an entry stores for a file."""
     return Attachment(
         blob=hashlib.sha256(data).hexdigest(), name=sanitize_file_name(name), media=media[:100], size=len(data)
     )
 
 
 def build_missing_attachment(*, name: str, media: str = "", size: int = 0) -> Attachment:
-    """A file that was not taken in: it was too large, or it could not be fetched. That it was there is kept."""
+    """Return the attachment for a file that was not stored because it was too large or could not be fetched."""
     return Attachment(blob="", name=sanitize_file_name(name), media=media[:100], size=size)
 
 
 def list_incoming_attachments(entry: Entry) -> tuple[Attachment, ...]:
-    """The files that came into a conversation with an entry."""
+    """Return the files that came into a conversation with an entry."""
     match entry.body:
         case Heard(attachments=files) | Returned(files=files):
             return files
@@ -34,7 +34,7 @@ def list_incoming_attachments(entry: Entry) -> tuple[Attachment, ...]:
 
 
 def drop_oversized_files(text: str, files: Iterable[Attachment], *, most: int) -> tuple[str, tuple[Attachment, ...]]:
-    """A reply with those of its files that have at most `most` bytes; the others it names."""
+    """Return a reply with the files of at most `most` bytes. The text names the files that were dropped."""
     taken: list[Attachment] = []
     for file in files:
         if file.size <= most:
@@ -45,7 +45,7 @@ def drop_oversized_files(text: str, files: Iterable[Attachment], *, most: int) -
 
 
 def format_unsent_file(file: Attachment, *, most: int | None = None) -> str:
-    """What a chat is told instead of a file that does not fit it."""
+    """Return the text that a chat shows instead of a file that was not sent."""
     name = file.name or "a file"
     match most:
         case None:
@@ -57,7 +57,7 @@ def format_unsent_file(file: Attachment, *, most: int | None = None) -> str:
 
 
 def sanitize_file_name(name: str) -> str:
-    """A file's name as it may be shown: its last part, without anything that steers a terminal or a file system."""
+    """Return a file's name for display: its last path component, without control characters."""
     last = name.replace("\\", "/").rpartition("/")[2]
     kept = "".join(char for char in last if unicodedata.category(char)[0] != "C").strip(". ")
     return kept[:MAX_NAME_CHARS]

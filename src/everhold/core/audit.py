@@ -1,4 +1,4 @@
-"""The promises, checked against a session's log alone: entries in, findings out. Trusts no derived row."""
+"""Check the promises against a session's log: entries in, findings out. The audit does not use derived tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PROMISES: Final = {
 
 
 class AuditFinding(Struct, frozen=True, kw_only=True):
-    """Something that contradicts a promise (`broken`), or that somebody ought to know (`doubt`)."""
+    """A contradiction to a promise (`broken`), or something an operator should know (`doubt`)."""
 
     promise: str
     session: str
@@ -55,7 +55,7 @@ class AuditFinding(Struct, frozen=True, kw_only=True):
 
 
 class AuditCounts(Struct, frozen=True, kw_only=True):
-    """What was looked at: an audit that checked nothing proves nothing."""
+    """How much the audit checked."""
 
     entries: int = 0
     heard: int = 0
@@ -72,7 +72,7 @@ class AuditCounts(Struct, frozen=True, kw_only=True):
 
 
 def audit_session(session: str, entries: Sequence[Entry]) -> tuple[list[AuditFinding], AuditCounts]:
-    """Every finding about one session's whole log, and how much of it there was."""
+    """Return all findings about one session's log, and how much of it was checked."""
     walk = _AuditWalk(session)
     for expected, entry in enumerate(entries, start=1):
         if entry.seq != expected:
@@ -84,21 +84,21 @@ def audit_session(session: str, entries: Sequence[Entry]) -> tuple[list[AuditFin
 
 
 def find_duplicate_openings(sessions: Iterable[Session]) -> list[AuditFinding]:
-    """An address opens one session, once. A second one that is no branch is the first under another id."""
+    """Return a finding for each address that opened a second session. Branches are allowed."""
     opened: dict[tuple[str, str], Session] = {}
     findings: list[AuditFinding] = []
     for session in sessions:
         if session.parent:
-            continue  # a branch speaks where its parent does
+            continue  # a branch has its parent's address
         first = opened.setdefault((session.agent, session.address), session)
         if first is not session:
-            text = f"{session.address} had session {first.id} and was given another: an id changed"
+            text = f"{session.address} had session {first.id} and was given another: its id changed"
             findings.append(AuditFinding(promise="P1", session=session.id, text=text))
     return findings
 
 
 class _AuditWalk:
-    """One pass over a log, keeping what the promises speak of."""
+    """One pass over a log, with the state that the promises need."""
 
     def __init__(self, session: str) -> None:
         self.session = session
@@ -108,20 +108,20 @@ class _AuditWalk:
         self.ended: dict[int, Ended] = {}
         self.operation_types: dict[int, str] = {}
         self.turn_end_seqs: dict[int, int] = {}
-        """turn -> where it ended"""
+        """Turn -> the seq of its end."""
         self.consumed_by_op: dict[int, int] = {}
-        """heard seq -> the operation that has it now"""
+        """Heard seq -> the operation that consumes it now."""
         self.taken_seqs: dict[int, list[int]] = {}
         self.heard_asks: dict[int, bool] = {}
-        """heard seq -> asks"""
+        """Heard seq -> whether it asks."""
         self.open_calls: dict[int, set[str]] = {}
         self.started_calls: dict[int, set[str]] = {}
         self.partly_erased_ops: set[int] = set()
-        """Operations of whose newest thought something was erased: which of its calls had a result nobody can tell."""
+        """Operations whose newest thought was partly erased. It is unknown which of their calls had a result."""
         self.generation = 0
         self.is_branch = False
         self.inherited_generation = 0
-        """What the erasures of a branch's ancestors, which stand in their logs, add to its generation."""
+        """What erasures in the logs of a branch's ancestors add to its generation."""
         self.has_first_entry = False
 
     def add_finding(self, promise: str, text: str, *, seq: int = 0, level: str = "broken") -> None:
@@ -181,14 +181,12 @@ class _AuditWalk:
         if entry.session != self.session:
             self.add_finding("P1", f"entry {entry.seq} belongs to session {entry.session}", seq=entry.seq)
         if not self.has_first_entry:
-            # the first thing in a session's life is somebody speaking, or a deliberate branch: never a job
+            # A session begins with a message, a note or a deliberate branch, never with a job.
             born = isinstance(entry.body, Heard | Noted) or (
                 isinstance(entry.body, Changed) and isinstance(entry.body.change, BranchedFrom | AddressBound)
             )
             if not born and entry.body is not None:
-                self.add_finding(
-                    "P6", f"the session begins with {entry.kind}, not with somebody speaking", seq=entry.seq
-                )
+                self.add_finding("P6", f"the session begins with {entry.kind}, not with a message", seq=entry.seq)
             self.has_first_entry = True
 
     def _check_operation(self, entry: Entry) -> None:
@@ -199,7 +197,7 @@ class _AuditWalk:
             self.add_finding("P3", f"{entry.kind} of operation {op}, which had ended", seq=entry.seq)
 
     def _check_erased(self, entry: Entry) -> None:
-        """An erased entry: its place and its kind still count."""
+        """Check an erased entry. Its seq and its kind still count."""
         match entry.kind:
             case EntryKind.HEARD:
                 self.heard_asks[entry.seq] = False
@@ -221,7 +219,9 @@ class _AuditWalk:
             self.add_finding("P3", f"{body.type} {entry.seq} began while {blocking[0]} was running", seq=entry.seq)
         compressing = [op for op, began in self.running.items() if began.type == "compression"]
         if body.type == "compression" and compressing:
-            self.add_finding("P3", f"fold {entry.seq} began while fold {compressing[0]} was running", seq=entry.seq)
+            self.add_finding(
+                "P3", f"compression {entry.seq} began while compression {compressing[0]} was running", seq=entry.seq
+            )
         if self.is_branch:
             self.inherited_generation = max(self.inherited_generation, body.generation - self.generation)
         self.running[entry.seq] = body
@@ -238,7 +238,7 @@ class _AuditWalk:
             if seq >= entry.seq:
                 self.add_finding("P2", f"operation {op} takes message {seq} before it was heard", seq=entry.seq)
             elif seq not in self.heard_asks:
-                self.add_finding("P2", f"operation {op} takes entry {seq}, which is no message", seq=entry.seq)
+                self.add_finding("P2", f"operation {op} takes entry {seq}, which is not a message", seq=entry.seq)
             self.consumed_by_op[seq] = op
             self.taken_seqs.setdefault(op, []).append(seq)
 
@@ -246,7 +246,7 @@ class _AuditWalk:
         op = entry.op or 0
         if self.open_calls.get(op) and op not in self.partly_erased_ops:
             self.add_finding("P2", f"a thought while calls of operation {op} had no result", seq=entry.seq)
-        # a job's calls change nothing, and what they returned is not written down
+        # The calls of a job change nothing, and their results are not recorded.
         self.open_calls[op] = {call.id for call in body.calls} if self.operation_types.get(op) != "job" else set()
         self.started_calls[op] = set()
         self.partly_erased_ops.discard(op)
@@ -258,13 +258,13 @@ class _AuditWalk:
         if call in self.started_calls.get(op, set()):
             self.add_finding("P2", f"the call {call!r} of operation {op} was started twice", seq=entry.seq)
         elif call not in self.open_calls.get(op, set()):
-            self.add_finding("P2", f"a start of the call {call!r} that nobody waits for", seq=entry.seq)
+            self.add_finding("P2", f"the call {call!r} was started, but no thought asked for it", seq=entry.seq)
         self.started_calls.setdefault(op, set()).add(call)
 
     def _check_returned(self, entry: Entry, call: str) -> None:
         op = entry.op or 0
         if call not in self.open_calls.get(op, set()) and op not in self.partly_erased_ops:
-            self.add_finding("P2", f"a result for the call {call!r} that nobody made", seq=entry.seq)
+            self.add_finding("P2", f"a result for the call {call!r}, which no thought asked for", seq=entry.seq)
         self.open_calls.get(op, set()).discard(call)
 
     def _check_ended(self, entry: Entry, body: Ended) -> None:
@@ -283,17 +283,23 @@ class _AuditWalk:
     def _check_compressed(self, entry: Entry, body: Compressed) -> None:
         inherited = body.generation - self.generation
         if inherited < self.inherited_generation or (inherited > self.inherited_generation and not self.is_branch):
-            self.add_finding("P1", f"fold {entry.op} was made of another view than it replaced", seq=entry.seq)
+            self.add_finding(
+                "P1", f"compression {entry.op} was made from another context than the one it replaced", seq=entry.seq
+            )
         covered = [op for op in self.running if op <= body.covers and self.operation_types[op] == "turn"]
         if covered:
-            self.add_finding("P3", f"fold {entry.op} covers turn {covered[0]}, which was running", seq=entry.seq)
+            self.add_finding("P3", f"compression {entry.op} covers turn {covered[0]}, which was running", seq=entry.seq)
         elif self.turn_end_seqs.get(body.covers, 0) > (entry.op or 0):
             self.add_finding(
-                "P2", f"fold {entry.op} covers up to {body.covers}, more than its summary was made of", seq=entry.seq
+                "P2",
+                f"compression {entry.op} covers up to {body.covers}, more than its summary was made from",
+                seq=entry.seq,
             )
         if body.covers and self.operation_types.get(body.covers) != "turn":
             self.add_finding(
-                "P2", f"fold {entry.op} covers up to {body.covers}, which is no turn of this session", seq=entry.seq
+                "P2",
+                f"compression {entry.op} covers up to {body.covers}, which is not a turn of this session",
+                seq=entry.seq,
             )
         self.generation += 1
 

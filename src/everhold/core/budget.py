@@ -1,4 +1,6 @@
-"""What may be spent. Reserve the worst case before a call, settle the truth after it; refuse before, never after."""
+"""Daily budgets. The worst case is reserved before a call, and the actual cost is settled after it. A refusal comes
+before the call.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from msgspec import Struct, structs
 
 
 class DailyBudget(Struct, frozen=True, kw_only=True):
-    """A limit for a day and what is gone of it. No limit: nothing is ever refused."""
+    """A limit for a day, and what was spent and reserved of it. A budget without a limit refuses nothing."""
 
     name: str
     limit: float | None = None
@@ -21,7 +23,7 @@ class DailyBudget(Struct, frozen=True, kw_only=True):
 
 
 class BudgetRefusal(Struct, frozen=True, kw_only=True):
-    """Which purse is too small for what was asked."""
+    """The budget that is too small for a requested amount."""
 
     budget: str
     remaining: float
@@ -29,17 +31,19 @@ class BudgetRefusal(Struct, frozen=True, kw_only=True):
 
 
 def reserve_amount(budgets: Iterable[DailyBudget], amount: float) -> list[DailyBudget] | BudgetRefusal:
-    """Every purse with `amount` set aside, or the first that cannot afford it (then none is touched)."""
+    """Return every budget with `amount` reserved, or the first budget that cannot afford it. In that case none
+    changes.
+    """
     budgets = list(budgets)
     for budget in budgets:
-        # an empty purse refuses even what looks free: an estimate of nothing is not a promise
+        # An exhausted budget also refuses a call with an estimate of 0, because the call may cost more than estimated.
         if budget.remaining < amount or (budget.limit is not None and budget.remaining <= 0):
             return BudgetRefusal(budget=budget.name, remaining=budget.remaining, requested=amount)
     return [structs.replace(budget, reserved=budget.reserved + amount) for budget in budgets]
 
 
 def settle_reservation(budgets: Iterable[DailyBudget], *, reserved: float, actual: float) -> list[DailyBudget]:
-    """Every purse with the reservation gone and the actual cost spent, even where it was more."""
+    """Return every budget without the reservation and with the actual cost spent, even if the cost is higher."""
     return [
         structs.replace(budget, reserved=max(0.0, budget.reserved - reserved), spent=budget.spent + actual)
         for budget in budgets

@@ -1,4 +1,4 @@
-"""The chat commands. `COMMAND_SPECS` is the only list of them: help, completion, menus and documentation follow it.
+"""The chat commands. Help, completion, menus and documentation are all made from `COMMAND_SPECS`.
 
 To add a command, add a row to `COMMAND_SPECS` and a function to `engine/commands/handlers.py`.
 """
@@ -20,12 +20,15 @@ OWNER_IN_GROUPS: Final = RequiredRole(group=PersonRole.OWNER)
 STRANGER: Final = RequiredRole(direct=PersonRole.STRANGER)
 
 BARRED: Final = "barred"
-"""The admission replaces a command that the sender may not use by this one. Its argument is the command's name."""
+"""The admission puts this command in the place of one that the sender may not use. Its argument is the command's name.
+"""
 ALONE: Final = "alone"
-"""The admission replaces a command that has no meaning on a local platform by this one. Its argument is the name."""
+"""The admission puts this command in the place of one that has no meaning on a local platform. Its argument is the
+name.
+"""
 
 QUIETLY: Final = "quietly"
-"""The argument of a `/halt` that the admission passes on to the other sessions of a chat. It is not answered."""
+"""The argument of a `/halt` that the admission copies to the other sessions of a chat. This `/halt` gets no reply."""
 
 
 # -- parsers of arguments ----------------------------------------------------------------------------------------------
@@ -33,20 +36,22 @@ QUIETLY: Final = "quietly"
 
 
 class UndoArguments(Struct, frozen=True):
-    """What `/undo` takes back: the last `turns` turns, or the last compression. Neither: the text makes no sense."""
+    """What `/undo` takes back: the last `turns` turns, or the last compression. If both are unset, the text was
+    invalid.
+    """
 
     turns: int = 0
     compression: bool = False
 
 
 class TitleArguments(Struct, frozen=True):
-    """The new title, and whether the memories take it over as the session's name."""
+    """The new title, and whether memories use it as the session's name."""
 
     title: str
     memory: bool = False
 
 
-class Subcommand(Struct, frozen=True):
+class ParsedSubcommand(Struct, frozen=True):
     """A word that says what to do, and the text after it."""
 
     word: str
@@ -68,13 +73,13 @@ def parse_title(text: str) -> TitleArguments:
     return TitleArguments(title=text.removesuffix("--memory").strip(), memory=text.endswith("--memory"))
 
 
-def parse_subcommand(text: str) -> Subcommand:
+def parse_subcommand(text: str) -> ParsedSubcommand:
     word, _, rest = text.partition(" ")
-    return Subcommand(word=word, text=rest.strip())
+    return ParsedSubcommand(word=word, text=rest.strip())
 
 
 def parse_compress_arguments(text: str) -> tuple[int | None, str, bool]:
-    """What /compress is told: (exchanges to keep, focus, only a preview)."""
+    """Parse the text after /compress: (exchanges to keep, focus, whether to show only a preview)."""
     words = text.split()
     preview = "--preview" in words
     words = [word for word in words if word != "--preview"]
@@ -84,9 +89,9 @@ def parse_compress_arguments(text: str) -> tuple[int | None, str, bool]:
 
 
 def parse_count(word: str, *, most: int = 1_000) -> int | None:
-    """The number somebody wrote, at most `most`; None if it is none. Whatever is written, it is no error."""
+    """Return the number in a word, at most `most`; None if the word is not a number. It never raises."""
     if not (word.isascii() and word.isdigit()):
-        return None  # other scripts have digits, too, and some of them are no numbers: ²
+        return None  # isdigit() is also true for digits that int() refuses, such as ²
     digits = word.lstrip("0") or "0"
     return most if len(digits) > len(str(most)) else min(int(digits), most)
 
@@ -101,13 +106,13 @@ class CommandSpec(Struct, frozen=True):
     help: str
     """What the command does, in one sentence that begins with a verb."""
     syntax: str = ""
-    """The arguments as help shows them: capitals stand for a value, brackets enclose what may be left out."""
+    """The arguments as help shows them. Capitals stand for a value, brackets enclose optional parts."""
     parse: Callable[[str], Any] = parse_text
     """Turns the text after the name into the arguments of the handler."""
     role: RequiredRole = EVERYBODY
     aliases: tuple[str, ...] = ()
     is_message: bool = False
-    """With an argument, the argument is a message to the agent, and no command is carried out."""
+    """If there is an argument, it is a message to the agent, and no command runs."""
 
     @property
     def usage(self) -> str:
@@ -149,18 +154,20 @@ COMMAND_SPECS: Final = (
 COMMANDS: Final = {spec.name: spec for spec in COMMAND_SPECS}
 ALIASES: Final = {alias: spec.name for spec in COMMAND_SPECS for alias in spec.aliases}
 MESSAGE_COMMANDS: Final = frozenset(spec.name for spec in COMMAND_SPECS if spec.is_message)
-"""Commands that are really messages, with a wish how to be treated."""
+"""Commands that are messages. Each says how a running turn treats its message."""
 COMMAND_MENU: Final = {spec.name: spec.menu_line for spec in COMMAND_SPECS}
 """What platforms show in their menus: name -> line."""
 
 
-# -- what is derived from it -------------------------------------------------------------------------------------------
+# -- functions over the table ------------------------------------------------------------------------------------------
 
 _COMMAND_PATTERN: Final = re.compile(r"/([a-z]+)(?:@\S+)?(?:\s+(.*))?", re.DOTALL)
 
 
 def parse_command(text: str) -> ChatCommand | None:
-    """The command a message is, or None. A slash followed by anything unknown is just text: people write paths."""
+    """Return the command in a message, or None. An unknown name after a slash is plain text, because people write
+    paths.
+    """
     if not (text := text.strip()).startswith("/") or (match := _COMMAND_PATTERN.fullmatch(text)) is None:
         return None
     name = ALIASES.get(match[1], match[1])
@@ -180,5 +187,5 @@ def render_help() -> str:
 
 
 def complete_command(text: str) -> list[str]:
-    """The commands that a line beginning with `text` may become, as a prompt offers them."""
+    """Return the commands that complete a line that begins with `text`."""
     return [f"/{name}" for name in sorted((*COMMANDS, *ALIASES)) if f"/{name}".startswith(text)] if text else []

@@ -15,7 +15,7 @@ TURN: Final = "turn"
 COMMANDS: Final = "commands"
 """Carries out chat commands."""
 COMPRESSION: Final = "compression"
-"""Compresses what is old."""
+"""Compresses old operations."""
 BACKLINKS: Final = "backlinks"
 """Writes the matching entry into the other session."""
 TASKS: Final = "tasks"
@@ -57,27 +57,27 @@ def parse_consumer(name: str) -> ConsumerName:
 
 
 def memory_consumer(memory: str) -> str:
-    """The consumer that feeds a memory."""
+    """Return the consumer that feeds a memory."""
     return f"{MEMORY_PREFIX}{memory}"
 
 
 def backfill_consumer(memory: str) -> str:
-    """The consumer that feeds a memory with older history."""
+    """Return the consumer that feeds a memory with older history."""
     return f"{BACKFILL_PREFIX}{memory}"
 
 
 def platform_consumer(platform: str, account: str) -> str:
-    """The consumer that delivers replies through a platform account."""
+    """Return the consumer that delivers replies through a platform account."""
     return f"{PLATFORM}:{platform}:{account}"
 
 
 def place_consumer(place: ChatLocation) -> str:
-    """The consumer that delivers replies to a place."""
+    """Return the consumer that delivers replies to a chat."""
     return platform_consumer(place.platform, place.account)
 
 
 def get_reply_parts(body: EntryBody | None) -> tuple[ChatLocation | None, tuple[ReplyPart, ...]]:
-    """Where an entry is to be delivered, and in which parts; (None, ()) if it is not."""
+    """Return where an entry is delivered, and in which parts; (None, ()) if it is not delivered."""
     match body:
         case Said(to=to, parts=parts, text=text, attachments=files):
             return to, (*(parts or (text,)), *files)

@@ -1,7 +1,8 @@
-"""Entries -> what a model sees. The context is a view over the log: nothing is copied, moved or deleted to make it.
+"""Compute the context, which is what a model sees, from entries. Nothing is copied, moved or deleted in the log.
 
-`choose` picks the operations that are in the view at a given place of the log, `assemble` groups their entries, and
-`build` renders a request. Undo, preview, time travel and evaluation are the same functions over another range.
+`select_operations` chooses the operations that are in the context at a given seq, `assemble_context` groups their
+entries, and `build_model_request` makes a request. Undo, preview and evaluation use the same functions with another
+range.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from everhold.ports.model import ModelMessage, ModelRequest, ToolSpec
 from everhold.ports.store import Operation
 
 VISIBLE_OUTCOMES: Final = frozenset({"running", "done", "failed", "stopped", "interrupted"})
-"""Outcomes of turns that belong to the conversation. What was released, refused or erased does not."""
+"""Outcomes of turns that belong to the conversation. Released, refused and erased turns do not."""
 
 LONG_RESULT_CHARS: Final = 16_000
-"""Characters of a tool result that are shown in full while the turn fits."""
+"""Longest tool result, in characters, that is shown in full while the turn fits the model."""
 SHORT_TEXT_CHARS: Final = 2_000
-"""Characters that are shown in full even where a request has to become as small as it can."""
+"""Longest text, in characters, that is shown in full even if a request has to be as small as possible."""
 STUB_HEAD_CHARS: Final = 1_200
 STUB_TAIL_CHARS: Final = 400
 
@@ -52,16 +53,18 @@ _ENDING_NOTES: Final = {
 
 
 class ContextSelection(Struct, frozen=True, kw_only=True):
-    """Which operations are in the view: a fold that stands for all up to its mark, and the turns after it."""
+    """The operations in the context: a compression that replaces all operations up to its `covers`, and the turns after
+    it.
+    """
 
     compression: Operation | None = None
     turns: tuple[Operation, ...] = ()
     is_whole: bool = True
-    """Reaches back to the session's beginning, so that a branch's parent comes before it."""
+    """The selection reaches back to the session's beginning, so the context of a branch's parent comes before it."""
 
 
 class TurnEntries(Struct, frozen=True, kw_only=True):
-    """A turn's entries: what it consumed, in the order it did, and what followed."""
+    """A turn's entries: the messages it consumed, in the order of consumption, and the entries it wrote."""
 
     op: int
     heard: tuple[Entry, ...]
@@ -75,23 +78,24 @@ class SessionContext(Struct, frozen=True, kw_only=True):
     turns: tuple[TurnEntries, ...] = ()
 
     def __add__(self, later: SessionContext) -> SessionContext:
-        """This view with `later` after it; a fold in the later one stands for all that came before it."""
+        """Return this context with `later` after it. A compression in `later` replaces everything before it."""
         if later.compression is not None:
             return later
         return SessionContext(compression=self.compression, turns=self.turns + later.turns)
 
 
 def is_in_context(operation: Operation, at: int) -> bool:
-    """Whether nothing before `at` took the operation out of the view."""
+    """Return whether no entry before `at` removed the operation from the context."""
     return not operation.undone_at or operation.undone_at >= at
 
 
 def select_operations(
     operations: Iterable[Operation], *, at: int, compression: int | None = None, over: bool = False
 ) -> ContextSelection:
-    """The view as it was just before seq `at`. `fold` pins one (0: none) instead of taking the newest valid one.
+    """Return the context as it was just before seq `at`. `compression` pins one (0: none); by default the newest valid
+    one is used.
 
-    A turn may pin a fold that was made after it began. `over`: only turns that had ended by then.
+    A turn may pin a compression that was made after it began. `over`: include only turns that had ended by then.
     """
     fresh = 0
     newest: Operation | None = None
@@ -115,7 +119,7 @@ def select_operations(
         ):
             if newest is None or operation.last > newest.last:
                 newest = operation
-    # an earlier context's summary ended with that context, even one that a turn of it still made afterwards
+    # A summary of an earlier context is not used after a reset, even if a turn of that context made it later.
     if newest is not None and newest.covers < fresh:
         newest = None
     after = max(fresh, newest.covers if newest else 0)
@@ -127,8 +131,8 @@ def select_operations(
 
 
 def assemble_context(selection: ContextSelection, entries: Iterable[Entry]) -> SessionContext:
-    """The entries of the chosen operations, grouped. Everything else in `entries` is passed over."""
-    fold_op = selection.compression.op if selection.compression else None
+    """Group the entries of the chosen operations. Other entries are ignored."""
+    compression_op = selection.compression.op if selection.compression else None
     by_seq: dict[int, Entry] = {}
     steps: dict[int, list[Entry]] = {turn.op: [] for turn in selection.turns}
     compression: Entry | None = None
@@ -138,7 +142,7 @@ def assemble_context(selection: ContextSelection, entries: Iterable[Entry]) -> S
             by_seq[entry.seq] = entry
         elif op in steps:
             steps[op].append(entry)
-        elif op == fold_op and type(entry.body) is Compressed:
+        elif op == compression_op and type(entry.body) is Compressed:
             compression = entry
     exchanges = []
     for turn in selection.turns:
@@ -152,9 +156,10 @@ def assemble_context(selection: ContextSelection, entries: Iterable[Entry]) -> S
 def render_messages(
     view: SessionContext, *, stubs: frozenset[int] = frozenset(), recalled: str = ""
 ) -> tuple[ModelMessage, ...]:
-    """The view as a model reads it. `stubs` are entries whose long text is shortened, always in the same way.
+    """Return the context as messages for a model. `stubs` are seqs of entries whose long text is shortened, always in
+    the same way.
 
-    `recalled` stands right before what the last turn heard: beside the message it serves, and in that turn only.
+    `recalled` is put right before the messages of the last turn, and only there.
     """
     out: list[ModelMessage] = []
     if view.compression is not None and isinstance(view.compression.body, Compressed):
@@ -171,19 +176,19 @@ def build_model_request(
     tools: Sequence[ToolSpec] = (),
     params: dict[str, Any] | None = None,
 ) -> ModelRequest:
-    """The request that shows these messages. The same view and runtime give the same bytes, always."""
+    """Return the request with these messages. The same context and runtime always give the same bytes."""
     return ModelRequest(system=system, messages=shown, tools=tuple(tools), params=params or {})
 
 
 class RequestPrefix(Struct, frozen=True, kw_only=True):
-    """The beginning of requests, as far as their fingerprints are known: nobody has to read it again for the next."""
+    """The beginning of requests whose digest is already known, so that it is not hashed again for the next request."""
 
     system: str
     messages: tuple[ModelMessage, ...] = ()
     digest: Any
 
     def extend_with(self, shown: tuple[ModelMessage, ...]) -> RequestPrefix | None:
-        """This with the messages that follow it in `shown`; None if it is not what those begin with."""
+        """Return this prefix with the messages that follow it in `shown`; None if `shown` does not begin with it."""
         count = len(self.messages)
         if shown[:count] != self.messages:
             return None
@@ -195,18 +200,20 @@ class RequestPrefix(Struct, frozen=True, kw_only=True):
 
 
 def start_request_prefix(system: str) -> RequestPrefix:
-    """Where every request begins."""
+    """Return the prefix without messages."""
     return RequestPrefix(
         system=system, digest=hashlib.sha256(b'{"system":%b,"messages":[' % msgspec.json.encode(system))
     )
 
 
 def fingerprint_request(request: ModelRequest, sealed: RequestPrefix | None = None) -> str:
-    """What a request is recognised by later: the digest of its JSON, which may be `sealed` up to some message."""
+    """Return the digest of a request's JSON, by which it is recognised later. `sealed` is a prefix whose digest is
+    known.
+    """
     if sealed is None or sealed.system != request.system:
         sealed = start_request_prefix(request.system)
     whole = sealed.extend_with(request.messages) or start_request_prefix(request.system).extend_with(request.messages)
-    assert whole is not None, "every request begins with no message"
+    assert whole is not None, "a prefix without messages begins every request"
     digest = whole.digest.copy()
     digest.update(
         b'],"tools":%b,"params":%b}' % (msgspec.json.encode(request.tools), msgspec.json.encode(request.params))
@@ -218,7 +225,7 @@ def fingerprint_request(request: ModelRequest, sealed: RequestPrefix | None = No
 def find_oversized(
     view: SessionContext, *, most: int = LONG_RESULT_CHARS, what: type[Returned | Heard] = Returned
 ) -> tuple[int, ...]:
-    """Tool results, or messages, in the view that are longer than `most`, as entries' seqs."""
+    """Return the seqs of tool results, or messages, in the context that are longer than `most` characters."""
     return tuple(
         entry.seq
         for exchange in view.turns
@@ -228,15 +235,16 @@ def find_oversized(
 
 
 def list_turn_stubs(exchange: TurnEntries) -> frozenset[int]:
-    """What was shown as a stub in this turn, or has to be from its end on."""
+    """Return the entries that this turn showed as stubs, or that must be stubs after its end."""
     return frozenset(
         seq for step in exchange.steps if isinstance(step.body, Thought | Ended) for seq in step.body.stubs
     )
 
 
 def list_context_stubs(view: SessionContext) -> frozenset[int]:
-    """What of the view the next turn is shown as stubs: what was one stays one, so that the beginning of requests
-    stays the same, and what did not fit then would not fit now."""
+    """Return the entries that the next turn shows as stubs. A stub stays a stub, because requests should begin with the
+    same bytes, and a text that did not fit before would not fit now.
+    """
     marks = frozenset[int]().union(*map(list_turn_stubs, view.turns))
     if not marks:
         return marks
@@ -264,21 +272,21 @@ def _render_turn(exchange: TurnEntries, stubs: frozenset[int], recalled: str = "
             case Ended(outcome=outcome, reason=reason) if outcome in _ENDING_NOTES:
                 yield ModelMessage(role="user", name="everhold", text=_ENDING_NOTES[outcome].format(reason=reason))
             case _:
-                pass  # starts, notes, sayings and notices are not the model's words
+                pass  # calls, notes, replies and notices are not the model's words
 
 
 def _render_heard(entry: Entry, stubs: frozenset[int]) -> ModelMessage | None:
     if not isinstance(entry.body, Heard):
-        return None  # erased: nothing of it may come back
+        return None  # erased: nothing of it may be shown again
     body = entry.body
     text = render_stub(body.text, entry.seq) if entry.seq in stubs else body.text
     return ModelMessage(role="user", text=text, name=body.sender, attachments=body.attachments)
 
 
 def _index_results(steps: tuple[Entry, ...]) -> tuple[dict[tuple[int, str], Entry], set[int]]:
-    """(seq of the thought, call id) -> its result: models use the same id again in a later round.
+    """Return (seq of the thought, call id) -> its result, because models reuse ids in later rounds.
 
-    And the thoughts of which a result was erased; nobody can tell any more which one it was.
+    Also return the thoughts of which a result was erased. It is unknown which call that result belonged to.
     """
     found: dict[tuple[int, str], Entry] = {}
     erased: set[int] = set()
@@ -295,7 +303,7 @@ def _index_results(steps: tuple[Entry, ...]) -> tuple[dict[tuple[int, str], Entr
 
 def _render_result(call: str, entry: Entry | None, stubs: frozenset[int], *, erased: bool) -> ModelMessage:
     if entry is None or not isinstance(entry.body, Returned):
-        # whoever reads "not run" would run it again
+        # A model that reads "not run" would run the call again.
         return ModelMessage(
             role="tool", call=call, text=ERASED_RESULT_TEXT if erased else NOT_RUN_TEXT, error=not erased
         )
@@ -304,11 +312,12 @@ def _render_result(call: str, entry: Entry | None, stubs: frozenset[int], *, era
 
 
 def render_stub(text: str, seq: int) -> str:
-    """The stub of entry `seq`: the beginning and the end of its text, and where to read the rest."""
+    """Return the stub of entry `seq`: the beginning and the end of its text, and where to read the rest."""
     if len(text) <= STUB_HEAD_CHARS + STUB_TAIL_CHARS:
         return text
     return (
-        f"{text[:STUB_HEAD_CHARS]}\n[… {len(text) - STUB_HEAD_CHARS - STUB_TAIL_CHARS} of {len(text)} characters left out; "
+        f"{text[:STUB_HEAD_CHARS]}\n"
+        f"[… {len(text) - STUB_HEAD_CHARS - STUB_TAIL_CHARS} of {len(text)} characters left out; "
         f"the whole is entry {seq} of this session …]\n{text[-STUB_TAIL_CHARS:]}"
     )
 
@@ -318,7 +327,7 @@ def _render_compression(compressed: Compressed) -> str:
 
 
 def render_summary(summary: str, kept: Sequence[VerbatimMessage], effects: Sequence[str]) -> str:
-    """A fold as the model reads it: the summary, then what stays word for word, then what was done outside."""
+    """Return a compression as the model reads it: the summary, then the verbatim messages, then the external effects."""
     parts = [
         "[Summary of the conversation so far, made by everhold so that it fits. "
         "The originals are kept and can be searched; the numbers are their entries.]",
@@ -326,7 +335,7 @@ def render_summary(summary: str, kept: Sequence[VerbatimMessage], effects: Seque
     ]
     if kept:
         parts.append("[Said, word for word:]")
-        parts += [f"#{it.seq} {it.who or 'somebody'} ({it.why}): {it.text}" for it in kept]
+        parts += [f"#{it.seq} {it.who or 'unknown'} ({it.why}): {it.text}" for it in kept]
     if effects:
         parts.append("[Done, with its outcome:]")
         parts += effects

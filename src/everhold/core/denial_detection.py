@@ -1,4 +1,6 @@
-"""Claims that something was never said or is not known. Found by their wording, so that the log can be asked first."""
+"""Find claims that something was never said or is not known. They are recognised by their wording, so that the log can
+be searched before such a claim is accepted.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ _STOP_WORDS: Final = frozenset(
 
 
 def extract_denied_words(text: str) -> tuple[str, ...]:
-    """The words a claim of absence is about, or nothing if the text claims no such thing."""
+    """Return the words that a claim of absence is about; empty if the text makes no such claim."""
     match = _ABSENCE_CLAIM.search(text)
     if match is None:
         return ()
-    # what is missing mostly stands behind the claim ("never mentioned her sister"), else before it
+    # The missing thing usually follows the claim ("never mentioned her sister"), else it precedes it.
     return _extract_content_words(text[match.end() :]) or _extract_content_words(text[: match.start()])
 
 
@@ -38,7 +40,7 @@ def _extract_content_words(text: str) -> tuple[str, ...]:
 
 
 def is_denial_contradicted(about: tuple[str, ...], said: str) -> bool:
-    """Whether `said` speaks of what a claim says was never spoken of: most of its words are there."""
+    """Return whether `said` contradicts a claim of absence: it contains most of the claim's words."""
     if not about:
         return False
     text = said.lower()

@@ -1,7 +1,8 @@
-"""The log's nouns: an entry, its kinds, and who and where they speak of. Frozen, and never aware of a store.
+"""The entries of a log: their kinds and bodies, and the people and chats they refer to. All types are frozen and
+independent of the store.
 
-An entry is written once. What a kind means for the derived tables (pending, operations, bindings) is the store's
-business and follows from the entry alone, so those tables can always be built again from the log.
+An entry is written once. The store derives its tables (pending, operations, bindings) from the entries alone, so they
+can always be rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import msgspec
 from msgspec import Struct
 
 BODY_VERSION: Final = 1
-"""The version of entry bodies this build writes; it reads all versions up to this one."""
+"""The version of entry bodies that this build writes. It reads all versions up to this one."""
 
 S = TypeVar("S", bound=Struct)
 
 OWN_OPERATION: Final = -1
-"""A draft's `op` when it belongs to the operation that a `began` in the same change opens."""
+"""A draft's `op` if it belongs to the operation that a `began` in the same change opens."""
 
 
 class StoredRecord(Struct, frozen=True, omit_defaults=True):
@@ -31,7 +32,9 @@ class StoredRecord(Struct, frozen=True, omit_defaults=True):
 
 
 class Stamp(StoredRecord, frozen=True):
-    """The identity an entry was made under, fixed at commit; memory is filed under this, whatever changed since."""
+    """The identity under which an entry was made, fixed at commit. Memories store the entry under it, whatever changes
+    later.
+    """
 
     person: str = ""
     audience: tuple[str, ...] = ()
@@ -42,18 +45,18 @@ class Stamp(StoredRecord, frozen=True):
 
 
 class ChatLocation(StoredRecord, frozen=True):
-    """A spot on a platform: where something was heard, or where a reply goes. Fixed at commit."""
+    """A location on a platform: where a message was heard, or where a reply goes. Fixed at commit."""
 
     platform: str
     account: str = ""
     chat: str = ""
     thread: str = ""
     message: str = ""
-    """The platform's message id: what was heard, or what is replied to."""
+    """The platform's id of the message that was heard, or that is replied to."""
 
 
 class Attachment(StoredRecord, frozen=True):
-    """A file that comes or goes with a message, kept by content hash."""
+    """A file that is attached to a message, stored by content hash."""
 
     blob: str
     name: str = ""
@@ -65,32 +68,32 @@ class Attachment(StoredRecord, frozen=True):
 
 
 class ChatCommand(StoredRecord, frozen=True):
-    """A message that is an instruction to the gateway, already taken apart."""
+    """A parsed chat command."""
 
     name: str
     argument: str = ""
 
 
 class Heard(StoredRecord, frozen=True):
-    """Somebody said something. `asks` is whether it wants an answer: chatter and bare acknowledgements do not."""
+    """A sender wrote a message. `asks`: it wants an answer. Group chatter and acknowledgements do not ask."""
 
     origin: ChatLocation
     text: str
     asks: bool = True
     sender: str = ""
     speaker: str = ""
-    """The platform's id of whoever spoke, where that is not the person's own name."""
+    """The platform's id of the sender, if it differs from the person's name."""
     bot: bool = False
     hops: int = 0
     revision: str = ""
     command: ChatCommand | None = None
     attachments: tuple[Attachment, ...] = ()
     mangled: bool = False
-    """The text held code points that are no characters; they were replaced so that the rest could be kept."""
+    """The text contained invalid code points. They were replaced, so that the rest could be stored."""
     scheduled: bool = False
-    """Nobody spoke just now: its time had come."""
+    """A schedule produced this message; no sender wrote it at this time."""
     busy: str = ""
-    """How this message wants to be treated if a turn is running (`/queue`, `/steer`); empty: as configured."""
+    """How a running turn treats this message (`/queue`, `/steer`); empty: as configured."""
     stamp: Stamp = Stamp()
 
 
@@ -100,7 +103,9 @@ class Began(StoredRecord, frozen=True):
     type: Literal["turn", "compression", "command", "job"]
     takes: tuple[int, ...] = ()
     compression: int = 0
-    """The compression in force for its context (an operation id, 0: none). Pinned, so that a resume sees the same."""
+    """The compression in force for its context (an operation id, 0: none). It is pinned, so a resumed turn sees the
+    same.
+    """
     generation: int = 0
     blocking: bool = False
     consumer: str = ""
@@ -109,14 +114,14 @@ class Began(StoredRecord, frozen=True):
 
 
 class Took(StoredRecord, frozen=True):
-    """A running turn took messages that arrived meanwhile (steering), or had to pin another compression."""
+    """A running turn took messages that arrived while it ran (steering), or had to pin another compression."""
 
     takes: tuple[int, ...] = ()
     compression: int | None = None
 
 
 INVALID_ARGUMENTS_KEY: Final = "__invalid__"
-"""The only argument of a call whose arguments were no JSON object; its value is what the model wrote."""
+"""The only argument of a call whose arguments were not a JSON object. Its value is the model's text."""
 
 
 class ToolCall(StoredRecord, frozen=True):
@@ -128,7 +133,7 @@ class ToolCall(StoredRecord, frozen=True):
 
     @property
     def unparsed_arguments(self) -> str | None:
-        """What the model wrote where its arguments should stand; None if they can be read."""
+        """The model's text if its arguments are not a JSON object; else None."""
         written = self.arguments.get(INVALID_ARGUMENTS_KEY)
         return written if isinstance(written, str) and len(self.arguments) == 1 else None
 
@@ -151,7 +156,7 @@ class ModelUsage(StoredRecord, frozen=True):
 
 
 class Thought(StoredRecord, frozen=True):
-    """The model's answer with the calls it wants, recorded before any of them runs."""
+    """The model's answer with the tool calls it asks for, recorded before any of them runs."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -160,17 +165,17 @@ class Thought(StoredRecord, frozen=True):
     params: dict[str, Any] = {}
     generation: int = 0
     request: str = ""
-    """Digest of the request as built; what is shown later is compared with it."""
+    """Digest of the request. The audit compares a rebuilt request with it."""
     prompt: str = ""
     tools: str = ""
     recall: str = ""
     why: str = ""
-    """Content-addressed blobs; `why` says where what was recalled came from, and what was left out."""
+    """Content-addressed blobs. `why` records the sources of the recalled items, and which items were left out."""
     stubs: tuple[int, ...] = ()
-    """Entries whose long texts stood in the request as stubs."""
+    """Entries whose long texts were shown as stubs in the request."""
     usage: ModelUsage = ModelUsage()
     finish: str = ""
-    """`length` if the answer was cut off at the model's limit; empty if it came to its own end."""
+    """`length` if the answer was cut off at the model's limit; else empty."""
 
 
 class Called(StoredRecord, frozen=True):
@@ -183,20 +188,20 @@ class Called(StoredRecord, frozen=True):
 
 
 class Returned(StoredRecord, frozen=True):
-    """What a tool gave back. `unknown`: it was started before a restart and nobody can tell how it ended."""
+    """The result of a tool call. `unknown`: the call was started before a restart, and its outcome is unknown."""
 
     call: str
     text: str = ""
     error: bool = False
     unknown: bool = False
     files: tuple[Attachment, ...] = ()
-    """What it gave back besides words, kept by content hash."""
+    """Files that the tool returned, stored by content hash."""
     attached: tuple[Attachment, ...] = ()
-    """Files that go with the turn's reply."""
+    """Files that are sent with the turn's reply."""
 
 
 class Noted(StoredRecord, frozen=True):
-    """A fact to remember. `action` is add, replace or remove; `fact` names the curated fact it is about."""
+    """A note to remember. `action` is add, replace or remove; `fact` names the curated fact that it is about."""
 
     text: str
     action: str = "add"
@@ -205,53 +210,55 @@ class Noted(StoredRecord, frozen=True):
     supersedes: int = 0
     tags: tuple[str, ...] = ()
     origin: str = ""
-    """Whose words these are if not those of somebody here: `tool:<name>`, `bot:<name>`, `file:<name>`. Never a fact."""
+    """The source of the text if no person present said it: `tool:<name>`, `bot:<name>`, `file:<name>`. Such a note is
+    never a fact.
+    """
     stamp: Stamp = Stamp()
 
 
 class Said(StoredRecord, frozen=True):
-    """A reply, split once into the parts that will be sent, with its destination fixed."""
+    """A reply, split once into the parts that are sent. Its destination is fixed."""
 
     text: str
     to: ChatLocation
     parts: tuple[str, ...] = ()
     hops: int = 0
     attachments: tuple[Attachment, ...] = ()
-    """Files that go with it, each a part of its own behind those of the text."""
+    """Files that are sent with it, each as a separate part after the parts of the text."""
     stamp: Stamp = Stamp()
 
 
 OUTAGE_NOTICE: Final = "outage"
-"""What a turn's notice is about that no model could be asked. In older logs it is about `model`."""
+"""The `about` of a notice that no model could be asked. In older logs it is `model`."""
 
 
 class Notified(StoredRecord, frozen=True):
-    """A notice of the gateway's own to a person. Delivered like a reply, never part of the model's context."""
+    """A notice of the gateway to a person. It is delivered like a reply and is never part of the model's context."""
 
     text: str
     about: str
-    """What it is about: for a command's answer, the command."""
+    """What the notice is about. For a reply to a command this is the command."""
     to: ChatLocation | None = None
     parts: tuple[str, ...] = ()
 
 
 OUTCOMES: Final = ("done", "failed", "stopped", "interrupted", "released", "refused", "erased")
 RELEASING_OUTCOMES: Final = frozenset({"released", "erased"})
-"""Outcomes after which what an operation consumed is pending again, as far as it was not erased itself."""
+"""Outcomes after which the messages that an operation consumed are pending again, unless they were erased."""
 
 
 class Ended(StoredRecord, frozen=True):
-    """An operation is over. `released`: it did nothing. `erased`: it had read what must not be known any more."""
+    """An operation ended. `released`: it did nothing. `erased`: it had read entries that were erased."""
 
     outcome: Literal["done", "failed", "stopped", "interrupted", "released", "refused", "erased"] = "done"
     reason: str = ""
     usage: ModelUsage = ModelUsage()
     stubs: tuple[int, ...] = ()
-    """Messages it took that do not fit the model by themselves: later turns are shown stubs of them."""
+    """Messages it took that do not fit the model by themselves. Later turns show them as stubs."""
 
 
 class VerbatimMessage(StoredRecord, frozen=True):
-    """Words that stay as they were said when what is around them is compressed."""
+    """A message that stays verbatim when the operations around it are compressed."""
 
     seq: int
     text: str
@@ -260,15 +267,15 @@ class VerbatimMessage(StoredRecord, frozen=True):
 
 
 class Compressed(StoredRecord, frozen=True):
-    """A summary that stands for every whole operation up to `covers`."""
+    """A summary that replaces every whole operation up to `covers`."""
 
     summary: str
     covers: int
     kept: tuple[VerbatimMessage, ...] = ()
     effects: tuple[str, ...] = ()
-    """What was done outside, and how it ended, a line each."""
+    """External effects with their outcomes, one line each."""
     based_on: int = 0
-    """The earlier compression whose summary went into this one (its operation id)."""
+    """The earlier compression whose summary is part of this one (its operation id)."""
     generation: int = 0
     model: str = ""
     trigger: str = ""
@@ -287,18 +294,18 @@ class SessionChange(StoredRecord, frozen=True, tag_field="type", tag=snake_case)
 
 
 class ContextReset(SessionChange, frozen=True):
-    """The context starts again: operations begun before this leave the view."""
+    """The context starts empty: operations that began before this entry leave it."""
 
 
 class SessionTitled(SessionChange, frozen=True):
-    """A display name; with `memory` the name providers see changes from here on, too."""
+    """A display name. With `memory`, providers also see the new name from now on."""
 
     title: str
     memory: bool = False
 
 
 class OperationsUndone(SessionChange, frozen=True):
-    """These operations (turns or compressions) leave the view. `again`: their messages are pending once more."""
+    """These operations (turns or compressions) leave the context. `again`: their messages are pending again."""
 
     ops: tuple[int, ...]
     again: bool = False
@@ -335,22 +342,22 @@ class BranchCreated(SessionChange, frozen=True):
 
 
 class StopRequested(SessionChange, frozen=True):
-    """A person asked for the running operation `op` to end; the worker that holds it ends it."""
+    """A person asked to end the running operation `op`. The worker that holds it ends it."""
 
     op: int
 
 
 class CompressionRequested(SessionChange, frozen=True):
-    """A person asked for a compression; the compression worker makes it when no turn is running."""
+    """A person asked for a compression. The compression worker makes it when no turn is running."""
 
     keep: int | None = None
-    """Exchanges to leave as they are; None: as configured."""
+    """Exchanges to keep verbatim; None: as configured."""
     focus: str = ""
     tell: ChatLocation | None = None
 
 
 class TaskRequested(SessionChange, frozen=True):
-    """Somebody gave a task to be worked on beside the conversation."""
+    """A person gave a task that runs beside the conversation."""
 
     text: str
     tell: ChatLocation | None = None
@@ -358,14 +365,14 @@ class TaskRequested(SessionChange, frozen=True):
 
 
 class MemoryNameSet(SessionChange, frozen=True):
-    """The name memory instance `memory` uses for this session."""
+    """The name that the memory `memory` uses for this session."""
 
     memory: str
     name: str
 
 
 class SettingChosen(SessionChange, frozen=True):
-    """A setting of this session alone, such as its model. An empty value goes back to the configuration."""
+    """A setting of this session, such as its model. An empty value returns to the configuration."""
 
     setting: str
     value: str = ""
@@ -388,17 +395,17 @@ ChangeBody: TypeAlias = (
 
 
 class Changed(StoredRecord, frozen=True):
-    """Something about the session itself changed."""
+    """The session itself changed."""
 
     change: ChangeBody
 
 
 class Erased(StoredRecord, frozen=True):
-    """Bodies were removed for good. What remains of them is their place, their kind and their digest."""
+    """Bodies were removed irreversibly. Their seq, kind and digest remain."""
 
     seqs: tuple[int, ...]
     compressions: tuple[int, ...] = ()
-    """Compressions (operation ids) whose summary contained it: they leave the view."""
+    """Compressions (operation ids) whose summary contained an erased entry. They leave the context."""
     by: str = ""
     why: str = ""
 
@@ -409,7 +416,7 @@ EntryBody: TypeAlias = (
 
 
 RESERVED_KINDS: Final = frozenset({"approval_requested", "approval_decided"})
-"""Kinds that a later version brings. Nothing else may use these names."""
+"""Kinds that a later version introduces. Nothing else may use these names."""
 
 
 class EntryKind(StrEnum):
@@ -455,16 +462,16 @@ _DECODERS: Final = {kind: msgspec.json.Decoder(body) for kind, body in BODY_TYPE
 
 
 class EntryDraft(Struct, frozen=True, kw_only=True):
-    """An entry that has no place yet."""
+    """An entry that is not committed yet."""
 
     body: EntryBody
     author: str
     """`person:<id>`, `agent:<name>`, `tool:<name>` or `system`."""
     op: int | None = None
-    """The operation it belongs to; OWN for the one begun in the same change."""
+    """The operation it belongs to; OWN_OPERATION for the one that begins in the same change."""
     dedup: str | None = None
     at: float | None = None
-    """When it happened, if that was before it is committed: what is imported keeps its time. None: now."""
+    """When it happened, if that was before the commit: imported entries keep their time. None: now."""
 
     @property
     def kind(self) -> EntryKind:
@@ -472,7 +479,7 @@ class EntryDraft(Struct, frozen=True, kw_only=True):
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """One line of a session's log. `body` is None once erased."""
+    """One record of a session's log. `body` is None after erasure."""
 
     session: str
     seq: int
@@ -492,12 +499,12 @@ def get_body_kind(body: EntryBody) -> EntryKind:
 
 
 def encode_body(body: EntryBody) -> str:
-    """The stored form of a body."""
+    """Return the stored form of a body."""
     return _ENCODER.encode(body).decode()
 
 
 def decode_body(kind: EntryKind, text: str | bytes) -> EntryBody:
-    """The body a stored form stands for."""
+    """Return the body of a stored form."""
     body: EntryBody = _DECODERS[kind].decode(text)  # type: ignore[assignment]  # the table pairs kinds with bodies
     return body
 
@@ -505,14 +512,16 @@ def decode_body(kind: EntryKind, text: str | bytes) -> EntryBody:
 def compute_entry_digest(
     *, salt: bytes, session: str, seq: int, kind: str, op: int | None, author: str, at: float, body: str
 ) -> bytes:
-    """What makes an altered entry visible. Salted, so that erasing body and salt leaves nothing to guess at."""
+    """Return the digest that reveals an altered entry. It is salted, so after body and salt are erased the body cannot
+    be guessed from it.
+    """
     return _hash_entry(salt, _ENCODER.encode((session, seq, kind, op, author, at)), body.encode())
 
 
 def encode_with_digest(
     body: EntryBody, *, salt: bytes, session: str, seq: int, kind: str, op: int | None, author: str, at: float
 ) -> tuple[str, bytes]:
-    """The stored form of a body, and the digest of its entry."""
+    """Return the stored form of a body, and the digest of its entry."""
     text = _ENCODER.encode(body)
     return text.decode(), _hash_entry(salt, _ENCODER.encode((session, seq, kind, op, author, at)), text)
 
@@ -522,7 +531,7 @@ def _hash_entry(salt: bytes, head: bytes, body: bytes) -> bytes:
 
 
 def strip_surrogates(text: str) -> tuple[str, bool]:
-    """`text` without lone surrogates, and whether there were any: they are no characters and cannot be stored."""
+    """Return `text` without lone surrogates, which cannot be stored, and whether there were any."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -531,7 +540,7 @@ def strip_surrogates(text: str) -> tuple[str, bool]:
 
 
 def strip_surrogates_deep(thing: S) -> S:
-    """`thing` with its texts clean, however deep they lie: what foreign code hands over must be storable."""
+    """Return `thing` with lone surrogates removed from all its texts, because values from plug-ins must be storable."""
     try:
         _ENCODER.encode(thing)
     except UnicodeEncodeError:
@@ -552,7 +561,7 @@ def _strip_value(value: Any) -> Any:
 
 
 def list_consumed_seqs(entries: Iterable[Entry]) -> tuple[int, ...]:
-    """The heard entries that an operation's own entries consumed, in the order they were taken."""
+    """Return the heard entries that an operation's entries consumed, in the order of consumption."""
     taken: list[int] = []
     for entry in entries:
         if isinstance(entry.body, Began | Took):

@@ -1,4 +1,6 @@
-"""Entries -> what memory is handed: exchanges, notes, retractions and jobs, under the identity stamped in them."""
+"""Turn entries into what memories receive: exchanges, notes, retractions and job results, each with the stamp of its
+entry.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,15 @@ from everhold.core.entries import (
 from everhold.ports.memory import Exchange, JobResult, MemoryItem, MemoryNote, MemoryRetraction, MemoryUtterance
 
 MEMORY_KINDS: Final = (EntryKind.ENDED, EntryKind.NOTED, EntryKind.CHANGED)
-"""Kinds of entries at which something for memory may stand."""
+"""Kinds of entries that may produce an item for memories."""
 
 TASKS_PLATFORM: Final = "job"
-"""The lane of tasks, and the platform that their results are heard from."""
+"""The platform that the results of tasks are heard from."""
 _REPORT_OPENING: Final = "[Result of the background task “"
 _REPORT_CLOSING: Final = "”]\n"
 
 REMEMBERED_OUTCOMES: Final = frozenset({"done", "stopped", "interrupted"})
-"""Outcomes of turns that were a conversation worth remembering."""
+"""Outcomes of turns that memories receive."""
 
 
 def build_exchange_key(session: str, op: int) -> str:
@@ -45,7 +47,7 @@ def build_note_key(session: str, seq: int) -> str:
 
 
 def is_memory_entry(entry: Entry) -> bool:
-    """Whether an entry is a place at which memory is handed something."""
+    """Return whether an entry produces an item for memories."""
     match entry.body:
         case Ended(outcome=outcome):
             return entry.op is not None and outcome in REMEMBERED_OUTCOMES
@@ -60,7 +62,7 @@ def is_memory_entry(entry: Entry) -> bool:
 def build_exchange(
     *, session: str, agent: str, op: int, heard: Sequence[Entry], steps: Sequence[Entry], parent: str = ""
 ) -> Exchange | None:
-    """The exchange that an ended turn stands for; None if nothing was said by anybody, or all of it was erased."""
+    """Return the exchange of an ended turn; None if nothing was said, or everything was erased."""
     utterances = tuple(
         MemoryUtterance(author=entry.author, text=entry.body.text, at=entry.at, stamp=entry.body.stamp, seq=entry.seq)
         for entry in heard
@@ -88,9 +90,10 @@ def build_exchange(
 
 
 def _merge_stamps(heard: Sequence[MemoryUtterance], said: Sequence[MemoryUtterance]) -> Stamp:
-    """Whose exchange it is: the last speaker's, for those who heard all of it.
+    """Return the last speaker's stamp, with the audience that heard the whole exchange.
 
-    A session can be led to from a direct chat and from a group; what was said in both is for neither alone.
+    A direct chat and a group can be bound to the same session. An exchange with messages from both is for neither
+    audience alone.
     """
     stamp = (heard or said)[-1].stamp
     heard_by_all = tuple(one for one in stamp.audience if all(one in it.stamp.audience for it in (*heard, *said)))
@@ -98,7 +101,7 @@ def _merge_stamps(heard: Sequence[MemoryUtterance], said: Sequence[MemoryUtteran
 
 
 def build_note(entry: Entry, *, agent: str) -> MemoryNote | None:
-    """The note an entry stands for; None once erased."""
+    """Return the note of an entry; None if it was erased."""
     if not isinstance(entry.body, Noted):
         return None
     body = entry.body
@@ -121,7 +124,7 @@ def build_note(entry: Entry, *, agent: str) -> MemoryNote | None:
 
 
 def build_retraction(entry: Entry, *, agent: str, turns: Sequence[int]) -> MemoryRetraction | None:
-    """What an undo takes back from memory: the exchanges of the turns among its operations."""
+    """Return what an undo retracts from memory: the exchanges of the turns among its operations."""
     if not turns:
         return None
     return MemoryRetraction(
@@ -134,14 +137,14 @@ def build_retraction(entry: Entry, *, agent: str, turns: Sequence[int]) -> Memor
 
 
 def render_task_report(task: str, result: str) -> str:
-    """A finished task as its session hears of it."""
+    """Return the message by which a session hears of a finished task."""
     return f"{_REPORT_OPENING}{task}{_REPORT_CLOSING}{result}"
 
 
 def build_job_result(heard: Entry, *, agent: str) -> JobResult | None:
-    """The job whose report was heard there; None if it is none, or was erased.
+    """Return the job whose result an entry reports; None if it reports none, or was erased.
 
-    All of it is taken from this one entry: what is handed over must not change when another one is erased.
+    The result is built from this entry alone, so it does not change when another entry is erased.
     """
     body = heard.body
     if not isinstance(body, Heard) or body.origin.platform != TASKS_PLATFORM:
@@ -160,17 +163,17 @@ def build_job_result(heard: Entry, *, agent: str) -> JobResult | None:
 
 
 def fingerprint_batch(name: str, items: Sequence[MemoryItem | JobResult]) -> str:
-    """What a batch is recognised by: a retry must be the same to the byte."""
+    """Return the digest that identifies a batch. A retry must send the same bytes."""
     return hashlib.sha256(msgspec.json.encode((name, list(items)))).hexdigest()
 
 
 def _render_tool_calls(steps: Sequence[Entry]) -> tuple[str, ...]:
-    """The tools that were used and how it went, a line each."""
+    """Return the tools that were used with their outcomes, one line each."""
     lines: list[str] = []
     tools: dict[str, str] = {}
     for entry in steps:
         if isinstance(entry.body, Thought):
-            tools = {call.id: call.tool for call in entry.body.calls}  # models use an id again in a later round
+            tools = {call.id: call.tool for call in entry.body.calls}  # models reuse ids in later rounds
         elif isinstance(entry.body, Returned):
             lines.append(f"{tools.get(entry.body.call, 'tool')}: {_render_outcome(entry.body)}")
     return tuple(lines)

@@ -1,5 +1,5 @@
-"""Which words of a log are a person's, so that they can be erased: what they said, what was said to them, what was
-noted of them, and what repeats it to others. It errs on the side of forgetting.
+"""Select the entries that contain a person's words, so that they can be erased: the person's messages, the replies to
+them, notes about them, and texts that repeat them to others. In doubt, an entry is selected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from everhold.core.entries import (
 from everhold.core.schedule import Schedule
 
 MIN_WORD_CHARS: Final = 4
-"""Characters of a word by which something can be told to be repeated."""
+"""Fewest characters of a word that can show that a text repeats another."""
 _WORD: Final = re.compile(r"\w+")
 _TEXT_KINDS: Final = (
     EntryKind.HEARD,
@@ -47,17 +47,18 @@ _TEXT_KINDS: Final = (
 
 
 class PersonalPart(Struct, frozen=True, kw_only=True):
-    """What of a session is a person's."""
+    """The entries of a session that belong to a person."""
 
     seqs: tuple[int, ...] = ()
     sole_speaker: bool = False
-    """Nobody else ever spoke there: all of it is theirs."""
+    """No other person ever spoke in the session, so all of it belongs to this person."""
     repeated: tuple[int, ...] = ()
-    """Those of `seqs` that were said to, or made for, somebody else, and use words only this person brought in."""
+    """Those of `seqs` that were said to other people, or made for them, and use words that only this person introduced.
+    """
 
 
 def has_text(entry: Entry) -> bool:
-    """Whether an entry holds words that are still there."""
+    """Return whether an entry has text that is not erased."""
     if isinstance(entry.body, Changed):
         return isinstance(entry.body.change, TaskRequested | SessionTitled | CompressionRequested | MemoryNameSet)
     return entry.body is not None and entry.kind in _TEXT_KINDS
@@ -75,12 +76,14 @@ def _is_memory_name_change(entry: Entry) -> bool:
 
 
 def is_scheduled_by(schedule: Schedule, names: Collection[str]) -> bool:
-    """Whether somebody who goes by one of `names` made a schedule: it knows them by their id on its platform."""
+    """Return whether a person with one of `names` made a schedule. A schedule stores the person's id on its platform."""
     return schedule.sender in names or f"{schedule.place.platform}:{schedule.sender}" in names
 
 
 def is_spoken_by(entry: Entry, names: Collection[str]) -> bool:
-    """Whether these are their own words, or words kept in their name. What was erased still has its author."""
+    """Return whether a person with one of `names` is the author, or is named in the stamp. An erased entry still has
+    its author.
+    """
     if entry.author.startswith("person:") and entry.author.removeprefix("person:") in names:
         return True
     stamp = get_stamp(entry)
@@ -98,13 +101,15 @@ def get_stamp(entry: Entry) -> Stamp | None:
 def select_personal_entries(
     entries: Sequence[Entry], names: Collection[str], *, others: Collection[str] = ()
 ) -> PersonalPart:
-    """What of one session's entries is theirs. `others` are words that somebody else uses, too, here or elsewhere."""
+    """Return the entries of one session that belong to the person. `others` are words that other people use here or
+    elsewhere.
+    """
     heard = [entry for entry in entries if entry.kind is EntryKind.HEARD]
     mine = {entry.seq for entry in entries if is_spoken_by(entry, names)}
     if not mine:
         return PersonalPart()
     if all(is_spoken_by(entry, names) for entry in heard if entry.author.startswith("person:")):
-        # what a memory files it under may have been made of its title, and would tell it to whoever lists them
+        # The name that a memory uses may be made from the title, so it could reveal the title.
         titled = any(_has_title(entry) for entry in entries)
         gone = {entry.seq for entry in entries if has_text(entry) and (titled or not _is_memory_name_change(entry))}
         return PersonalPart(seqs=tuple(sorted(gone)), sole_speaker=True)
@@ -114,7 +119,7 @@ def select_personal_entries(
         if isinstance(entry.body, Began | Took) and not mine.isdisjoint(entry.body.takes) and entry.op is not None
     }
     gone = {entry.seq for entry in entries if has_text(entry) and (entry.seq in mine or entry.op in ops)}
-    # what was said to them is theirs, too, but the words are the agent's
+    # Replies to the person are erased, too, but their words are the agent's.
     brought = [entry for entry in entries if entry.seq in mine and not isinstance(entry.body, Said)]
     own = set().union(*(extract_distinctive_words(extract_text(entry)) for entry in brought))
     told = set().union(*(extract_distinctive_words(extract_text(entry)) for entry in heard if entry.seq not in mine))
@@ -133,7 +138,7 @@ def select_personal_entries(
 
 
 def extract_text(entry: Entry) -> str:
-    """All that an entry says."""
+    """Return all text of an entry."""
     match entry.body:
         case Heard(text=text) | Said(text=text) | Noted(text=text) | Notified(text=text) | Returned(text=text):
             return text
@@ -153,7 +158,7 @@ def extract_text(entry: Entry) -> str:
 
 
 def extract_distinctive_words(text: str) -> set[str]:
-    """The words of a text that could betray it: long ones, numbers, and pieces of scripts that have no spaces."""
+    """Return the words that could identify a text: long ones, numbers, and pieces of scripts without spaces."""
     found: set[str] = set()
     for word in _WORD.findall(text.casefold()):
         if word.isascii():
@@ -165,7 +170,7 @@ def extract_distinctive_words(text: str) -> set[str]:
 
 
 def collect_words_of_others(entries: Iterable[Entry], names: Collection[str]) -> set[str]:
-    """Words that somebody other than `names` uses."""
+    """Return the words that people other than `names` use."""
     found: set[str] = set()
     for entry in entries:
         if isinstance(entry.body, Heard) and not is_spoken_by(entry, names):

@@ -1,4 +1,4 @@
-"""How a session's id is made: once, sortable by when, and unguessable. Time and chance are arguments."""
+"""Make session ids, which are sortable by time and unguessable. Time and random bytes are arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def make_session_id(at: float, chance: bytes) -> str:
-    """An id of 26 characters: 48 bits of milliseconds, then 80 bits of `chance` (ten bytes)."""
+    """Return an id of 26 characters: 48 bits of milliseconds, then 80 bits of `chance` (ten random bytes)."""
     assert len(chance) == 10
     number = (int(max(0.0, at) * 1000) & (1 << 48) - 1) << 80 | int.from_bytes(chance)
     digits = []

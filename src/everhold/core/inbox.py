@@ -1,4 +1,6 @@
-"""What a session does next with what it has heard: answer, steer, cut short, or wait. Looks at letters, moves none."""
+"""Decide what a session does next with its pending messages: begin a turn, steer, cut, continue or wait. Nothing here
+changes the messages.
+"""
 
 from __future__ import annotations
 
@@ -22,75 +24,77 @@ class PendingMessage(Struct, frozen=True, kw_only=True):
 
 
 class RunningTurn(Struct, frozen=True, kw_only=True):
-    """The turn in flight. `boundary`: between a tool's result and the next question to the model."""
+    """The running turn. `at_boundary`: it is between a tool result and the next model call."""
 
     op: int
     at_boundary: bool = False
     stop_requested: bool = False
-    """Somebody asked for it to end."""
+    """A person asked to stop it."""
 
 
 class BeginTurn(Struct, frozen=True):
-    """Start a turn over these letters."""
+    """Start a turn that consumes these messages."""
 
     takes: tuple[int, ...]
 
 
 class SteerTurn(Struct, frozen=True):
-    """Let the running turn take these letters now."""
+    """Let the running turn consume these messages now."""
 
     takes: tuple[int, ...]
 
 
 class CutTurn(Struct, frozen=True):
-    """End the running turn; nothing pending is touched."""
+    """End the running turn; pending messages stay pending."""
 
     outcome: Literal["stopped", "interrupted"]
 
 
 class ContinueTurn(Struct, frozen=True):
-    """Let the running turn go on."""
+    """Let the running turn continue."""
 
 
 class StayIdle(Struct, frozen=True):
-    """Nothing to do until something is heard."""
+    """Do nothing until a message arrives."""
 
 
 InboxDecision: TypeAlias = BeginTurn | SteerTurn | CutTurn | ContinueTurn | StayIdle
 
 
 def decide_next_step(
-    letters: tuple[PendingMessage, ...],
+    pending: tuple[PendingMessage, ...],
     *,
     running: RunningTurn | None = None,
     compressing: bool = False,
     busy: BusyPolicy = "queue",
     most: int = 500,
 ) -> InboxDecision:
-    """The next thing to do. Commands are not for the mind: they are obeyed beside it and do not wait in this queue.
+    """Return the next step of a session. Commands are ignored here, because the command worker handles them beside
+    turns.
 
-    `folding`: a blocking fold is under way, and no turn begins. `most` letters go into one turn; the rest stay pending.
+    `compressing`: a blocking compression is running, so no turn begins. One turn takes at most `most` messages; the
+    rest stay pending.
     """
-    mail = tuple(letter for letter in letters if letter.command is None)
-    asking = any(letter.asks for letter in mail)
+    messages = tuple(message for message in pending if message.command is None)
+    asking = any(message.asks for message in messages)
     if running is None:
         if compressing or not asking:
             return StayIdle()
-        return BeginTurn(_select_batch(mail, most))
+        return BeginTurn(_select_batch(messages, most))
     if running.stop_requested:
         return CutTurn("stopped")
-    manners = {letter.busy or busy for letter in mail if letter.asks}
-    if "interrupt" in manners:
+    policies = {message.busy or busy for message in messages if message.asks}
+    if "interrupt" in policies:
         return CutTurn("interrupted")
-    if "steer" in manners and running.at_boundary:
-        willing = itertools.takewhile(lambda letter: not letter.asks or (letter.busy or busy) == "steer", mail)
-        if takes := tuple(letter.seq for letter in willing)[:most]:
+    if "steer" in policies and running.at_boundary:
+        steering = itertools.takewhile(lambda it: not it.asks or (it.busy or busy) == "steer", messages)
+        if takes := tuple(message.seq for message in steering)[:most]:
             return SteerTurn(takes)
     return ContinueTurn()
 
 
 def list_pending_messages(pending: list[Entry]) -> tuple[PendingMessage, ...]:
-    """Pending entries as letters. An erased one is still there to be consumed, and asks for nothing."""
+    """Return pending entries as messages. An erased entry still has to be consumed, and asks for nothing."""
     return tuple(
         PendingMessage(seq=entry.seq, asks=entry.body.asks, command=entry.body.command, busy=entry.body.busy)
         if isinstance(entry.body, Heard)
@@ -99,7 +103,9 @@ def list_pending_messages(pending: list[Entry]) -> tuple[PendingMessage, ...]:
     )
 
 
-def _select_batch(mail: tuple[PendingMessage, ...], most: int) -> tuple[int, ...]:
-    """The first `most` letters; if none of them asks, up to and with the first that does, so a turn always answers."""
-    first = next(index for index, letter in enumerate(mail) if letter.asks)
-    return tuple(letter.seq for letter in mail[: max(most, first + 1)])
+def _select_batch(messages: tuple[PendingMessage, ...], most: int) -> tuple[int, ...]:
+    """Return the first `most` messages. If none of them asks, return those up to and including the first that does, so
+    every turn has a message to answer.
+    """
+    first = next(index for index, message in enumerate(messages) if message.asks)
+    return tuple(message.seq for message in messages[: max(most, first + 1)])

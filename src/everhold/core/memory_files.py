@@ -1,4 +1,4 @@
-"""Memory files of other systems, MEMORY.md and its kin: text -> entries, and back. Each entry is one thing to keep."""
+"""Parse and render memory files of other systems, such as MEMORY.md. Each entry of a file is one note."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from collections.abc import Iterable
 from typing import Final
 
 ENTRY_SEPARATOR: Final = "§"
-"""Stands alone on a line between two entries, where a file was written by a program."""
+"""Stands alone on a line between two entries of a file that a program wrote."""
 TARGET_BY_FILE: Final = {"USER.md": "user", "MEMORY.md": "memory"}
-"""Files whose entries are facts to keep in mind, and what those are about."""
+"""Files whose entries become facts, and the target of those facts."""
 PERSONA_FILE: Final = "SOUL.md"
-"""Who the agent is, in its own words."""
+"""The file that describes the agent's persona."""
 
 _BULLET: Final = re.compile(r"\s*(?:[-*+]|\d+[.)])\s+")
 _HEADING: Final = re.compile(r"\s*#{1,6}\s+")
 
 
 def parse_memory_file(text: str) -> list[str]:
-    """The entries of a file, in order, each once: between marks, or else a list's items and the paragraphs."""
+    """Return the entries of a file in order, without duplicates. Separators delimit them; a file without separators is
+    split into list items and paragraphs.
+    """
     lines = text.replace("\r\n", "\n").split("\n")
     if any(line.strip() == ENTRY_SEPARATOR for line in lines):
         found = re.split(rf"(?m)^\s*{ENTRY_SEPARATOR}\s*$", "\n".join(lines))
@@ -41,11 +43,13 @@ def _split_paragraphs(lines: Iterable[str]) -> list[str]:
 
 
 def render_memory_file(texts: Iterable[str]) -> str:
-    """A file that reads back as the same entries."""
+    """Return a file that parses into the same entries."""
     return f"\n{ENTRY_SEPARATOR}\n".join(text.strip() for text in texts)
 
 
 def build_file_entry_key(*, agent: str, names: Iterable[str], file: str, text: str) -> str:
-    """What an entry of a file is recognised by when it comes again, in whichever session of one memory session."""
+    """Return the key that identifies an entry of a file when it is imported again, in any session with the same memory
+    names.
+    """
     parts = (agent, *sorted(names), file, text)
     return f"file:{hashlib.sha256(chr(0).join(parts).encode('utf-8', 'surrogatepass')).hexdigest()}"

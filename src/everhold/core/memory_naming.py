@@ -1,7 +1,9 @@
-"""Address, title and strategy -> the name a memory provider files a session under. Resolved once, then kept.
+"""Choose the name under which a memory provider stores a session, from address, title and strategy. A name is chosen
+once and then kept.
 
-Names use `[A-Za-z0-9_-]` only and fit the provider's limit. Two sessions that should differ never get one name: where
-sanitising or cutting could make two meet, a short hash of the original is appended; a plain address stays plain.
+Names use only `[A-Za-z0-9_-]` and fit the provider's limit. Two sessions that should differ never get the same name: if
+sanitising or cutting could make two names equal, a short hash of the original is appended. A plain address stays
+unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from everhold.core.address import Address, parse_address
 NamingStrategy: TypeAlias = Literal["per-session", "per-directory", "per-repo", "global"]
 
 HASH_DIGITS: Final = 10
-"""Hex digits that keep two names apart."""
+"""Hex digits of the hash that keeps two names different."""
 HERMES_MAX_NAME_CHARS: Final = 100
 _UNSAFE_CHARS: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
@@ -30,19 +32,19 @@ class SessionOrigin(Struct, frozen=True, kw_only=True):
     owner: str = ""
     title: str = ""
     address: str = ""
-    """Empty for a terminal: there the strategy decides."""
+    """Empty for a terminal, where the strategy decides."""
     directory: str = ""
     repo: str = ""
-    """Where it is; only its name in what was said to earlier versions."""
+    """The path of the repository. Entries of earlier versions contain only its name."""
 
 
 class NamingRule(Struct, frozen=True, kw_only=True):
-    """How a memory instance names sessions."""
+    """How a memory names sessions."""
 
     strategy: NamingStrategy = "per-directory"
     workspace: str = "everhold"
     peer: str = ""
-    """Put before every name; empty for nothing."""
+    """A prefix of every name; empty for none."""
     max_chars: int = 100
 
 
@@ -54,7 +56,9 @@ class MemoryName(Struct, frozen=True, kw_only=True):
 
 
 def choose_memory_name(origin: SessionOrigin, rule: NamingRule) -> MemoryName:
-    """The name under everhold's own rules: title, address, strategy, workspace; what is empty falls through."""
+    """Return the name under everhold's rules. The order is title, address, strategy, workspace; empty ones are
+    skipped.
+    """
     for source, text, original in _list_candidates(origin, rule):
         plain = _sanitize_name(text)
         if plain:
@@ -66,10 +70,10 @@ def choose_memory_name(origin: SessionOrigin, rule: NamingRule) -> MemoryName:
 
 
 def _list_candidates(origin: SessionOrigin, rule: NamingRule) -> list[tuple[str, str, str]]:
-    """(source, readable text, everything that tells it apart; empty when the text alone already does)."""
+    """Return (source, readable text, what makes the name unique; empty if the text alone does) for each candidate."""
     found: list[tuple[str, str, str]] = []
     if origin.title:
-        # people choose the same title: whose it is belongs to the name
+        # People choose the same titles, so the owner is part of the name.
         found.append(("title", origin.title, f"title\0{origin.owner}\0{origin.title}"))
     if origin.address:
         plain = all(_PLAIN_NAME.fullmatch(part) for part in origin.address.split(":"))
@@ -90,7 +94,7 @@ def _list_candidates(origin: SessionOrigin, rule: NamingRule) -> list[tuple[str,
 
 
 def _name_directory(source: str, path: str) -> tuple[str, str, str]:
-    """A directory is called by its last part; the whole path tells two of one name apart."""
+    """A directory is named by its last component. The whole path distinguishes directories with the same name."""
     last = path.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
     return source, last, f"{source}\0{path}"
 
@@ -111,18 +115,20 @@ def _fit_name(text: str, original: str, rule: NamingRule) -> str:
     return f"{whole[: rule.max_chars - HASH_DIGITS - 1].rstrip('-')}-{digest}".lstrip("-")
 
 
-# -- names as hermes-agent 0.19.0 gave them, so that existing sessions keep resolving --------------------------------
+# -- the naming of hermes-agent 0.19.0, so that its existing sessions are found ---------------------------------------
 
 
 class HermesNaming(Struct, frozen=True, kw_only=True):
-    """What that system's naming looks at besides."""
+    """Further inputs of hermes-agent's naming."""
 
     sessions: dict[str, str] = {}
-    """Directory -> name, as configured there."""
+    """Directory -> name, as configured in hermes-agent."""
 
 
 def choose_hermes_name(origin: SessionOrigin, rule: NamingRule, hermes: HermesNaming | None = None) -> MemoryName:
-    """Its order and sanitiser, to the letter: gateway key, per-session id, map, title, repo, directory, workspace."""
+    """Return the name that hermes-agent chooses. The order is gateway key, per-session id, map, title, repo, directory,
+    workspace; the sanitising is identical.
+    """
     if origin.address:
         return MemoryName(
             text=build_hermes_session_name(build_hermes_key(parse_address(origin.address))), source="address"
@@ -144,14 +150,14 @@ def choose_hermes_name(origin: SessionOrigin, rule: NamingRule, hermes: HermesNa
 
 
 def build_hermes_key(address: Address) -> str:
-    """The routing key of the same conversation there: joined by colons, nothing escaped."""
+    """Return hermes-agent's routing key of the same conversation: joined by colons, nothing escaped."""
     parts = ["agent", address.agent, address.platform, address.kind, address.chat]
     parts += [part for part in (address.thread, address.person) if part]
     return ":".join(parts)
 
 
 def build_hermes_session_name(key: str) -> str:
-    """The name under which a routing key of its was filed in a memory service."""
+    """Return the name under which hermes-agent stored a routing key in a memory service."""
     return _sanitize_hermes_name(limit_hermes_name(key))
 
 
@@ -163,5 +169,5 @@ def limit_hermes_name(key: str) -> str:
 
 
 def _sanitize_hermes_name(text: str) -> str:
-    """The second sanitising, character by character, that its client applied on the way out."""
+    """Sanitise character by character, as hermes-agent's client does before it sends a name."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", text)

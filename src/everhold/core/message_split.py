@@ -1,4 +1,4 @@
-"""A long reply -> the parts that are sent. Done once, before the first part goes out; never done again."""
+"""Split a long reply into the parts that are sent. A reply is split once, before its first part is sent."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Final
 
 _BREAK_POINTS: Final = ("\n\n", "\n", ". ", " ")
 _CODE_FENCE: Final = re.compile(r"^ {0,3}(`{3,10}|~{3,10})([^`\n]{0,40})$", re.MULTILINE)
-"""A line that opens a block of code, or ends one if nothing stands behind the marks."""
+"""A line that opens a code block, or closes one if nothing follows the marks."""
 _MAX_FENCE_CHARS: Final = 64
-"""More characters than such a line has: whether one is torn by a cut is seen by looking so far behind it."""
+"""More characters than such a line has. Looking this far after a cut shows whether the cut is inside such a line."""
 _CLOSING_FENCE_UNITS: Final = 11
-"""The room that is left for the line that ends a block."""
+"""The units reserved for the line that closes a block."""
 _MIN_LIMIT_FOR_FENCES: Final = 200
-"""Below this there is no room for anything but the text itself."""
+"""Below this limit code blocks are not closed and reopened."""
 
 
 def count_units(text: str) -> int:
-    """How long a text is, as platforms count."""
+    """Return the length of a text in UTF-16 units, as platforms count."""
     return len(text) + sum(char > "\uffff" for char in text)
 
 
 def split_text(text: str, limit: int) -> tuple[str, ...]:
-    """`text` in parts of at most `limit` UTF-16 units, cut at the best seam in the second half of each part.
+    """Split `text` into parts of at most `limit` UTF-16 units, at the best break in the second half of each part.
 
-    Platforms count UTF-16 units. Joining the parts gives the text back, whatever it holds; but each part is shown by
-    itself, so a block of code that goes on in the next one is ended in this one and begun again there.
+    Joining the parts gives the text back. Each part is shown by itself, so a code block that continues in the next part
+    is closed in this part and opened again in the next.
     """
     assert limit >= 2
     if limit >= _MIN_LIMIT_FOR_FENCES and _CODE_FENCE.search(text) is not None:
@@ -49,12 +49,12 @@ def _split_keeping_blocks(text: str, limit: int) -> tuple[str, ...]:
         cut = _find_break(text, start, _find_limit(text, start, limit - count_units(begin) - _CLOSING_FENCE_UNITS))
         at, opened = _find_open_block(text, start, cut, opened)
         if opened and at > start + (cut - start) // 2:
-            cut, opened = at, ""  # a block that has hardly begun goes whole into the next part
+            cut, opened = at, ""  # a block that has hardly begun moves whole into the next part
         part = begin + text[start:cut]
         if opened:
             mark = _extract_fence_marker(opened)
             part += mark if part.endswith("\n") else f"\n{mark}"
-            # where it ends anyway, it is not begun again for nothing
+            # If the block ends right after the cut, do not open it again in the next part.
             if (ends := re.compile(rf" {{0,3}}{mark}[ \t]*(?:\n|\Z)").match(text, cut)) is not None:
                 cut, opened = ends.end(), ""
         parts.append(part)
@@ -64,7 +64,9 @@ def _split_keeping_blocks(text: str, limit: int) -> tuple[str, ...]:
 
 
 def _find_open_block(text: str, start: int, cut: int, opened: str) -> tuple[int, str]:
-    """Where the block that is open at `cut` was opened, and by which line; an empty one if none is."""
+    """Return where the block that is open at `cut` was opened, and the line that opened it; the line is empty if none
+    is open.
+    """
     at = start
     for line in _CODE_FENCE.finditer(text, start, cut + _MAX_FENCE_CHARS):
         if line.start() >= cut:
@@ -83,7 +85,9 @@ def _extract_fence_marker(opened: str) -> str:
 
 
 def _find_limit(text: str, start: int, limit: int) -> int:
-    """Where `limit` units from `start` end. Looks no further than that, so a long text costs its length."""
+    """Return the index after `limit` units from `start`. It reads no further, so splitting a long text takes linear
+    time.
+    """
     piece = text[start : start + limit]
     if not piece or max(piece) <= "\uffff":
         return start + len(piece)
@@ -96,9 +100,9 @@ def _find_limit(text: str, start: int, limit: int) -> int:
 
 
 def _find_break(text: str, start: int, end: int) -> int:
-    """Where to cut between `start` and `end`: after the best seam in the second half, or else at the end."""
-    for seam in _BREAK_POINTS:
-        cut = text.rfind(seam, start + (end - start) // 2, end)
+    """Return where to cut between `start` and `end`: after the best break in the second half, else at the end."""
+    for break_point in _BREAK_POINTS:
+        cut = text.rfind(break_point, start + (end - start) // 2, end)
         if cut > start:
-            return cut + len(seam)
+            return cut + len(break_point)
     return end

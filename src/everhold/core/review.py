@@ -1,4 +1,4 @@
-"""What a review may note: reads a model's answer into facts, and trusts none that cites nothing."""
+"""Build the request of a review, and parse the notes in a model's answer. A note must cite entries."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _JSON_OBJECT: Final = re.compile(r"\{.*\}")
 
 
 class ReviewFinding(Struct, frozen=True):
-    """Something worth noting, and the entries it rests on."""
+    """A note, and the entries that support it."""
 
     text: str
     cites: tuple[int, ...]
 
 
 def build_review_request(view: SessionContext, *, advice: str = "") -> ModelRequest | None:
-    """What the reviewing model is asked about; None if nobody said anything."""
+    """Return the request to the reviewing model; None if the context has no messages."""
     lines, stubs = [], list_context_stubs(view)
     for exchange in view.turns:
         for entry in (*exchange.heard, *exchange.steps):
@@ -53,7 +53,7 @@ def build_review_request(view: SessionContext, *, advice: str = "") -> ModelRequ
 
 
 def list_citable_seqs(view: SessionContext) -> set[int]:
-    """The entries a finding about this view may cite."""
+    """Return the entries that a finding about this context may cite."""
     return {
         entry.seq
         for exchange in view.turns
@@ -63,7 +63,7 @@ def list_citable_seqs(view: SessionContext) -> set[int]:
 
 
 def parse_findings(answer: str, known: Collection[int]) -> list[ReviewFinding]:
-    """The findings in a model's answer that cite entries it was shown. Everything else in it is ignored."""
+    """Return the findings in a model's answer that cite entries it was shown. The rest of the answer is ignored."""
     found: list[ReviewFinding] = []
     for line in answer.splitlines():
         match = _JSON_OBJECT.search(line)

@@ -8,10 +8,10 @@ from msgspec import Struct
 
 
 class PersonRole(enum.IntEnum):
-    """What a person may be in one place. A higher role may do everything that a lower role may."""
+    """What a person may be in one chat. A higher role may do everything that a lower role may."""
 
     STRANGER = 0
-    """Anybody whom a `*` in the access list admits."""
+    """A sender whom only a `*` in the access list admits."""
     KNOWN = 1
     """A person whose identity is linked, and whom only a `*` admits here."""
     MEMBER = 2

@@ -1,4 +1,4 @@
-"""When something is due again: words -> a rule, a rule -> the next tick. The zone is an argument, the time is, too."""
+"""Parse schedule rules from text, and compute the next tick of a rule. Zone and time are arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everhold.core.entries import ChatLocation
 
 MIN_INTERVAL_SECONDS: Final = 60.0
 MAX_LOOKAHEAD_DAYS: Final = 366 * 8
-"""How far ahead a rule is looked through: the 29th of February comes around in this time."""
+"""How far ahead ticks are searched. A 29th of February occurs in this time."""
 SCHEDULE_HELP: Final = (
     "/schedule in 20m TEXT, /schedule at 18:00 TEXT, /schedule tomorrow 9:00 TEXT, /schedule at 2027-01-31 09:00 TEXT, "
     "/schedule every 2h TEXT, /schedule daily 08:30 TEXT, /schedule mon,fri 18:00 TEXT, /schedule 30 8 * * 1-5 TEXT; "
@@ -35,7 +35,7 @@ _CRON_RANGES: Final = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 
 
 class IntervalRule(Struct, frozen=True, tag="every"):
-    """Again and again after so many seconds, counted from when it was made."""
+    """Repeats after so many seconds, counted from when it was made."""
 
     seconds: float
 
@@ -47,20 +47,20 @@ class DateRule(Struct, frozen=True, tag="once"):
 
 
 class DelayRule(Struct, frozen=True, tag="after"):
-    """So many seconds after it was made."""
+    """Once, so many seconds after it was made."""
 
     seconds: float
 
 
 class NextTimeRule(Struct, frozen=True, tag="soon"):
-    """At the next such local time after it was made, or at that of the next day."""
+    """Once, at the next such local time after it was made, or on the next day."""
 
     at: tuple[int, int]
     tomorrow: bool = False
 
 
 class CronRule(Struct, frozen=True, tag="cron"):
-    """At these minutes of these hours of these days. With both kinds of days given, either will do, as cron has it."""
+    """At these minutes of these hours of these days. If days of both kinds are given, either matches, as in cron."""
 
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
@@ -75,27 +75,27 @@ ScheduleRule: TypeAlias = IntervalRule | DateRule | DelayRule | NextTimeRule | C
 
 
 class Schedule(Struct, frozen=True, omit_defaults=True):
-    """Something to be said again and again, on whose behalf, and where."""
+    """A message that is sent at the times of a rule, for one sender, to one chat."""
 
     id: str
     rule: ScheduleRule
     words: str
-    """The rule as it was given."""
+    """The text of the rule, as the person wrote it."""
     text: str
     place: ChatLocation
     sender: str
     kind: str
     made: float
     last: float = 0.0
-    """The tick that was said last."""
+    """The last tick that was fired."""
     agent: str = ""
     off: bool = False
     address: str = ""
-    """The conversation it was made in."""
+    """The conversation in which it was made."""
 
 
 def parse_rule(text: str) -> tuple[ScheduleRule, str, str] | None:
-    """(rule, its words, what follows them), or None if it does not begin with a rule."""
+    """Return (rule, its text, the text after it), or None if the text does not begin with a rule."""
     for shape, read in (
         (_EVERY_PATTERN, _parse_interval),
         (_IN_PATTERN, _parse_delay),
@@ -111,7 +111,7 @@ def parse_rule(text: str) -> tuple[ScheduleRule, str, str] | None:
 
 
 def find_next_tick(rule: ScheduleRule, *, after: float, made: float, zone: datetime.tzinfo) -> float | None:
-    """The first time behind `after` that a rule names, or None if there is none any more."""
+    """Return the first tick of a rule after `after`, or None if there is none."""
     match rule:
         case IntervalRule(seconds=seconds):
             passed = max(0.0, after - made)
@@ -131,19 +131,19 @@ def find_next_tick(rule: ScheduleRule, *, after: float, made: float, zone: datet
 
 
 def format_local_time(at: float, zone: datetime.tzinfo) -> str:
-    """A moment as people read it, in the zone that schedules are meant in."""
+    """Format a time in the zone of the schedules."""
     return datetime.datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d %H:%M %Z")
 
 
 def find_due_tick(schedule: Schedule, *, now: float, zone: datetime.tzinfo) -> float | None:
-    """The latest tick that should have been said by now and was not: what was missed is made up for once."""
+    """Return the latest tick that is due and was not fired. Several missed ticks are made up for once."""
     rule, since = schedule.rule, max(schedule.last, schedule.made)
     match rule:
         case IntervalRule(seconds=seconds):
             tick: float | None = schedule.made + (now - schedule.made) // seconds * seconds
         case CronRule():
             tick = _find_last_of(rule, since, now, zone)
-        case _:  # these come once
+        case _:  # these occur once
             tick = find_next_tick(rule, after=since, made=schedule.made, zone=zone)
     return tick if tick is not None and since < tick <= now else None
 
@@ -203,7 +203,7 @@ def _parse_cron(found: re.Match[str]) -> ScheduleRule | None:
         hours=hours,
         days=() if fields[2] == "*" else days,
         months=() if fields[3] == "*" else months,
-        # cron's Sunday is 0, and 7; ours is 6
+        # In cron, Sunday is 0 or 7; here it is 6.
         weekdays=() if fields[4] == "*" else tuple(sorted({(day - 1) % 7 for day in weekdays})),
     )
 
@@ -235,9 +235,9 @@ def _find_next_of(rule: CronRule, after: float, zone: datetime.tzinfo) -> float 
 
 
 def _find_last_of(rule: CronRule, since: float, now: float, zone: datetime.tzinfo) -> float | None:
-    """The last tick by `now`, looked for from there on back: a long absence costs no more than a short one."""
+    """Return the last tick up to `now`. The search goes backwards, so a long absence costs no more than a short one."""
     first = datetime.datetime.fromtimestamp(since, zone).date()
-    # a day later: where clocks go back over midnight, tomorrow has begun before
+    # Start one day later: where clocks go back over midnight, tomorrow may have begun already.
     day = datetime.datetime.fromtimestamp(now, zone).date() + datetime.timedelta(days=1)
     for _ in range(MAX_LOOKAHEAD_DAYS):
         if day < first:
@@ -250,7 +250,7 @@ def _find_last_of(rule: CronRule, since: float, now: float, zone: datetime.tzinf
 
 
 def _find_end_of_day(at: float, zone: datetime.tzinfo) -> float:
-    """The last moment of a time's local day."""
+    """Return the last moment of a time's local day."""
     following = datetime.datetime.fromtimestamp(at, zone).date() + datetime.timedelta(days=1)
     return datetime.datetime.combine(following, datetime.time(), tzinfo=zone).timestamp() - 1.0
 
@@ -265,11 +265,13 @@ def _is_on_day(rule: CronRule, day: datetime.date) -> bool:
 
 
 def _list_ticks(rule: CronRule, day: datetime.date, zone: datetime.tzinfo) -> set[float]:
-    """A day's ticks. An hour that comes twice counts once, unless every hour is meant; one left out is made up for."""
-    is_repeated_hour = (0, 1) if len(rule.hours) == 24 else (0,)
+    """Return a day's ticks. An hour that occurs twice counts once, unless the rule names every hour; a skipped hour is
+    made up for.
+    """
+    occurrences = (0, 1) if len(rule.hours) == 24 else (0,)
     return {
-        datetime.datetime(day.year, day.month, day.day, hour, minute, fold=compression, tzinfo=zone).timestamp()
+        datetime.datetime(day.year, day.month, day.day, hour, minute, fold=occurrence, tzinfo=zone).timestamp()
         for hour in rule.hours
         for minute in rule.minutes
-        for compression in is_repeated_hour
+        for occurrence in occurrences
     }

@@ -1,7 +1,7 @@
-"""How many tokens something will cost, without a tokenizer and without the network.
+"""Estimate how many tokens a request costs, without a tokenizer and without the network.
 
-A weight is bytes divided by four, with a little for every frame around the text. What a model reports for a request
-calibrates the weight for that model, so the estimate becomes its own after a few answers.
+A weight is the number of bytes divided by four, plus a little for each structure around the text. The token counts that
+a model reports calibrate the weight for that model, so the estimate improves with each answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from everhold.ports.model import ModelMessage, ModelRequest, ToolSpec
 
 BYTES_PER_TOKEN: Final = 4
 MESSAGE_WEIGHT: Final = 4
-"""Role, delimiters."""
+"""For the role and the delimiters."""
 CALL_WEIGHT: Final = 10
 TOOL_WEIGHT: Final = 12
 IMAGE_WEIGHT: Final = 1_100
@@ -26,16 +26,16 @@ IMAGE_WEIGHT: Final = 1_100
 FILE_WEIGHT: Final = 20
 
 MIN_OBSERVED_WEIGHT: Final = 64
-"""A request lighter than this says more about a vendor's hidden preamble than about its tokens."""
+"""The token count of a lighter request is dominated by the vendor's hidden preamble."""
 MIN_LEARNING_RATE: Final = 0.1
-"""Weight of a new observation once many were made: a model behind an alias may be exchanged."""
+"""Weight of a new observation after many observations, because the model behind an alias may change."""
 MIN_RATIO: Final = 0.2
 MAX_RATIO: Final = 5.0
-"""A ratio beyond these is a server that counts something else."""
+"""A ratio outside these limits means that the server counts something else."""
 
 
 class TokenCalibration(Struct, frozen=True, kw_only=True):
-    """What one model's reports taught: its tokens per unit of weight, and how far single requests stray from that."""
+    """What one model's reports show: its tokens per unit of weight, and how far single requests deviate."""
 
     ratio: float = 1.0
     spread: float = 0.25
@@ -46,7 +46,7 @@ UNCALIBRATED: Final = TokenCalibration()
 
 
 def weigh_text(text: str) -> int:
-    """The weight of a text; never less than it would be without its end."""
+    """Return the weight of a text. A longer text never weighs less than its beginning."""
     size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     return -(-size // BYTES_PER_TOKEN)
 
@@ -78,22 +78,26 @@ def weigh_tools(tools: Sequence[ToolSpec]) -> int:
 
 
 def weigh_request(request: ModelRequest) -> int:
-    """The weight of everything a model reads. Reasoning is left out: most vendors do not send it again."""
+    """Return the weight of everything a model reads. Reasoning is left out, because most vendors do not send it
+    again.
+    """
     return MESSAGE_WEIGHT + weigh_text(request.system) + weigh_tools(request.tools) + weigh_messages(request.messages)
 
 
 def estimate_tokens(weight: int, calibration: TokenCalibration = UNCALIBRATED) -> int:
-    """The likeliest number of tokens."""
+    """Return the most likely number of tokens."""
     return ceil(weight * calibration.ratio)
 
 
 def estimate_max_tokens(weight: int, calibration: TokenCalibration = UNCALIBRATED) -> int:
-    """More tokens than nearly every request of this weight has: what a budget reserves and a window must hold."""
+    """Return a number of tokens that nearly every request of this weight stays below. Budgets reserve it, and a window
+    must hold it.
+    """
     return ceil(weight * calibration.ratio * (1 + 2 * calibration.spread))
 
 
 def update_calibration(calibration: TokenCalibration, *, weight: int, tokens: int) -> TokenCalibration:
-    """What is known after a model reported `tokens` input tokens for a request of this weight."""
+    """Return the calibration after a model reported `tokens` input tokens for a request of this weight."""
     if weight < MIN_OBSERVED_WEIGHT or tokens <= 0:
         return calibration
     ratio = min(MAX_RATIO, max(MIN_RATIO, tokens / weight))

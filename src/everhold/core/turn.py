@@ -1,7 +1,7 @@
-"""One turn as a state machine: `step(turn, event) -> (turn, effect)`.
+"""A turn as a state machine: `advance_turn(turn, event, effects) -> (turn, action)`.
 
-The state is only what is recorded, so taking up a turn after a crash is the same function over the same entries: it
-goes on at the first thing that was not recorded. Nothing in here waits, asks or runs.
+The state contains only what is recorded. Resuming a turn after a crash applies the same function to the same entries,
+and continues at the first step that was not recorded. Nothing here waits, calls or runs anything.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from everhold.core.entries import (
 from everhold.ports.tool import ToolEffect
 
 MAX_ROUNDS: Final = 60
-"""A turn that asked the model this often is going in circles."""
+"""A turn that asked the model this often ends failed, because it is probably in a loop."""
 MAX_TURN_ATTEMPTS: Final = 5
-"""A turn that fell over this often ends failed."""
+"""A turn that crashed this often ends failed."""
 
 UNKNOWN_OUTCOME_TEXT: Final = (
-    "This was started before a restart and nobody can tell whether it was completed. "
-    "Check before you do it again, and say so to the person if it matters."
+    "This was started before a restart, and it is unknown whether it was completed. "
+    "Check before you do it again, and tell the person if it matters."
 )
 NOT_RUN_TEXT: Final = "Not run: the turn ended before this call was started."
 
 SEND_LESS_REMEDY: Final = (
-    "send it in smaller parts, or choose a model with a larger window (/model) and then /retry. What you write next is "
-    "answered with only its beginning and end in view; /undo takes it out altogether"
+    "send it in smaller parts, or choose a model with a larger window (/model) and then /retry. In later turns I see "
+    "only its beginning and end; /undo removes it"
 )
-CUT_OFF_NOTICE: Final = "My answer was cut off at the model's length limit. Say “go on”, and I do."
-START_OVER_REMEDY: Final = "/retry tries it again, /new begins without what was said before"
+CUT_OFF_NOTICE: Final = "My answer was cut off at the model's length limit. Write “go on” to get the rest."
+START_OVER_REMEDY: Final = "/retry tries again, /new starts with an empty context"
 
 
 class TurnState(Struct, frozen=True, kw_only=True):
-    """What is recorded of an operation."""
+    """The recorded state of an operation."""
 
     session: str
     op: int
@@ -56,21 +56,21 @@ class TurnState(Struct, frozen=True, kw_only=True):
     open_calls: tuple[ToolCall, ...] = ()
     """Calls of the newest thought that have no result yet, in order."""
     started_calls: Mapping[str, Called] = {}
-    """Those of them that were started."""
+    """The calls among `open_calls` that were started."""
     usage: ModelUsage = ModelUsage()
     attempts: int = 1
     resumed: bool = False
-    """Taken up from somebody else: what is started may be done, half done, or not."""
+    """The turn was started by another worker, so a started call may be done, half done, or not done."""
     ended: bool = False
     attached: tuple[Attachment, ...] = ()
-    """Files that go with its reply."""
+    """Files that are sent with the reply."""
 
 
 # -- events: what happened ---------------------------------------------------------------------------------------------
 
 
 class TurnOpened(Struct, frozen=True):
-    """The turn begins, or is taken up again."""
+    """The turn begins or resumes."""
 
 
 class BodiesRecorded(Struct, frozen=True):
@@ -86,13 +86,13 @@ class ModelAnswered(Struct, frozen=True):
 
 
 class ToolFinished(Struct, frozen=True):
-    """A tool came back. Its notes and sayings are committed with the result, by whoever performs."""
+    """A tool returned. The effect runner commits its notes and messages together with the result."""
 
     returned: Returned
 
 
 class ModelUnreachable(Struct, frozen=True, kw_only=True):
-    """No model could be asked now."""
+    """No model could be asked."""
 
     reason: str
     retry_after: float | None = None
@@ -105,21 +105,21 @@ class RequestTooLong(Struct, frozen=True, kw_only=True):
 
 
 class TurnBroken(Struct, frozen=True, kw_only=True):
-    """It cannot go on, and trying again will not help."""
+    """The turn cannot continue, and a retry would not help."""
 
     reason: str
     remedy: str = ""
-    """What helps instead of trying again."""
+    """What helps instead of a retry."""
     stubs: tuple[int, ...] = ()
     """Messages that do not fit the model by themselves."""
 
 
 class TurnCutShort(Struct, frozen=True):
-    """Somebody stopped the turn, or something more urgent came."""
+    """A person stopped the turn, or a message interrupted it."""
 
     outcome: Literal["stopped", "interrupted"]
     usage: ModelUsage = ModelUsage()
-    """About what the call has cost that was given up for it."""
+    """The estimated cost of the model call that was abandoned."""
 
 
 TurnEvent: TypeAlias = (
@@ -138,7 +138,7 @@ TurnEvent: TypeAlias = (
 
 
 class AskModel(Struct, frozen=True):
-    """Ask the model, after letting the mailbox steer."""
+    """Ask the model, after the inbox had the chance to steer."""
 
 
 class RecordBodies(Struct, frozen=True):
@@ -162,15 +162,15 @@ class FinishTurn(Struct, frozen=True, kw_only=True):
     bodies: tuple[EntryBody, ...] = ()
     reply: str = ""
     attached: tuple[Attachment, ...] = ()
-    """Files that go with the reply."""
+    """Files that are sent with the reply."""
     notice: str = ""
-    """What the chat is told instead of, or beside, a reply."""
+    """A notice to the chat, instead of a reply or in addition to it."""
     abandoned_usage: ModelUsage = ModelUsage()
-    """What a call has cost whose answer nobody waited for."""
+    """The estimated cost of a call that was abandoned."""
 
 
 class WaitForModel(Struct, frozen=True, kw_only=True):
-    """Nobody to ask now. `release`: nothing was done yet, so the messages become pending again."""
+    """No model can be asked now. `release`: nothing was done yet, so the messages become pending again."""
 
     release: bool
     reason: str
@@ -178,7 +178,7 @@ class WaitForModel(Struct, frozen=True, kw_only=True):
 
 
 class ShrinkContext(Struct, frozen=True, kw_only=True):
-    """The context must become smaller before the next question."""
+    """The context must become smaller before the next model call."""
 
     reason: str
 
@@ -192,19 +192,19 @@ TurnAction: TypeAlias = AskModel | RecordBodies | RunTool | FinishTurn | WaitFor
 def rebuild_turn(
     entries: Iterable[Entry], *, session: str, op: int, attempts: int = 1, left_over: bool = False
 ) -> TurnState:
-    """The turn that an operation's recorded entries stand for."""
+    """Return the turn that an operation's recorded entries describe."""
     bodies = tuple(entry.body for entry in entries if entry.body is not None)
     turn = TurnState(session=session, op=op, attempts=attempts, resumed=left_over)
     return _apply_bodies(turn, bodies)
 
 
 def advance_turn(turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]) -> tuple[TurnState, TurnAction]:
-    """What follows from `event`. `effects` says what each tool's repeat would do; a tool not in it is `once`."""
+    """Return the next action after `event`. `effects` has each tool's effect; a tool that is not in it is `once`."""
     assert not turn.ended, "a turn that has ended takes no more events"
     match event:
         case TurnOpened():
             if turn.attempts > MAX_TURN_ATTEMPTS:
-                return turn, _fail_turn(turn, f"it was started {turn.attempts - 1} times and never came to an end")
+                return turn, _fail_turn(turn, f"it was started {turn.attempts - 1} times and never ended")
             return turn, _choose_next_action(turn, effects)
         case BodiesRecorded(bodies):
             turn = structs.replace(_apply_bodies(turn, bodies), resumed=False)
@@ -243,15 +243,15 @@ def _apply_bodies(turn: TurnState, bodies: tuple[EntryBody, ...]) -> TurnState:
             case Ended():
                 turn = structs.replace(turn, ended=True)
             case _:
-                pass  # notes, sayings and notices do not move a turn
+                pass  # notes, messages and notices do not change the state
     return turn
 
 
 def _choose_next_action(turn: TurnState, effects: Mapping[str, ToolEffect]) -> TurnAction:
-    """The first thing that is not recorded yet."""
+    """Return the first action that is not recorded yet."""
     if not turn.open_calls:
         if turn.rounds >= MAX_ROUNDS:
-            return _fail_turn(turn, f"the model was asked {turn.rounds} times without coming to an answer")
+            return _fail_turn(turn, f"the model was asked {turn.rounds} times without giving an answer")
         return AskModel()
     call = turn.open_calls[0]
     effect = effects.get(call.tool, ToolEffect.ONCE)
@@ -262,7 +262,7 @@ def _choose_next_action(turn: TurnState, effects: Mapping[str, ToolEffect]) -> T
         return RecordBodies((_build_called(turn, call, effect),))
     if not turn.resumed:
         return RunTool(call=call, key=called.key)
-    # what it was when it started counts, not what it is configured to be now
+    # The effect at the start of the call counts, not the effect that is configured now.
     match called.effect:
         case ToolEffect.KEYED:
             return RunTool(call=call, key=called.key, how="again")
@@ -288,7 +288,7 @@ def _choose_action_after_answer(turn: TurnState, thought: Thought, effects: Mapp
         return FinishTurn(
             ended=Ended(usage=usage), bodies=(thought,), reply=reply, attached=turn.attached, notice=notice
         )
-    # the first call's start can be recorded together with the thought: both come before anything runs
+    # The start of the first call is recorded together with the thought, because both come before anything runs.
     first = thought.calls[0]
     effect = effects.get(first.tool, ToolEffect.ONCE)
     after = _apply_bodies(turn, (thought,))
@@ -302,12 +302,12 @@ def _build_called(turn: TurnState, call: ToolCall, effect: ToolEffect) -> Called
 
 
 def _build_call_key(turn: TurnState, call: ToolCall) -> str:
-    """The same whenever this very call is made again, and never for another."""
+    """Return the key of a call. A repeat of this call has the same key, and no other call has it."""
     return f"{turn.session}:{turn.op}:{turn.rounds}:{call.id}"
 
 
 def _make_ids_distinct(calls: tuple[ToolCall, ...], round_: int) -> tuple[ToolCall, ...]:
-    """Calls with ids that can be told apart: some models leave them out or give them twice."""
+    """Return the calls with unique ids, because some models omit ids or repeat them."""
     given = {call.id for call in calls}
     made = (id for n in itertools.count() if (id := f"call-{round_}-{n}") not in given)
     seen: set[str] = set()
@@ -321,7 +321,7 @@ def _make_ids_distinct(calls: tuple[ToolCall, ...], round_: int) -> tuple[ToolCa
 
 
 def _close_open_calls(turn: TurnState) -> tuple[EntryBody, ...]:
-    """A result for every open call, so that calls and results never part."""
+    """Return a result for every open call, because every call in the log needs a result."""
     return tuple(
         Returned(call=call.id, text=UNKNOWN_OUTCOME_TEXT, error=True, unknown=True)
         if call.id in turn.started_calls
@@ -339,4 +339,4 @@ def _fail_turn(turn: TurnState, reason: str, *, remedy: str = "", stubs: tuple[i
 
 
 def _render_failure(reason: str, remedy: str = "") -> str:
-    return f"I could not answer: {reason}. Your message is kept; {remedy or '/retry tries it again'}."
+    return f"I could not answer: {reason}. Your message is kept; {remedy or '/retry tries again'}."

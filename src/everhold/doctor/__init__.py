@@ -1,1 +1,1 @@
-"""Looks at a home and says what is wrong with it, with a remedy each: our own, or one of hermes-agent's."""
+"""Check a home of everhold and report problems with remedies. `hermes.doctor` checks homes of hermes-agent."""

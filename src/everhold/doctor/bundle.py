@@ -1,5 +1,6 @@
-"""A report for a bug tracker: what is wrong, how things are set, what the logs say. No message text, no secret, no
-person's id: those are replaced by names that stay the same within one bundle.
+"""Write a bundle for a bug report: findings, versions, log excerpts and the shape of the store.
+
+It contains no message text, no secret and no person's id. Ids are replaced by aliases that are equal within one bundle.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from everhold.telemetry.logs import SecretRedaction
 
 MAX_LINES: Final = 2_000
 MAX_LINE_CHARS: Final = 500
-"""Of a line, once it is scrubbed: half a key is not known for one."""
+"""The length of a line after scrubbing. A line is scrubbed before it is cut, because half a key is not recognized."""
 _ADDRESS: Final = re.compile(r"(agent:[^:\s]+:[^:\s]+:[^:\s]+:)([^\s'\",;)\]}]*[\w+/=-])")
 _ID: Final = re.compile(
     r"[@!#$][\w.=/+-]+:[\w.-]+\w(?::\d+)?"  # at a server
@@ -40,7 +41,7 @@ _SESSION: Final = re.compile(r"\d{8}_\d{6}_[0-9a-f]{6,8}")
 
 
 class BundleScrubber:
-    """Takes away what is nobody's business, and lets what belongs together look alike."""
+    """Replaces secrets, ids and quoted text. Equal ids get equal aliases."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         self._salt = secrets.token_bytes(16)
@@ -48,11 +49,11 @@ class BundleScrubber:
         self._redaction.add_secrets(*known)
 
     def make_alias(self, text: str, kind: str = "id") -> str:
-        """The same for the same text, and nothing to guess it from."""
+        """Return an alias that is equal for equal texts and does not reveal them."""
         return f"{kind}-{hashlib.blake2b(text.encode(), key=self._salt, digest_size=4).hexdigest()}"
 
     def scrub_line(self, text: str) -> str:
-        """A line of a log or a report: its words stay, what people wrote or are called does not."""
+        """Scrub a line of a log or a report. Removes names and texts of people and keeps the other words."""
         text = self._redaction.scrub_text(text)
         kept: dict[str, str] = {}
 
@@ -83,7 +84,7 @@ class BundleScrubber:
 
 
 def write_bundle(target: Path, parts: Mapping[str, str]) -> Path:
-    """A `.tar.gz` with these texts, readable by its owner only."""
+    """Write a `.tar.gz` with these texts, readable by its owner only."""
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
         for name, text in parts.items():
@@ -97,7 +98,7 @@ def write_bundle(target: Path, parts: Mapping[str, str]) -> Path:
 def collect_bundle_parts(
     report: Any, logs: Iterable[Path], stores: Iterable[Path], scrub: BundleScrubber
 ) -> dict[str, str]:
-    """What goes into a bundle."""
+    """Return the files of a bundle, by name."""
     found = {
         "report.json": _dump_json(scrub.scrub_value(report)),
         "versions.json": _dump_json(
@@ -118,7 +119,7 @@ def collect_bundle_parts(
 
 
 def _read_log_excerpt(path: Path, scrub: BundleScrubber) -> str:
-    """The lines about trouble and compressions, newest last."""
+    """Return the lines about errors and compressions, newest last."""
     try:
         with path.open("r", encoding="utf-8", errors="replace") as file:
             lines = [line.rstrip("\n") for line in file if _KEPT.search(line) or " error" in line.lower()]
@@ -128,7 +129,7 @@ def _read_log_excerpt(path: Path, scrub: BundleScrubber) -> str:
 
 
 def _describe_store(path: Path, scrub: BundleScrubber) -> dict[str, Any]:
-    """A store's shape: its tables and how full they are, and of its messages everything but what they say."""
+    """Return a store's schema, its row counts, and its messages without their text."""
     try:
         db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     except apsw.Error as error:
@@ -170,9 +171,9 @@ def _count_rows(db: apsw.Connection, table: str) -> Any:
     return _query_or_error(lambda: db.execute(f"select count(*) from {table}").get)
 
 
-def _query_or_error(look: Callable[[], Any]) -> Any:
+def _query_or_error(query: Callable[[], Any]) -> Any:
     try:
-        return look()
+        return query()
     except apsw.Error as error:
         return f"({error})"
 

@@ -1,4 +1,4 @@
-"""What a check found: what, where, how many, what was lost, and what would mend it."""
+"""What a check found: what, where, how many, what was lost, and the remedy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ FindingLevel: TypeAlias = Literal["wrong", "note"]
 
 @dataclass(frozen=True)
 class StoreEdit:
-    """One change to a foreign store. `values` empty: the row goes; `copies` set: a copy of that message is appended;
-    `index` set: that search index is written anew."""
+    """One change to a store of hermes-agent.
+
+    Without `values`, the row is removed. With `copies`, a copy of that message is appended. With `index`, that search
+    index is rebuilt.
+    """
 
     table: str
     key: tuple[tuple[str, Any], ...] = ()
@@ -24,9 +27,9 @@ class StoreEdit:
     def __str__(self) -> str:
         where = ", ".join(f"{name} {value}" for name, value in self.key)
         if self.index:
-            return f"write {self.index} anew"
+            return f"rebuild {self.index}"
         if self.copies:
-            return f"{self.table}: append message {self.copies} once more, as a live one"
+            return f"{self.table}: append an active copy of message {self.copies}"
         if not self.values:
             return f"{self.table}: remove {where}"
         return f"{self.table}: {where}: " + ", ".join(
@@ -35,7 +38,7 @@ class StoreEdit:
 
 
 def describe_edits(edits: Sequence[StoreEdit]) -> list[str]:
-    """The changes, for people: rows next to each other that change alike are told once."""
+    """Describe the changes. Consecutive rows with the same change share a line."""
     lines: list[str] = []
     for _, group in itertools.groupby(edits, lambda edit: (edit.table, edit.values, edit.index, bool(edit.copies))):
         run: list[StoreEdit] = []
@@ -67,7 +70,7 @@ def _shorten_value(value: Any) -> str:
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """`check` names what was looked at. A note is worth knowing, and nothing to mend."""
+    """One finding. `check` names the check. A finding with level `note` needs no repair."""
 
     check: str
     text: str

@@ -1,4 +1,4 @@
-"""Looks at our own home: files, configuration, store, lanes, copies, disk, clock, service. It only looks."""
+"""Check a home of everhold: files, configuration, store, cursors, backups, disk, clock and service. Changes nothing."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ from everhold.service.manager import detect_service_backend
 from everhold.stores.sqlite import backup, connect, migrate, watermark
 
 OLDEST_SQLITE: Final = (3, 51, 3)
-"""Older ones can lose pages of the write-ahead log."""
+"""Older versions can lose pages of the write-ahead log."""
 MAX_LAG_SECONDS: Final = 600.0
 MIN_FREE_BYTES: Final = 256 << 20
 MAX_CLOCK_AHEAD_SECONDS: Final = 120.0
-"""How far in the future an entry may lie before the clock is doubted."""
+"""How far the newest entry may be in the future before the clock is reported as wrong."""
 
 SYSTEM_UNIT: Final = Path("/etc/systemd/system/everhold.service")
 
 
 @dataclass(frozen=True)
 class FixableFinding:
-    """A finding, and what `--fix` would do about it."""
+    """A finding, and its repair by `--fix`."""
 
     finding: DoctorFinding
     fix: Callable[[], str] | None = None
-    """Does it; what was done."""
+    """Repairs it, and returns what was done."""
 
 
 @dataclass
 class HomeCheckup:
-    """One look at a home. `alone`: no other process holds it, so that files may be changed."""
+    """One checkup of a home. `holds_home`: this process holds the lock, so files may be changed."""
 
     home: Home
     environ: Mapping[str, str]
     now: float
     holds_home: bool
     status: Mapping[str, Any] | None = None
-    """What a running gateway says about itself."""
+    """The status of the running gateway."""
     settings: Settings | None = None
 
     def find_problems(self) -> Iterator[FixableFinding]:
         if not self.home.path.exists():
             yield _make_finding(
-                "home", f"there is no {self.home.path}", "`everhold chat` makes one; --home names another"
+                "home", f"there is no {self.home.path}", "create it with `everhold chat`, or name another with --home"
             )
             return
         yield from self._check_files()
@@ -72,11 +72,11 @@ class HomeCheckup:
         yield from self._check_service()
 
     def check_keys(self, keys: Sequence[str]) -> Iterator[FixableFinding]:
-        """The short look after something was written: the files it went to, and what is said about these keys."""
+        """Run the short checkup after a change: files, disk, and problems with these keys."""
         yield from self._check_files()
-        for cure in self._check_configuration():
-            if any(key in cure.finding.text for key in keys):
-                yield cure
+        for fixable in self._check_configuration():
+            if any(key in fixable.finding.text for key in keys):
+                yield fixable
         if "service" in keys:
             yield from self._check_service()
         yield from self._check_disk()
@@ -100,13 +100,13 @@ class HomeCheckup:
             self.home.last_good,
         ]
         private += [*self.home.path.glob("everhold.db-*"), *self.home.backups.glob("*.db"), *self.home.logs.glob("*")]
-        for path in private if sys.platform != "win32" else ():  # whose modes say nothing about who may read
+        for path in private if sys.platform != "win32" else ():  # file modes on Windows do not show who may read
             if path.is_file() and not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077:
                 yield _make_finding(
                     "permissions", f"others may read {path}", f"chmod 600 {path}", act=_make_chmod_fix(path, 0o600)
                 )
         for path in [*self.home.path.glob("*.restored*"), *self.home.backups.glob("*.partial")]:
-            note = f"{path.name} was left behind by something that did not finish"
+            note = f"{path.name} is left from an operation that did not finish"
             yield _make_finding(
                 "leftover", note, f"rm {path}", level="note", act=_make_removal_fix(path) if self.holds_home else None
             )
@@ -121,7 +121,9 @@ class HomeCheckup:
         for problem in self.settings.problems:
             check = "secrets" if "not set" in problem.message else "config"
             yield _make_finding(
-                check, f"{_format_problem(problem)}; it is off until then", problem.remedy or "everhold config check"
+                check,
+                f"{_format_problem(problem)}; it is disabled until then",
+                problem.remedy or "everhold config check",
             )
 
     def _check_library(self) -> Iterator[FixableFinding]:
@@ -142,9 +144,9 @@ class HomeCheckup:
             yield _make_finding("store", error.message, error.remedy)
             return
         for line in held.contradictions[:20]:
-            yield _make_finding("integrity", line, "everhold restore; the last copy may have it as it was")
+            yield _make_finding("integrity", line, "everhold restore; the last backup may be intact")
         for line in held.broken_promises[:20]:
-            yield _make_finding("promises", line, "everhold audit says more; please report it")
+            yield _make_finding("promises", line, "run everhold audit for details, and please report it")
         if held.newest_at > self.now + MAX_CLOCK_AHEAD_SECONDS:
             ahead = int(held.newest_at - self.now)
             yield _make_finding(
@@ -162,7 +164,7 @@ class HomeCheckup:
     def _check_pragmas(self, db: apsw.Connection) -> Iterator[FixableFinding]:
         mode = str(db.pragma("journal_mode"))
         if mode != "wal":
-            yield _make_finding("sqlite", f"the store is in {mode} mode", "`everhold up` puts it right", level="note")
+            yield _make_finding("sqlite", f"the store is in {mode} mode", "`everhold up` corrects it", level="note")
         newest = migrate.list_migrations()[-1].number
         if db.pragma("user_version") < newest:
             yield _make_finding("sqlite", "the store has an older schema", "the next start upgrades it", level="note")
@@ -175,23 +177,23 @@ class HomeCheckup:
         )
         for consumer, count, since, attempts, error in late:
             waited = int(max(0.0, self.now - since)) // 60
-            text = f"{consumer} is behind in {describe_count(count, 'session')}, the oldest for {waited} min"
+            text = f"{consumer} has a backlog in {describe_count(count, 'session')}, the oldest for {waited} min"
             if error:
                 yield _make_finding(
-                    "lanes", f"{text}: {error} (tried {attempts} times)", "it is tried again by itself; everhold logs"
+                    "cursors", f"{text}: {error} (tried {attempts} times)", "everhold retries by itself; everhold logs"
                 )
             elif self.status is None:
-                yield _make_finding("lanes", f"{text}: nobody is working", "everhold up")
+                yield _make_finding("cursors", f"{text}: no gateway is running", "everhold up")
             else:
-                yield _make_finding("lanes", text, "everhold logs", level="note")
+                yield _make_finding("cursors", text, "everhold logs", level="note")
         dead_letters = db.execute(
             "select consumer, count(*), max(reason) from dead_letters where state = 'dead' group by 1 order by 1"
         )
         for consumer, count, reason in dead_letters:
             text = f"{consumer} gave up on {describe_count(count, 'item')}: {reason}"
-            yield _make_finding("parked", text, "everhold dead-letters list; everhold dead-letters replay")
+            yield _make_finding("dead_letters", text, "everhold dead-letters list; everhold dead-letters replay")
 
-    # -- around it ---------------------------------------------------------------------------------------------------
+    # -- backups, index, disk, gateway, service ----------------------------------------------------------------------
 
     def _check_backups(self) -> Iterator[FixableFinding]:
         wanted = self.settings.backup if self.settings else None
@@ -203,14 +205,16 @@ class HomeCheckup:
         due = 2 * wanted.every_hours * 3600
         grown = not there or there[-1].pos < _read_last_pos(self.home.store)
         if grown and self.now - (newest or began) > due:
-            since = "there is none" if newest is None else f"the last is {int((self.now - newest) // 3600)} h old"
+            since = "there is none" if newest is None else f"the newest is {int((self.now - newest) // 3600)} h old"
             yield _make_finding(
-                "backup", f"no recent copy of the store: {since}", "everhold backup; `everhold up` makes them by itself"
+                "backup",
+                f"no recent backup of the store: {since}",
+                "everhold backup; `everhold up` makes backups by itself",
             )
         for it in list_backups(self.home.backups):
             if not it.is_sound:
                 yield _make_finding(
-                    "backup", f"{it.path.name} is a copy that was not sound", "everhold audit", level="note"
+                    "backup", f"{it.path.name} is a backup of a damaged store", "everhold audit", level="note"
                 )
 
     def _check_index(self) -> Iterator[FixableFinding]:
@@ -227,14 +231,14 @@ class HomeCheckup:
         if found != ["ok"]:
             act = _make_removal_fix(self.home.index, *self.home.path.glob("index.db-*")) if self.holds_home else None
             text = f"the search index is damaged: {found[0]}"
-            yield _make_finding("index", text, f"rm {self.home.index}; it is made again from the log", act=act)
+            yield _make_finding("index", text, f"rm {self.home.index}; everhold rebuilds it from the log", act=act)
 
     def _check_disk(self) -> Iterator[FixableFinding]:
         disk = shutil.disk_usage(self.home.path)
         size = self.home.store.stat().st_size if self.home.store.exists() else 0
         needed = max(MIN_FREE_BYTES, 2 * size)
         if disk.free < needed:
-            text = f"{disk.free >> 20} MB are free where the home is, and {needed >> 20} MB are wanted"
+            text = f"{disk.free >> 20} MB are free on the home's disk, {needed >> 20} MB are needed"
             yield _make_finding("disk", text, f"free space on the disk of {self.home.path}")
 
     def _check_gateway(self) -> Iterator[FixableFinding]:
@@ -247,19 +251,19 @@ class HomeCheckup:
         if self.status.get("store"):
             yield _make_finding("store", str(self.status["store"]), "everhold logs")
         for problem in self.status.get("refused", ()):
-            said = ": ".join(part for part in ("refused", problem["key"], problem["message"]) if part)
-            yield _make_finding("config", said, problem["remedy"])
+            text = ": ".join(part for part in ("refused", problem["key"], problem["message"]) if part)
+            yield _make_finding("config", text, problem["remedy"])
 
     def _check_service(self) -> Iterator[FixableFinding]:
         try:
             manager = detect_service_backend(self.environ)
             found = installation.find_service_of_home(manager, self.home)
             usual = installation.read_service(manager, installation.SERVICE_NAME)
-        except EverholdError as error:  # a file that cannot be read, or a system without a manager we know
+        except EverholdError as error:  # a file that cannot be read, or a system without a supported manager
             if sys.platform != "win32":
                 yield _make_finding("service", error.message, error.remedy, level="note")
             return
-        if found is None and SYSTEM_UNIT.is_file():  # one that an administrator wrote; nothing of it is ours
+        if found is None and SYSTEM_UNIT.is_file():  # a system unit, written by an administrator
             found = installation.InstalledService(
                 installation.SERVICE_NAME,
                 SYSTEM_UNIT,
@@ -270,7 +274,10 @@ class HomeCheckup:
         if found is None and usual is not None:
             text = f"{usual.path} starts another home: {usual.description.home or 'unknown'}"
             yield _make_finding(
-                "service", text, "everhold service install --name NAME, if this one shall run, too", level="note"
+                "service",
+                text,
+                "to run this home as a service, too: everhold service install --name NAME",
+                level="note",
             )
         if found is not None and self.status is None:
             text = f"{found.path} is installed, and no gateway answers"

@@ -1,5 +1,5 @@
-"""Tries what is configured on the real thing: each model with one small question, each platform with its own word for
-"who am I", each memory with a canary that is deleted again. What cannot be deleted is not written.
+"""Test the configured services: each model with a small question, each platform by asking for our identity, each memory
+with a test note that is deleted again. Nothing is written to a memory that cannot delete.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ QUESTION: Final = ModelRequest(
 async def try_configuration(
     home: Home, settings: Settings, *, environ: Mapping[str, str]
 ) -> AsyncIterator[DoctorFinding]:
-    """What does not work when it is tried. The caller holds nothing; the home must be free."""
+    """Yield a finding for each service that fails. No other process may hold the home."""
     log = open_log(clock=SystemClock(), stream=io.StringIO())
     app = GatewayApp(home, settings, log=log, environ=environ)
     try:
@@ -61,7 +61,7 @@ async def try_configuration(
 async def _try_model(model: Model, settings: Settings) -> DoctorFinding | None:
     name = model.name
     if name in settings.models and not settings.models[name].is_ready:
-        return None  # the configuration has told it already
+        return None  # already reported with the configuration
     try:
         async with asyncio.timeout(TRIAL_SECONDS):
             await model.answer(QUESTION)
@@ -75,14 +75,14 @@ async def _try_model(model: Model, settings: Settings) -> DoctorFinding | None:
 
 
 async def _try_account(home: Home, platform: str, name: str, account: AccountSettings) -> DoctorFinding | None:
-    """Whether a platform knows us. An account that is off, or lacks something, was told of already."""
+    """Check that a platform accepts the account. Incomplete accounts were reported with the configuration."""
     if not account.enabled or not account.is_ready:
         return None
     try:
         settings = build_plugin_settings(account, PLATFORM_PLUGINS.load(platform).Settings)
         await introduce_account(platform, name, settings, directory=home.path)
     except NotFound:
-        return None  # the configuration has told it already
+        return None  # already reported with the configuration
     except EverholdError as error:
         remedy = error.remedy or f"everhold setup {platform} --account {name}"
         return DoctorFinding("platform", f"{platform}/{name}: {error.message}", remedy=remedy)
@@ -90,12 +90,12 @@ async def _try_account(home: Home, platform: str, name: str, account: AccountSet
 
 
 async def _try_memory(app: GatewayApp, instance: str, agent: str) -> DoctorFinding | None:
-    attached = app.agents.memories.find_client(instance, agent)
-    if attached is None:
-        return None  # the configuration, or its own problem, has told it already
+    client = app.agents.memories.find_client(instance, agent)
+    if client is None:
+        return None  # already reported
     try:
         async with asyncio.timeout(TRIAL_SECONDS):
-            return await _try_round_trip(attached, instance, agent)
+            return await _try_round_trip(client, instance, agent)
     except EverholdError as error:
         return DoctorFinding(
             "memory", f"{instance} of {agent}: {error.message}", remedy=error.remedy or "everhold logs"
@@ -104,15 +104,15 @@ async def _try_memory(app: GatewayApp, instance: str, agent: str) -> DoctorFindi
         return DoctorFinding("memory", f"{instance} of {agent} did not answer in time", remedy="is its address right?")
 
 
-async def _try_round_trip(attached: MemoryClient, instance: str, agent: str) -> DoctorFinding | None:
-    """Write, find, delete; only ask how it is where nothing can be deleted."""
-    if attached.has_capability(MemoryCapability.HEALTH):
-        health = await attached.health()
+async def _try_round_trip(client: MemoryClient, instance: str, agent: str) -> DoctorFinding | None:
+    """Write, find and delete a test note. If the memory cannot delete, check only its health."""
+    if client.has_capability(MemoryCapability.HEALTH):
+        health = await client.health()
         if not health.well:
             remedy = f"is it running? `everhold setup memory {instance}` asks for its address and key again"
             return DoctorFinding("memory", f"{instance} of {agent}: {health.text}", remedy=remedy)
-    if not attached.has_capability(MemoryCapability.FORGET) or instance == "builtin":
-        return None  # what is written to the log's own index comes from the log, and is checked there
+    if not client.has_capability(MemoryCapability.FORGET) or instance == "builtin":
+        return None  # the built-in memory is computed from the log, which other checks cover
     word = f"canary{secrets.token_hex(4)}"
     person = f"everhold-doctor-{word}"
     stamp = Stamp(person=person, audience=(f"person:{person}",))
@@ -126,11 +126,11 @@ async def _try_round_trip(attached: MemoryClient, instance: str, agent: str) -> 
         at=SystemClock().now(),
         stamp=stamp,
     )
-    # a person who shares a name over there with others may not be told apart any more: the note is taken back itself
+    # remove the note itself, too, because a provider that shares names between people may not find the person
     gone = structs.replace(note, key=f"doctor:{word}:gone", seq=2, action="remove", supersedes=note.key)
     try:
-        await attached.store(MemoryBatch(name=f"doctor-{word}", items=(note,)))
-        await asyncio.sleep(attached.visible_after)
+        await client.store(MemoryBatch(name=f"doctor-{word}", items=(note,)))
+        await asyncio.sleep(client.visible_after)
         query = MemoryQuery(
             text=f"What is the word {word}?",
             agent=agent,
@@ -139,13 +139,15 @@ async def _try_round_trip(attached: MemoryClient, instance: str, agent: str) -> 
             audience=stamp.audience,
             person=person,
         )
-        found = await attached.find(query)
+        found = await client.find(query)
     finally:
-        await attached.store(MemoryBatch(name=f"doctor-{word}", items=(gone,), replaced={note.key: note.text}))
-        forgotten = await attached.forget(person)
-    if forgotten.kept and any(word in item.text for item in await attached.find(query)):
-        return DoctorFinding("memory", f"{instance} of {agent} kept the canary: {forgotten.kept[0]}", level="note")
+        await client.store(MemoryBatch(name=f"doctor-{word}", items=(gone,), replaced={note.key: note.text}))
+        forgotten = await client.forget(person)
+    if forgotten.kept and any(word in item.text for item in await client.find(query)):
+        return DoctorFinding(
+            "memory", f"{instance} of {agent} did not delete the test note: {forgotten.kept[0]}", level="note"
+        )
     if not any(word in item.text for item in found):
-        text = f"{instance} of {agent} took a note and did not find it again"
-        return DoctorFinding("memory", text, remedy="some services take a while; try again", level="note")
+        text = f"{instance} of {agent} stored a test note and did not find it"
+        return DoctorFinding("memory", text, remedy="some services need time; try again", level="note")
     return None

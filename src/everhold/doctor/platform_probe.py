@@ -1,4 +1,4 @@
-"""Connects once to a chat platform, as an account that is configured, or about to be, and asks who it is there."""
+"""Connect once to a chat platform with an account's settings, and ask for the account's identity."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ TRIAL_SECONDS: Final = 30.0
 async def introduce_account(
     platform: str, account: str, settings: BaseModel, *, directory: Path
 ) -> AccountIntroduction | None:
-    """Who we are there, None if its adapter cannot ask. Raises what is wrong; nothing is listened to."""
+    """Return the account's identity, None if the adapter cannot ask for it. Raises on failure. Receives no messages."""
     clock = SystemClock()
-    station = AccountContext(
+    account_context = AccountContext(
         account=account,
         offsets=_NoStateRecords(),
         fetch=UrlFetcher(),
@@ -35,9 +35,9 @@ async def introduce_account(
         commands=COMMAND_MENU,
         report=lambda trouble="", remedy="": None,
     )
-    log = open_log(clock=clock, stream=io.StringIO())  # what is wrong is raised, and said
+    log = open_log(clock=clock, stream=io.StringIO())  # errors are raised, so the log lines are not needed
     context = PluginContext(
-        agent="", instance=account, directory=directory, log=log, clock=clock, account_context=station
+        agent="", instance=account, directory=directory, log=log, clock=clock, account_context=account_context
     )
     made: object = PLATFORM_PLUGINS.load(platform)(settings, context)
     if not isinstance(made, SupportsIntroduction):
@@ -55,7 +55,7 @@ async def introduce_account(
 
 
 class _NoStateRecords:
-    """Positions of an account that only introduces itself."""
+    """State records of an account that receives no messages."""
 
     async def read(self, name: str) -> str | None:
         return None

@@ -1,4 +1,6 @@
-"""What an agent brings to its turns: models, tools, prompt, memories. Built elsewhere, read here, never changed."""
+"""The agent runtime: the models, tools, prompt and memories of one agent. `assembly` builds it, and the engine only
+reads it.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,17 @@ from everhold.engine.facts import FactCache
 from everhold.engine.memory_client import MemoryClient
 from everhold.ports.model import Model, ModelRequest, ToolSpec
 from everhold.ports.platform import Platform, SupportsDrafts
-from everhold.ports.store import Spend, Wakeup
+from everhold.ports.store import BudgetSpend, Wakeup
 from everhold.ports.tool import Tool, ToolEffect
 
 DEFAULT_MAX_OUTPUT_TOKENS: Final = 4_096
-"""Tokens an answer is taken to have at most, where nobody has said."""
+"""The assumed limit of an answer in tokens, if the configuration gives none."""
 
 
 class TokenMeter:
-    """What a model's reports teach about its tokens. Shared by all who ask it, and never stored: it relearns."""
+    """The token calibration of a model. All callers of the model share it. It is not stored, because it is learned
+    again quickly.
+    """
 
     def __init__(self) -> None:
         self.calibration = UNCALIBRATED
@@ -56,7 +60,7 @@ class TokenMeter:
 
 
 class RequestBlob:
-    """What every request of an agent carries, as it is filed: the same turn after turn."""
+    """A part of every request of an agent, as it is stored: the same in each turn."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -65,29 +69,29 @@ class RequestBlob:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentRuntime:
-    """One agent as configured now."""
+    """One agent as it is configured now."""
 
     agent: str
     system: str
     models: tuple[Model, ...]
-    """The first is asked; the others when it cannot be."""
+    """The first one is asked; the others if it cannot answer."""
     summariser: Model
     model: str = ""
-    """The name of the first one in the configuration."""
+    """The configured name of the first model."""
     waits_for: str = ""
-    """Stands for all of them: another word, if anybody else is asked. Empty: nobody keeps count."""
+    """Identifies the list of models: another list has another value. Empty: waits are not tied to models."""
     model_choices: tuple[str, ...] = ()
-    """The names of those that a session may choose from."""
+    """The names of the models that a session may choose."""
     tools: Mapping[str, Tool] = dataclasses.field(default_factory=dict)
     wait_for_tools: Callable[[], Awaitable[None]] | None = None
-    """Tools that are on their way: wait for them, but not for ever, then ask for the runtime again."""
+    """Waits, for a limited time, for tools that are starting. Ask for the runtime again afterwards."""
     memories: tuple[str, ...] = ()
     pacing: Mapping[str, MemoryPacing] = dataclasses.field(default_factory=dict)
-    """When a memory is handed what was said, if not after every turn."""
+    """Memory -> when it receives exchanges, if not after every turn."""
     switch_memories: tuple[str, ...] = ()
-    """Memories that want to hear where the talk takes a turn."""
+    """Memories that are notified of session switches."""
     job_memories: tuple[str, ...] = ()
-    """Memories that want to hear what came of a job, as far as anybody knows."""
+    """Memories that receive the results of jobs."""
     busy_policy: BusyPolicy = "queue"
     soft_share: float = 0.6
     hard_share: float = 0.85
@@ -96,43 +100,43 @@ class AgentRuntime:
     model_deadline_seconds: float = 600.0
     meter: TokenMeter = dataclasses.field(default_factory=TokenMeter)
     limits: Callable[[Stamp], Sequence[BudgetLimit]] = lambda _: ()
-    """The purses a turn for somebody draws on."""
+    """The budgets that pay for a turn with this stamp."""
     job_limits: Callable[[], Sequence[BudgetLimit]] = lambda: ()
-    """The purses that work beside the conversation draws on."""
+    """The budgets that pay for jobs."""
     choose_memory_name: Callable[[str, SessionOrigin], str] = lambda _memory, origin: origin.session
-    """(memory instance, what is known of a session) -> the name that instance files it under."""
+    """(memory, what is known of a session) -> the name under which the memory stores the session."""
     recall_memories: tuple[str, ...] = ()
-    """Memories that are asked about every message, the one with precedence first."""
+    """Memories that are asked about every message, in order of precedence."""
     search_memories: tuple[str, ...] = ()
-    """Memories besides those, which are looked into when somebody searches."""
+    """Further memories, which are asked only if a person searches."""
     recall_seconds: float = 0.0
-    """How long a turn waits for them; 0: nothing is recalled."""
+    """How long a turn waits for recall; 0: no recall."""
     recall_tokens: int = 1_700
     fact_cache: FactCache | None = None
-    """Where the facts are that an agent keeps in mind; None: it keeps none."""
+    """The facts of the agent; None: the agent has no facts."""
     note_cache: FactCache | None = None
-    """Who knows which notes still hold, whether the agent keeps facts or not; None: all of them are taken to."""
+    """Tells which notes are still valid, for agents without facts, too; None: all notes count as valid."""
     memory_notices: bool = False
-    """Say in the chat when something was remembered."""
+    """Show a notice in the chat when something was noted."""
     review_every_turns: int = 0
-    """Turns after which what was said is looked through for what to remember; 0: never."""
+    """A review runs after so many turns; 0: never."""
     price_usd: Callable[[int, int], float] = lambda _input, _output: 0.0
-    """US dollars for so many tokens in and out, of the dearest model that may be asked."""
+    """The price in US dollars of so many input and output tokens, for the most expensive model that may be asked."""
     explain_unfit_model: Callable[[str], str] = lambda _name: ""
-    """Why a model cannot be chosen for this agent; nothing if it can."""
+    """Returns why a model cannot be chosen for this agent; empty if it can."""
     zone: datetime.tzinfo = datetime.UTC
-    """Where a schedule's times are meant."""
+    """The time zone of schedules."""
     max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS
-    """Tokens an answer may have, as far as a budget is concerned."""
+    """The limit of an answer in tokens, for budgets."""
     text_limit: Callable[[ChatLocation], int] = lambda _: 4_000
     file_limit: Callable[[ChatLocation], int] = lambda _: 0
-    """The largest file that a place takes, in bytes; 0: it takes none."""
+    """The largest file in bytes that a chat accepts; 0: it accepts none."""
     is_pull_location: Callable[[ChatLocation], bool] = lambda _: False
-    """Whether whoever is there reads the log itself, so that a committed reply is a delivered one."""
+    """Whether the client at this location reads the log itself, so that a committed reply counts as delivered."""
 
     @functools.cached_property
     def all_memories(self) -> tuple[str, ...]:
-        """Every memory there is: those that are asked, those that are only told, and those that are only searched."""
+        """All memories: those that are asked, those that only receive, and those that are only searched."""
         return tuple(dict.fromkeys((*self.recall_memories, *self.memories, *self.search_memories)))
 
     @functools.cached_property
@@ -141,7 +145,7 @@ class AgentRuntime:
 
     @functools.cached_property
     def tool_specs(self) -> tuple[ToolSpec, ...]:
-        """What a model is told about the tools."""
+        """The descriptions of the tools for the model."""
         return tuple(tool.spec for tool in self.tools.values())
 
     @functools.cached_property
@@ -154,14 +158,14 @@ class AgentRuntime:
 
     @functools.cached_property
     def overhead_weight(self) -> int:
-        """The weight of what every request carries besides messages."""
+        """The weight of the parts of a request that are not messages."""
         return weigh_text(self.system) + weigh_tools(self.tool_specs)
 
     def weigh_request(self, request: ModelRequest) -> int:
         return weigh_request(request)
 
     def estimate_abandoned_usage(self, weight: int, words: str) -> ModelUsage:
-        """About what a call has cost that was given up: all that was to be read, and what came of the answer."""
+        """Estimate the cost of an abandoned call: the whole input, and the output so far."""
         reading, writing = self.meter.estimate_tokens(weight), self.meter.estimate_tokens(weigh_text(words))
         return ModelUsage(input=reading, output=writing, usd=self.price_usd(reading, writing))
 
@@ -172,45 +176,47 @@ class AgentRuntime:
     def build_said(
         self, text: str, to: ChatLocation, *, hops: int, stamp: Stamp, files: Sequence[Attachment] = ()
     ) -> Said:
-        """A reply as its place takes it: in parts, and with those of its files that fit."""
+        """Return a reply as its chat accepts it: in parts, and with the files that fit."""
         text, fit = drop_oversized_files(text, files, most=self.file_limit(to))
         return Said(
             text=text, to=to, parts=split_text(text, self.text_limit(to)), hops=hops, attachments=fit, stamp=stamp
         )
 
     def list_platform_wakeups(self, bodies: Iterable[EntryBody]) -> tuple[Wakeup, ...]:
-        """The voice lanes that have something to deliver once these bodies are committed."""
+        """Return wakeups of the platform consumers that deliver these bodies."""
         places = [place for body in bodies if (place := get_reply_parts(body)[0]) is not None]
         consumers = dict.fromkeys(place_consumer(place) for place in places if not self.is_pull_location(place))
         return tuple(Wakeup(consumer=consumer) for consumer in consumers)
 
     def list_memory_wakeups(self) -> tuple[Wakeup, ...]:
-        """The lanes of this agent's memories."""
+        """Return wakeups of the consumers of this agent's memories."""
         return tuple(Wakeup(consumer=memory_consumer(memory)) for memory in self.memories)
 
     def list_job_wakeups(self) -> tuple[Wakeup, ...]:
-        """The lanes of those memories that want to hear what came of a job."""
+        """Return wakeups of the memories that receive the results of jobs."""
         return tuple(
             Wakeup(consumer=memory_consumer(memory)) for memory in self.memories if memory in self.job_memories
         )
 
     def list_switch_wakeups(self) -> tuple[Wakeup, ...]:
-        """The lanes of those memories that hold something back, or want to hear that the talk takes a turn."""
+        """Return wakeups of the memories that hold items back, or that are notified of session switches."""
         hear = {*self.pacing, *self.switch_memories}
         return tuple(Wakeup(consumer=memory_consumer(memory)) for memory in self.memories if memory in hear)
 
 
 def list_turn_budgets(agent: str, stamp: Stamp, *, scheduled: bool = False) -> tuple[str, ...]:
-    """The purses that pay for a turn: the agent's, the person's, the conversation's. Schedules are background work."""
+    """Return the budgets that pay for a turn: of the agent, the person and the chat. A scheduled turn is background
+    work.
+    """
     if scheduled:
         return f"background:{agent}", f"agent:{agent}"
     return f"agent:{agent}", f"person:{stamp.person}", f"chat:{stamp.address}"
 
 
-def build_job_spends(runtime: AgentRuntime, thoughts: Iterable[Thought], *, day: str) -> tuple[Spend, ...]:
-    """What work beside the conversation has cost, and who pays for it."""
+def build_job_spends(runtime: AgentRuntime, thoughts: Iterable[Thought], *, day: str) -> tuple[BudgetSpend, ...]:
+    """Return what a job has cost, and the budgets that pay for it."""
     return tuple(
-        Spend(budget=budget, day=day, usd=thought.usage.usd, tokens=thought.usage.input + thought.usage.output)
+        BudgetSpend(budget=budget, day=day, usd=thought.usage.usd, tokens=thought.usage.input + thought.usage.output)
         for thought in thoughts
         for budget in (f"background:{runtime.agent}", runtime.author)
         if thought.usage.input or thought.usage.output
@@ -218,20 +224,20 @@ def build_job_spends(runtime: AgentRuntime, thoughts: Iterable[Thought], *, day:
 
 
 class AgentRuntimes(Protocol):
-    """Where the flows find what they work with. May hand out something new after every change of configuration."""
+    """Provides the runtimes of all agents. It may return a new runtime after every change of the configuration."""
 
     def get_runtime(self, agent: str, choices: Mapping[str, str]) -> AgentRuntime: ...
 
     def find_platform(self, name: str, account: str) -> Platform | None: ...
 
     def find_draft_platform(self, name: str, account: str) -> SupportsDrafts | None:
-        """The platform as one that can show growing replies, if it can."""
+        """Return the platform if it can show drafts."""
 
     def get_in_doubt_policy(self, consumer: str, agent: str) -> str:
-        """`resend` or `hold`: what to do about something unkeyed of an agent whose answer was lost."""
+        """`resend` or `hold`: what to do with an item in doubt whose delivery is not keyed."""
 
     def find_memory(self, instance: str, agent: str) -> MemoryClient | None:
-        """The memory in use now: the next call may have to go to another one, so nobody keeps it."""
+        """Return the memory in use now. Do not keep it, because the next call may need another one."""
 
     def list_memories(self) -> Sequence[MemoryClient]:
-        """Every memory that is in use now."""
+        """Return every memory in use now."""

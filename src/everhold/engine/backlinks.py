@@ -1,4 +1,4 @@
-"""The other half of a bind or a branch: the record in the session that was left. Follows through a lane, keyed."""
+"""Write backlinks: the entry in the other session that matches a binding or a branch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from everhold.ports.store import Change, Claim, CursorUpdate, Step
 
 
 class BacklinkWorker:
-    """Writes into the other session what happened here. The dedup key makes a repeat harmless."""
+    """Writes backlinks into the other session. The dedup key makes a repeat harmless."""
 
     def __init__(self, gates: Gates, claim: Claim, *, runtimes: AgentRuntimes, wakeups: Wakeups) -> None:
         self.gates = gates
@@ -45,7 +45,7 @@ class BacklinkWorker:
                     session=other,
                     at=self.gates.clock.now(),
                     entries=(EntryDraft(body=record, author=entry.author, dedup=key),),
-                    # both sessions are one agent's, and so are their memories
+                    # Both sessions belong to one agent, so they have the same memories.
                     wakeups=self.runtimes.get_runtime(self.claim.agent, {}).list_switch_wakeups(),
                 )
             )

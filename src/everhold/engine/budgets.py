@@ -1,7 +1,8 @@
-"""Money before calls: reserves the worst case, settles the truth, refuses while it still costs nothing.
+"""Reserve the worst case of a call in the budgets before it, and settle the actual cost after it. A refusal comes
+before the call, while it costs nothing.
 
-What was spent is in the store, committed with the thought it paid for. What is reserved for a call is held until that
-commit: whoever looks meanwhile sees the one or the other, or both, and never neither.
+The amounts spent are in the store, committed with the thought they paid for. A reservation is held until that commit. A
+concurrent reader sees the reservation, the spent amount, or both, but never neither.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from everhold.ports.store import Store
 
 
 class BudgetLimit(Struct, frozen=True, kw_only=True):
-    """What a purse may give in a day; None for as much as is asked."""
+    """The daily limit of a budget; None: unlimited."""
 
     budget: str
     usd: float | None = None
@@ -25,14 +26,14 @@ class BudgetLimit(Struct, frozen=True, kw_only=True):
 
 
 class WorstCaseCost(Struct, frozen=True, kw_only=True):
-    """The most a call may come to."""
+    """The highest possible cost of a call."""
 
     usd: float = 0.0
     tokens: int = 0
 
 
 class BudgetLedger:
-    """Every purse of one process. One process spends at a time, so what it has reserved it knows itself."""
+    """The budgets of one process. Only one process spends at a time, so it knows all reservations."""
 
     def __init__(self, store: Store, *, get_today: Callable[[], str]) -> None:
         self.store = store
@@ -42,12 +43,14 @@ class BudgetLedger:
         self._release_count = 0
 
     def prepare_reservation(self, limits: Sequence[BudgetLimit], worst: WorstCaseCost) -> BudgetReservation:
-        """What will hold the worst case of a call: `take` it before, `give_back` once what it came to is committed."""
+        """Return a reservation for the worst case of a call: `reserve` it before the call, and `release` it after the
+        cost is committed.
+        """
         bound = [limit for limit in limits if limit.usd is not None or limit.tokens is not None]
         return BudgetReservation(self, bound, worst)
 
     def get_reserved(self, budget: str) -> WorstCaseCost:
-        """What a purse holds back at this moment for calls that are being made."""
+        """Return what is reserved in a budget for running calls."""
         return WorstCaseCost(usd=self._reserved_usd[budget], tokens=self._reserved_tokens[budget])
 
     async def reserve(self, bound: Sequence[BudgetLimit], worst: WorstCaseCost) -> None:
@@ -56,8 +59,8 @@ class BudgetLedger:
             before = self._release_count
             spents = [await self.store.get_spend(limit.budget, day) for limit in bound]
             if before == self._release_count:
-                break  # else something was spent and given back since we read what was spent: we would see neither
-        # from here to the reservation nobody else gets a turn: two calls cannot both have the last of a purse
+                break  # otherwise something was spent and released after we read the spent amounts, so we would miss it
+        # No other task runs from here to the reservation, so two calls cannot both take the rest of a budget.
         for limit, spent in zip(bound, spents, strict=True):
             usd = DailyBudget(
                 name=limit.budget, limit=limit.usd, spent=spent.usd, reserved=self._reserved_usd[limit.budget]
@@ -79,7 +82,7 @@ class BudgetLedger:
 
     def _raise_if_refused(self, outcome: list[DailyBudget] | BudgetRefusal, unit: str) -> None:
         if isinstance(outcome, BudgetRefusal):
-            form = ",.0f" if unit == "tokens" else ".4f"  # in full: people read this
+            form = ",.0f" if unit == "tokens" else ".4f"  # people read this, so it is written in full
             asked, left = (format(amount, form) for amount in (outcome.requested, outcome.remaining))
             raise Refused(
                 f"today's budget of {outcome.budget} does not allow it: it may take {asked} {unit}, {left} are left",
@@ -88,7 +91,7 @@ class BudgetLedger:
 
 
 class BudgetReservation:
-    """What purses hold back for one call, until it is given back or the block ends."""
+    """A reservation in budgets for one call, until it is released or the block ends."""
 
     def __init__(self, ledger: BudgetLedger, bound: Sequence[BudgetLimit], worst: WorstCaseCost) -> None:
         self._ledger = ledger
@@ -97,13 +100,13 @@ class BudgetReservation:
         self._held = False
 
     async def reserve(self) -> None:
-        """Raises Refused, before anything is spent."""
+        """Raise Refused if a budget does not allow it, before anything is spent."""
         if self._limits:
             await self._ledger.reserve(self._limits, self._worst_case)
             self._held = True
 
     def release(self) -> None:
-        """What the call came to is committed, or it came to nothing. Once is enough."""
+        """Release the reservation, after the cost was committed or if there was none. A second release has no effect."""
         if self._held:
             self._held = False
             self._ledger.release(self._limits, self._worst_case)

@@ -1,4 +1,4 @@
-"""Reads the part of the log that a context needs: the window, not the history."""
+"""Load the part of the log that a context needs, and cache contexts."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from everhold.core.context import (
 from everhold.core.entries import EntryKind
 from everhold.core.retry import retry_delay_seconds
 from everhold.ports.model import ModelMessage
-from everhold.ports.store import Glance, Operation, Session, Store
+from everhold.ports.store import Operation, Session, SessionSnapshot, Store
 
 
 class CachedContext(Struct, frozen=True, kw_only=True):
-    """A view with what follows from it, and what it was read from."""
+    """A context with values derived from it, and the state of the session it was loaded from."""
 
     context: SessionContext
     messages: tuple[ModelMessage, ...]
     tokens: int
     generation: int
     newest_turn: int
-    """The newest turn in it."""
+    """The newest turn in the context."""
     seqs: frozenset[int]
-    """The session's own entries in it."""
+    """The session's own entries in the context."""
     stubs: frozenset[int] = frozenset()
-    """Those that are shown as stubs."""
+    """The entries that are shown as stubs."""
 
     def with_turn(self, exchange: TurnEntries) -> CachedContext:
-        """This with one more turn of the session at its end."""
+        """Return this context with one more turn of the session at its end."""
         last = SessionContext(turns=(exchange,))
         view, stubs = self.context + last, self.stubs | list_turn_stubs(exchange)
         if stubs == self.stubs:
@@ -64,7 +64,7 @@ class CachedContext(Struct, frozen=True, kw_only=True):
 
 
 def build_cached_context(view: SessionContext, session: str, *, generation: int, newest: int) -> CachedContext:
-    """A view of `session`, with what follows from it."""
+    """Return a context of `session` with its derived values."""
     stubs = list_context_stubs(view)
     shown = render_messages(view, stubs=stubs)
     own = (exchange for exchange in view.turns if exchange.steps[0].session == session)
@@ -88,10 +88,10 @@ def _list_turn_seqs(exchange: TurnEntries) -> list[int]:
 
 
 class ContextCache:
-    """The views of sessions that are talking, so that a turn costs what is new in it.
+    """The contexts of active sessions, so that a turn only loads what is new.
 
-    Only a shortcut: what is kept is used while the session's generation and its newest turn are the ones it was read
-    under, and read again otherwise.
+    A cached context is used while the session's generation and newest turn are those it was loaded with. Otherwise it
+    is loaded again.
     """
 
     def __init__(self, *, max_sessions: int = 512) -> None:
@@ -101,25 +101,25 @@ class ContextCache:
         self._stored_blobs: set[bytes] = set()
         self._turn_counts: Counter[str] = Counter()
         self._refused_compressions: dict[str, tuple[int, float]] = {}
-        """Sessions whose compression was refused: how often, and until when it is not tried again."""
+        """Session -> how often its compression was refused, and until when it is not tried again."""
 
     def filter_unstored_blobs(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Those of `blobs` that this process has not stored yet: prompts are the same turn after turn."""
+        """Return those of `blobs` that this process has not stored yet. Prompts are the same in each turn."""
         return tuple(blob for blob in blobs if blob not in self._stored_blobs)
 
     def mark_blobs_stored(self, blobs: tuple[bytes, ...]) -> None:
-        """`blobs` are committed."""
+        """Remember that `blobs` are committed."""
         if len(self._stored_blobs) > 4 * self.max_sessions:
             self._stored_blobs.clear()
         self._stored_blobs.update(blobs)
 
     def count_turn(self, session: str) -> int:
-        """One more turn of a session in this process; how many there were."""
+        """Count one more turn of a session in this process, and return the number."""
         self._turn_counts[session] += 1
         return self._turn_counts[session]
 
     def can_compress(self, session: str, now: float) -> bool:
-        """Whether a compression that was refused has been left alone for long enough."""
+        """Return whether the delay after refused compressions has passed."""
         return now >= self._refused_compressions.get(session, (0, 0.0))[1]
 
     def record_compression_refused(self, session: str, now: float, jitter: float) -> None:
@@ -129,8 +129,8 @@ class ContextCache:
     def record_compressed(self, session: str) -> None:
         self._refused_compressions.pop(session, None)
 
-    async def load_current(self, store: Store, glance: Glance) -> CachedContext:
-        """The session's view as it stands."""
+    async def load_current(self, store: Store, glance: SessionSnapshot) -> CachedContext:
+        """Return the session's current context."""
         session = glance.session
         seen = self.get_cached(glance)
         if seen is None:
@@ -139,8 +139,8 @@ class ContextCache:
         self.put(session.id, seen)
         return seen
 
-    def get_cached(self, glance: Glance) -> CachedContext | None:
-        """The view that was kept, if it is the session's still."""
+    def get_cached(self, glance: SessionSnapshot) -> CachedContext | None:
+        """Return the cached context, if it is still current."""
         seen = self._contexts.get(glance.session.id)
         same = seen is not None and (seen.generation, seen.newest_turn) == (
             glance.session.generation,
@@ -156,12 +156,12 @@ class ContextCache:
             self._prefixes.pop(gone, None)
 
     def extend_prefix(self, session: str, shown: tuple[ModelMessage, ...], *, system: str) -> RequestPrefix:
-        """The beginning of a request that shows these messages first, sealed: most of it was shown before."""
+        """Return the sealed prefix of a request that begins with these messages. Most of it is usually cached."""
         before = self._prefixes.get(session)
         sealed = None if before is None or before.system != system else before.extend_with(shown)
         if sealed is None:
             sealed = start_request_prefix(system).extend_with(shown)
-            assert sealed is not None, "whatever is shown begins with nothing"
+            assert sealed is not None, "a prefix without messages begins every request"
         if session in self._contexts:
             self._prefixes[session] = sealed
         return sealed
@@ -170,10 +170,11 @@ class ContextCache:
 async def load_context_at(
     store: Store, session: Session, *, at: int, compression: int | None = None, over: bool = False, since: int = 0
 ) -> SessionContext:
-    """The view just before seq `at`; `fold` pins one (0: none). A branch starts with its parent's view.
+    """Return the context just before seq `at`; `compression` pins one (0: none). A branch starts with its parent's
+    context.
 
-    What the parent had not finished when the branch was made (`over`) is not part of it: it goes on over there. Who
-    wants only what was begun after `since` need not wait for the rest to be read.
+    Turns that the parent had not finished when the branch was made are excluded (`over`); they continue in the parent.
+    With `since`, operations that began before it are not loaded.
     """
     erased: set[int] = set()
     while True:
@@ -183,7 +184,7 @@ async def load_context_at(
         view = await _load_selection(store, session.id, selection)
         if selection.compression is None or view.compression is not None:
             break
-        erased.add(selection.compression.op)  # it was in force at that time; what it stood for is told by the originals
+        erased.add(selection.compression.op)  # the compression was in force at that time, but its summary was erased
     if selection.is_whole and session.parent and not since:
         parent = await store.get_session(session.parent)
         return await load_context_at(store, parent, at=session.parent_at + 1, over=True) + view
@@ -199,7 +200,9 @@ async def select_context(
     over: bool = False,
     erased: Collection[int] = (),
 ) -> ContextSelection:
-    """Which operations are in the view, found through the newest fold and fresh context. Passes over `erased` folds."""
+    """Select the operations in the context, from the newest compression or context reset on. Ignores `erased`
+    compressions.
+    """
     fresh = await _find_newest_operation(store, session, "context_reset", at=at)
     if compression is None:
         newest = await _find_newest_operation(store, session, "compression", at=at, without=erased)
@@ -223,7 +226,9 @@ async def _find_pinned_compression(store: Store, session: str, compression: int)
 async def _find_newest_operation(
     store: Store, session: str, what: str, *, at: int, without: Collection[int] = ()
 ) -> Operation | None:
-    """The newest one that was in force just before `at`. Undone ones are few, so a small page nearly always does."""
+    """Return the newest operation of a type that was in force just before `at`. Few are undone, so a small page is
+    usually enough.
+    """
     before = at
     while page := await store.list_operations(session, types=(what,), before=before, newest_first=True, limit=8):
         for operation in page:

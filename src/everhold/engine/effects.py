@@ -1,6 +1,6 @@
-"""One effect in the world -> one event for the turn. The room where foreign code is caught.
+"""Call models, tools, platforms and plug-ins, and turn their results and exceptions into events.
 
-Models and tools are other people's code: whatever they raise becomes an event a turn can act on, never a crash.
+Adapters and plug-ins are foreign code. Whatever they raise becomes an event that a turn can handle, never a crash.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
 T = TypeVar("T")
 
 MAX_ECHOED_CHARS: Final = 200
-"""Characters of arguments that could not be read, as they are shown to the model that wrote them."""
+"""Characters of unreadable arguments that are shown to the model that wrote them."""
 TOOL_START_SECONDS: Final = 15.0
-"""How long a turn waits for tools that are being started."""
+"""How long a turn waits for tools that are starting."""
 
 
 async def ask_models(
@@ -43,9 +43,10 @@ async def ask_models(
     record: Callable[[ModelResponse], Thought],
     on_text: Callable[[str | None], None] | None = None,
 ) -> TurnEvent:
-    """Ask the first model, and the next where one cannot answer. Asking again is harmless, so a lost answer is too.
+    """Ask the first model, and the next one if it cannot answer. A repeated model call is harmless, so a lost answer
+    is, too.
 
-    `on_text` gets the text as it grows, and None where what it got so far is no part of an answer after all.
+    `on_text` receives the text as it grows, and None if the text so far is discarded.
     """
     reasons: list[str] = []
     waits: list[float] = []
@@ -64,9 +65,9 @@ async def ask_models(
         except (Refused, EverholdError) as error:
             reasons.append(f"{model.name}: {error}")
             refusals += 1
-            if refusals == len(models):  # one that is only away may take it when it is back
+            if refusals == len(models):  # a model that is only unavailable may accept the request later
                 return TurnBroken(reason=f"the model refused: {error}")
-        except Exception as error:  # a model adapter is foreign code; its bug must not take the session down
+        except Exception as error:  # a model adapter is foreign code; its bug must not stop the session
             gates.log.error("model.failed", model=model.name, error=error)
             reasons.append(f"{model.name}: {type(error).__name__}")
         else:
@@ -85,18 +86,18 @@ async def _ask_one_model(
     def hear(piece: str) -> None:
         nonlocal grown
         grown = True
-        on_text(strip_surrogates(piece)[0])  # whoever reads along gets text: half a character cannot be sent on
+        on_text(strip_surrogates(piece)[0])  # a piece may end with half a surrogate pair
 
     try:
         return await gates.call(what, lambda: model.answer(request, on_text=hear), deadline=deadline)
-    except Exception:  # whatever it was, no more of this will come; who asked decides what it means
+    except Exception:  # the stream has ended in any case; the caller handles the error
         if grown:
             on_text(None)
         raise
 
 
 async def wait_for_tools(gates: Gates, coming: Callable[[], Awaitable[None]]) -> bool:
-    """Give tools that are being started their time. The turn goes on without those that take longer."""
+    """Wait for tools that are starting. The turn continues without tools that take longer."""
     with contextlib.suppress(InDoubt):
         await gates.call("tools being started", coming, deadline=TOOL_START_SECONDS)
     return True
@@ -110,16 +111,16 @@ async def run_tool(
     *,
     still_ours: Callable[[], Awaitable[object]] | None = None,
 ) -> tuple[TurnEvent, ToolResult]:
-    """Run a tool for a call. Its failure is its result, and reaches the model.
+    """Run a tool for a call. A failure is the result of the call, and the model sees it.
 
-    `still_ours` raises LeaseLost if somebody else took the operation over: whoever did waits out a tool's deadline
-    before it asks what was done, so nobody may begin a run that was theirs only before.
+    `still_ours` raises LeaseLost if another worker took over the operation. That worker waits for the tool's deadline
+    before it probes, so a worker that lost its claim must not start the tool.
     """
     if tool is None:
         result = ToolResult(text=f"There is no tool {task.call.tool!r}.", error=True)
     elif (written := task.call.unparsed_arguments) is not None:
-        # many a tool passes over what it does not know, and would do something nobody asked for
-        text = f"{task.call.tool} was not run: its arguments are no JSON object. Call it again with all of them."
+        # Many tools ignore unknown arguments and would do something that was not asked for.
+        text = f"{task.call.tool} was not run: its arguments are not a JSON object. Call it again with all arguments."
         result = strip_surrogates_deep(ToolResult(text=f"{text} They were: {written[:MAX_ECHOED_CHARS]}", error=True))
     else:
         result = strip_surrogates_deep(await _attempt_tool(gates, tool, task, context, still_ours))
@@ -136,7 +137,7 @@ async def _attempt_tool(
     name = tool.spec.name
     try:
         if task.how == "probe":
-            # whoever started it may be stalled, not dead: until its deadline it may be done yet
+            # The worker that started it may be stalled and not dead, so the tool may still run until its deadline.
             await gates.sleep(tool.deadline)
             done = await gates.call(f"probe of {name}", lambda: tool.probe(context), deadline=tool.deadline)
             if done is not None:
@@ -148,51 +149,53 @@ async def _attempt_tool(
         run = gates.call(f"tool {name}", lambda: tool.run(dict(task.call.arguments), context), deadline=left)
         return _check_result(name, await run)
     except InDoubt as error:
-        return ToolResult(text=f"{error}. It may have been done all the same: check before repeating it.", error=True)
+        return ToolResult(text=f"{error}. It may have been done: check before you repeat it.", error=True)
     except LeaseLost:
         raise
     except EverholdError as error:
         return ToolResult(text=str(error), error=True)
-    except Exception as error:  # a tool is foreign code; what it raises is what the model gets to see
+    except Exception as error:  # a tool is foreign code; the model sees its exception as the result
         gates.log.warning("tool.failed", tool=name, error=error)
         return ToolResult(text=f"{name} failed: {type(error).__name__}: {error}", error=True)
 
 
 def _check_result(name: str, answer: object) -> ToolResult:
     if not isinstance(answer, ToolResult):
-        raise InvalidRequest(f"{name} gave back a {type(answer).__name__}, no Result; what it did is not known")
+        raise InvalidRequest(
+            f"{name} returned a {type(answer).__name__} instead of a ToolResult; what it did is unknown"
+        )
     return answer
 
 
 async def deliver_outside(what: str, work: Callable[[], Awaitable[T]], gates: Gates, *, deadline: float) -> T:
-    """A call to a platform or provider. What it does not say clearly is in doubt: it may have happened."""
+    """Call a platform or provider. An unclear error means in doubt, because the call may have succeeded."""
     try:
         return await gates.call(what, work, deadline=deadline)
     except EverholdError:
         raise
-    except Exception as error:  # an adapter that raises something of its own has told us nothing about the far side
+    except Exception as error:  # an unknown exception of an adapter does not tell whether the call succeeded
         raise InDoubt(f"{what} failed: {type(error).__name__}: {error}") from error
 
 
 def call_plugin(what: str, work: Callable[[], T]) -> T:
-    """A call into a plug-in that is not awaited: to build it, to ask what it offers. Its bug gets a name."""
+    """Call a plug-in function that is not awaited. Its exception is wrapped, with the name of the plug-in."""
     try:
         return work()
     except EverholdError:
         raise
-    except Exception as error:  # whoever asked goes on without it, and says so
+    except Exception as error:  # the caller continues without the plug-in and reports it
         raise InvalidRequest(
             f"{what} failed: {type(error).__name__}: {error}", remedy="`everhold plugin test` may show why"
         ) from error
 
 
 async def close_within(work: Awaitable[object], *, seconds: float) -> str:
-    """Something foreign that is to end within `seconds`; what went wrong with it, or nothing."""
+    """Close a foreign object within `seconds`; return what went wrong, or nothing."""
     try:
         async with asyncio.timeout(seconds):
             await work
     except TimeoutError:
         return f"it did not end within {seconds:g} s"
-    except Exception as error:  # it is being got rid of: that it fails at this is worth a line, and no more
+    except Exception as error:  # the object is discarded anyway, so the failure is only logged
         return f"{type(error).__name__}: {error}"
     return ""

@@ -1,4 +1,4 @@
-"""The facts an agent keeps in mind, as the log has them now. Derived in memory and never stored: the notes are."""
+"""The facts of agents, computed from the notes in the log. They are cached in memory and never stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ PAGE_ENTRIES = 500
 
 
 class FactCache:
-    """One per process. Reads what was noted since it last looked; a note that is committed is a fact at once."""
+    """One per process. It reads the notes that were committed since the last call, so a committed note is a fact at
+    once.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -21,24 +23,24 @@ class FactCache:
         self._notes: dict[str, dict[tuple[str, int], Entry]] = {}
         """Agent -> its notes about facts, in commit order."""
         self._superseding: dict[tuple[str, int], dict[int, frozenset[str]]] = {}
-        """Where a note stands -> the notes of its session that take its place, and for whom they are."""
+        """(session, seq) of a note -> the notes of its session that replace it, and their audiences."""
         self._agents: dict[str, str] = {}
         self._facts_by_agent: dict[str, list[Fact]] = {}
         self._read_lock = asyncio.Lock()
 
     async def list_valid(self, agent: str, present: Collection[str]) -> list[Fact]:
-        """The facts that hold, as far as everybody present may hear of them."""
+        """Return the valid facts that everybody present may see."""
         return select_valid_facts(await self.list_versions(agent), present)
 
     async def list_versions(self, agent: str) -> list[Fact]:
-        """Every version of every fact an agent was told to keep in mind."""
+        """Return every version of every fact of an agent."""
         await self._read_new_notes()
         if agent not in self._facts_by_agent:
             self._facts_by_agent[agent] = build_fact_versions(self._notes.get(agent, {}).values(), agent=agent)
         return self._facts_by_agent[agent]
 
     async def find_retracted(self, agent: str, entries: Iterable[Entry]) -> set[tuple[str, int]]:
-        """Where, among these entries of an agent, notes stand that were replaced or taken back."""
+        """Return the places of those notes among the entries that were replaced or taken back."""
         noted = [entry for entry in entries if isinstance(entry.body, Noted)]
         facts = await self.list_versions(agent) if noted else []
         return {(entry.session, entry.seq) for entry in noted if not self._is_in_force(entry, facts)}
@@ -48,7 +50,7 @@ class FactCache:
         if is_fact_note(entry):
             return find_version(entry, facts) is not None
         superseding = self._superseding.get((entry.session, entry.seq), {}).values()
-        # nobody takes back what others heard and they did not
+        # A note cannot take back another note whose audience includes people who are not in its own audience.
         taken_back = any(audience and audience <= set(entry.body.stamp.audience) for audience in superseding)
         return entry.body.action != "remove" and not taken_back
 

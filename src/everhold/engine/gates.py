@@ -1,6 +1,7 @@
-"""The gates everything that moves goes through: commit (the store), call (the world), sleep. They are the crash points.
+"""The gates: commit (the store), call (the outside) and sleep, the engine's only ways out. They are the crash points.
 
-Whoever wants to see everhold crash, stall or lose an answer puts other gates in: flow knows nothing else of the world.
+A test replaces the gates to make the engine crash, stall or lose an answer, because the engine has no other access to
+the outside.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from everhold.errors import InDoubt, StoreBusy, StoreFull
 from everhold.infra.deadline import TaskDeadline
 from everhold.ports.clock import Clock, RandomSource
 from everhold.ports.log import EventLogger
-from everhold.ports.store import Change, Claim, Committed, Store, Wakeup
+from everhold.ports.store import Change, Claim, CommitResult, Store, Wakeup
 
 T = TypeVar("T")
 
 STORE_RETRY_SECONDS: Final = 1.0
-"""How soon it is looked again whether the store has room, or is ours to write to."""
+"""How soon a write is tried again if the store is full or busy."""
 
 
 class Gates:
@@ -31,16 +32,16 @@ class Gates:
         self.log = log
         self.owner = owner
 
-    async def commit(self, change: Change) -> Committed:
-        """Commit for somebody who works on a lane, however long the store cannot take it.
+    async def commit(self, change: Change) -> CommitResult:
+        """Commit for a worker, and retry as long as the store is full or busy.
 
-        Whoever has run a tool or sent a message has no other way to say so: let go of, it would be in doubt. Who can be
-        told that it did not work (a platform at the door, a person in charge) asks the store itself.
+        A worker that ran a tool or sent a message must record it, otherwise it would be in doubt. Callers that can
+        report a failure (a platform, an operator) use the store directly.
         """
         return await self.retry_write(lambda: self.store.commit(change))
 
     async def retry_write(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Write again and again while there is no room, or somebody else has the lock: nothing was written then."""
+        """Retry a write while the disk is full or another program holds the lock. In both cases nothing was written."""
         told = False
         while True:
             try:
@@ -52,7 +53,7 @@ class Gates:
             await self.sleep(STORE_RETRY_SECONDS)
 
     async def call(self, what: str, work: Callable[[], Awaitable[T]], *, deadline: float) -> T:
-        """Do something in the world, within `deadline` seconds. After that nobody knows whether it was done."""
+        """Do something outside, within `deadline` seconds. After the deadline it is unknown whether it was done."""
         try:
             with TaskDeadline(asyncio.get_running_loop().time() + deadline):
                 return await work()
@@ -60,13 +61,13 @@ class Gates:
             raise InDoubt(f"{what} gave no answer within {deadline:g} s") from error
 
     async def sleep(self, seconds: float, *, wakeup: asyncio.Event | None = None) -> None:
-        """Let time pass, or until `bell` rings."""
+        """Sleep, or until `wakeup` is set."""
         if wakeup is None:
             await asyncio.sleep(seconds)
             return
         if wakeup.is_set():
             return
-        # whoever waits for a bell looks around afterwards, however it came to ring
+        # The caller checks the state after a wakeup, so the timer may set the same event.
         alarm = asyncio.get_running_loop().call_later(seconds, wakeup.set)
         try:
             await wakeup.wait()
@@ -75,47 +76,51 @@ class Gates:
 
 
 class WorkerPool(Protocol):
-    """Whoever works on lanes in this process."""
+    """The pool of workers of this process."""
 
     def reserve_worker(self, wakeup: Wakeup) -> Wakeup:
-        """The same, to be taken at once if there is a hand free for it, which is kept free until `take`."""
+        """Return the wakeup with a claim request, if a worker is free. The worker is reserved until `start_reserved`."""
 
     def start_reserved(self, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
-        """What was offered for these is over: begin to work on the lanes that were claimed."""
+        """End the reservations of these wakeups, and start workers for the claims."""
 
 
 class Wakeups:
-    """Hints within one process that something was committed. Losing one costs time, never work: lanes are polled."""
+    """Hints within one process that something was committed. A lost hint costs time, never work, because cursors are
+    polled.
+    """
 
     def __init__(self) -> None:
         self.work_available = asyncio.Event()
         self.worker_pool: WorkerPool | None = None
-        """Saves those who wake a lane the way round through the store."""
+        """Lets a commit start workers directly, without polling the store."""
         self._events_by_session: dict[str, list[asyncio.Event]] = {}
 
     def reserve_workers(self, wakeups: tuple[Wakeup, ...]) -> tuple[Wakeup, ...]:
         return wakeups if self.worker_pool is None else tuple(map(self.worker_pool.reserve_worker, wakeups))
 
     def start_reserved(self, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...] = ()) -> None:
-        """However the commit ended that these wakes were offered for: without claims nobody needs the hands."""
-        assert self.worker_pool is not None or not claims, "only hands that were offered have claims"
+        """End the reservations of these wakeups, whether the commit succeeded or not. Without claims the workers are
+        free again.
+        """
+        assert self.worker_pool is not None or not claims, "claims need reserved workers"
         if self.worker_pool is not None:
             self.worker_pool.start_reserved(wakeups, claims)
 
     def notify(self, session: str, *, work: bool = True) -> None:
-        """`work`: and there may be a lane for somebody to take."""
+        """Notify the waiting tasks of a session. `work`: a cursor may also be due."""
         if work:
             self.work_available.set()
         for event in self._events_by_session.get(session, ()):
             event.set()
 
     def subscribe(self, session: str) -> WakeupSubscription:
-        """A bell that rings whenever something is committed to `session`."""
+        """Return an event that is set whenever something is committed to `session`."""
         return WakeupSubscription(self._events_by_session, session)
 
 
 class WakeupSubscription:
-    """As long as the block lasts, its bell is among those of a session."""
+    """A subscription to a session's commits, for the length of a block."""
 
     def __init__(self, sessions: dict[str, list[asyncio.Event]], session: str) -> None:
         self._events_by_session = sessions

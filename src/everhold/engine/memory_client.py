@@ -1,7 +1,6 @@
-"""A memory provider as the flows see it: the one place that knows which of its parts are optional.
+"""The memory client: a provider as the engine sees it. Only this module knows which methods of a provider are optional.
 
-What a provider leaves out has a default, only what it declares is asked of it, and what it answers is looked at before
-anybody believes it.
+Missing methods have defaults, only declared capabilities are used, and every answer of the provider is checked.
 """
 
 from __future__ import annotations
@@ -42,25 +41,25 @@ MAX_DEADLINE_SECONDS: Final = 600.0
 MAX_PROMPT_CHARS: Final = 8_000
 """Characters a provider may add to the system prompt."""
 MAX_ADVICE_CHARS: Final = 8_000
-"""Characters a provider may add to what a summary should not lose."""
+"""Characters that a provider may add to the advice for a summary."""
 MAX_TOOLS: Final = 32
 _METHOD_BY_CAPABILITY: Final = {MemoryCapability.RETRACT: "store", MemoryCapability.JOBS: "store"}
-"""Capabilities that are no method of their own name."""
+"""Capabilities whose method has another name."""
 
 
 class MemoryClient:
-    """One provider for one agent, with every part there is."""
+    """One provider for one agent, with a default for every optional method."""
 
     def __init__(
         self, provider: MemoryProvider, *, instance: str = "", agent: str = "", liveness: MemoryLiveness | None = None
     ) -> None:
-        """`pulse` is where it is written down how calls went, and who is left alone for a while."""
+        """`liveness` records how calls went, and pauses calls to a failing provider."""
         self.instance = instance or type(provider).__name__
         self.agent = agent
         self.liveness = liveness
         self._provider = cast(ExtendedMemoryProvider, provider)
         for method in ("store", "find"):
-            self._require_method(method, "is no memory provider")
+            self._require_method(method, "is not a memory provider")
         self.delivery: DeliveryGuarantee = self._parse_enum(
             DeliveryGuarantee, self._get_optional("delivery", DeliveryGuarantee.BLIND), "delivery"
         )
@@ -81,10 +80,10 @@ class MemoryClient:
     def has_capability(self, capability: MemoryCapability) -> bool:
         return capability in self.capabilities
 
-    # -- what every provider does ------------------------------------------------------------------------------------
+    # -- required methods --------------------------------------------------------------------------------------------
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
-        """Hand a batch over, without what this provider has no use for. An empty one is not handed over."""
+        """Send a batch without the items that this provider does not use. An empty batch is not sent."""
         wanted = self._select_wanted(batch)
         if not wanted.items and not wanted.jobs:
             return {}
@@ -95,13 +94,13 @@ class MemoryClient:
             ):
                 raise InDoubt(
                     f"memory {self.instance} answered `store` with {_describe_type(answer)}",
-                    remedy="its author should give back a mapping of each key to the id it has there",
+                    remedy="its author should return a mapping of each key to its remote id",
                 )
         return {key: strip_surrogates(remote)[0] for key, remote in answer.items()}
 
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         if self.liveness and (seconds := self.liveness.get_rest_seconds(self.liveness.find_calls)):
-            raise Transient(f"memory {self.instance} fails, and is not asked for another {seconds:.0f} s")
+            raise Transient(f"memory {self.instance} fails and is not asked for {seconds:.0f} s")
         with self._track_call(self.liveness.find_calls if self.liveness else None, "find"):
             answer: object = await self._provider.find(query)
             if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
@@ -111,7 +110,7 @@ class MemoryClient:
             return [self._check_hit(item) for item in answer[: query.limit]]
 
     async def probe(self, batch: MemoryBatch) -> Sequence[str]:
-        """Those keys that have arrived; what is never handed over is nothing to wait for."""
+        """Return the keys that have arrived. Keys that are never sent to this provider count as arrived."""
         wanted = self._select_wanted(batch)
         there = (*wanted.items, *wanted.jobs)
         skipped = [item.key for item in (*batch.items, *batch.jobs) if item not in there]
@@ -123,29 +122,31 @@ class MemoryClient:
             raise Transient(f"memory {self.instance} answered `probe` with {_describe_type(answer)}")
         return [*skipped, *(item.key for item in there if item.key in answer)]
 
-    # -- what only some do -------------------------------------------------------------------------------------------
+    # -- optional methods --------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def tools(self) -> Mapping[str, Tool]:
-        """What the agent's model may call, by name. Asked once."""
+        """The provider's tools for the agent's model, by name. The provider is asked once."""
         if not self.has_capability(MemoryCapability.TOOLS):
             return {}
         offered: object = call_plugin(f"tools of memory {self.instance}", self._provider.tools)
         if not isinstance(offered, Sequence) or not all(is_tool(tool) for tool in offered):
-            raise self._build_error("its `tools` are no list of tools")
+            raise self._build_error("its `tools` are not a list of tools")
         if len(offered) > MAX_TOOLS:
             raise self._build_error(f"it offers {len(offered)} tools, more than {MAX_TOOLS}")
         return {tool.spec.name: tool for tool in offered}
 
     def prompt(self) -> str:
-        """Its block of the system prompt, or nothing."""
+        """The provider's part of the system prompt; empty if it has none."""
         if not self.has_capability(MemoryCapability.PROMPT):
             return ""
         text: object = call_plugin(f"prompt of memory {self.instance}", self._provider.prompt)
         return self._check_text(text, "prompt", most=MAX_PROMPT_CHARS)
 
     def signature(self) -> dict[str, str | int | float | bool | None] | None:
-        """What, when it changes, calls for a new instance. Raises Misuse if the provider raised, or talks nonsense."""
+        """The values that require a new instance when they change. Raises InvalidRequest if the provider raised, or
+        returned something else.
+        """
         if not self.has_capability(MemoryCapability.SIGNATURE):
             return None
         hook = self._provider.cache_busting_signature
@@ -155,7 +156,7 @@ class MemoryClient:
         if not isinstance(signature, dict) or not all(
             isinstance(key, str) and isinstance(value, str | int | float | None) for key, value in signature.items()
         ):
-            raise self._build_error("its `cache_busting_signature` is no flat dict of texts and numbers")
+            raise self._build_error("its `cache_busting_signature` is not a flat dict of texts and numbers")
         return dict(signature)
 
     async def before_compress(self, scope: MemoryScope, view: Sequence[MemoryUtterance]) -> str:
@@ -187,16 +188,16 @@ class MemoryClient:
         return health
 
     async def close(self) -> None:
-        """Let its connections go, once nobody is asking it any more."""
+        """Close the provider's connections, after the running calls have ended."""
         await self._idle.wait()
         if self.has_capability(MemoryCapability.CLOSE):
             await self._provider.close()
 
-    # -- small things ------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def hold_open(self) -> Iterator[None]:
-        """Somebody is asking it: it is not closed meanwhile."""
+        """Keep the provider open while a call is running."""
         self._open_calls += 1
         self._idle.clear()
         try:
@@ -207,7 +208,7 @@ class MemoryClient:
                 self._idle.set()
 
     def record_hook(self, name: str, problem: str) -> None:
-        """How a hook went that concerns nobody else."""
+        """Record the outcome of a hook."""
         if self.liveness is None:
             return
         self.liveness.hook_errors.pop(name, None)
@@ -216,7 +217,7 @@ class MemoryClient:
 
     @contextlib.contextmanager
     def _track_call(self, beat: CallLiveness | None, what: str) -> Iterator[None]:
-        """A call whose outcome says how the provider is doing. That it refuses something is no sign of illness."""
+        """Record the outcome of a call. A refusal does not count as a failure of the provider."""
         with self.hold_open():
             try:
                 yield
@@ -278,13 +279,13 @@ class MemoryClient:
         try:
             return kind(value)
         except ValueError:
-            raise self._build_error(f"{value!r} is no {what} known here") from None
+            raise self._build_error(f"{value!r} is not a known {what}") from None
 
     def _build_error(self, what: str) -> InvalidRequest:
         return InvalidRequest(f"memory {self.instance}: {what}", remedy="`everhold plugin test` shows its author more")
 
 
-_HIT_REMEDY: Final = "its author should give back a list of Found"
+_HIT_REMEDY: Final = "its author should return a list of MemoryHit"
 
 
 def _is_number(value: object) -> bool:
@@ -292,7 +293,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_well_typed(item: MemoryHit) -> bool:
-    """Whether everything in it is of the kind it should be."""
+    """Return whether all fields have the declared types."""
     texts: tuple[object, ...] = (item.text, item.session, item.person, item.key, item.author, item.kind, item.origin)
     for text in texts:
         if not isinstance(text, str):
@@ -301,7 +302,7 @@ def _is_well_typed(item: MemoryHit) -> bool:
 
 
 def is_tool(thing: object) -> bool:
-    """Whether somebody's object is what a model may call."""
+    """Return whether a plug-in's object can be called by a model."""
     parts = [getattr(thing, name, None) for name in ("spec", "effect", "deadline", "run")]
     spec, effect, deadline, run = parts
     return isinstance(spec, ToolSpec) and isinstance(effect, ToolEffect) and _is_number(deadline) and callable(run)

@@ -1,7 +1,7 @@
-"""How a memory is doing, as far as this process has seen: when it last answered, since when it fails, what it said.
+"""The liveness of a memory, as this process has seen it: the last success, since when it fails, and the last error.
 
-One that fails to find again and again is left alone for a while, so that no turn waits for it; a try now and then shows
-whether it is back. What is stored goes on by itself: that is the lane's business, and its waits are in the log.
+A memory whose searches fail repeatedly is paused for a while, so that no turn waits for it; a call now and then shows
+whether it is back. Storing is not paused, because its retry delays are in its cursor.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from everhold.ports.clock import Clock
 from everhold.ports.log import EventLogger
 
 MAX_FAILURES_IN_A_ROW: Final = 3
-"""So often in a row, and it is not asked for a while."""
+"""After so many failures in a row it is paused."""
 MAX_REST_SECONDS: Final = 60.0
 
 
 @dataclasses.dataclass
 class CallLiveness:
-    """One kind of call: storing, or finding. Times are the wall's."""
+    """The outcomes of one kind of call: storing, or finding. Times are wall-clock times."""
 
     last_success_at: float | None = None
     failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     failing_since: float | None = None
-    """When the first of them was."""
+    """The time of the first of them."""
     error: str = ""
-    """What the last failure said; it stays to be read after it is over."""
+    """The last error. It stays readable after a recovery."""
     last_failure_at: float | None = None
     rests_until: float = 0.0
-    """Until when it is not asked."""
+    """Until when no call is made."""
 
     @property
     def is_failing(self) -> bool:
@@ -39,7 +39,9 @@ class CallLiveness:
 
 
 class MemoryLiveness:
-    """One memory of one agent. Outlives the object behind it: a new client to a dead service is no sign of life."""
+    """The liveness of one memory of one agent. It outlives the client, because a new client does not mean that the
+    service is back.
+    """
 
     def __init__(self, *, clock: Clock, log: EventLogger) -> None:
         self.clock = clock
@@ -47,7 +49,7 @@ class MemoryLiveness:
         self.store_calls = CallLiveness()
         self.find_calls = CallLiveness()
         self.hook_errors: dict[str, str] = {}
-        """What went wrong with a hook when it was last called."""
+        """Hook -> the error of its last call."""
 
     @property
     def is_failing(self) -> bool:
@@ -73,6 +75,6 @@ class MemoryLiveness:
             beat.rests_until = now + min(MAX_REST_SECONDS, wait or MAX_REST_SECONDS)
 
     def get_rest_seconds(self, beat: CallLiveness) -> float:
-        """Seconds for which it is better left alone; a clock that went back ends that."""
+        """Return for how many seconds no call should be made. A clock that went back ends the pause."""
         left = beat.rests_until - self.clock.now()
         return left if 0 < left <= MAX_REST_SECONDS else 0.0

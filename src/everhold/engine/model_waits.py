@@ -1,5 +1,5 @@
-"""How long models are left alone, and whether that still concerns anybody. What a model asks for is never shortened,
-but whoever is going to ask another one by now need not wait for it.
+"""Delays after failed model calls, and whether they still apply. A delay that a model asked for is never shortened, but
+a session that uses another model now need not wait.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ MODEL_CONSUMERS: Final = (TURN, TASKS, REVIEW)
 
 
 def build_model_delay(retry_after: float | None, attempts: int, *, chance: RandomSource, waits_for: str) -> RetryDelay:
-    """As long as the models asked for, or else longer with every attempt; for these models only."""
+    """Return the delay that the models asked for, else one that grows with every attempt. It applies to these models
+    only.
+    """
     if retry_after is not None:
         return RetryDelay(seconds=retry_after, mandatory=True, waits_for=waits_for)
     seconds = retry_delay_seconds(attempts, jitter=chance.random())
@@ -27,14 +29,14 @@ def build_model_delay(retry_after: float | None, attempts: int, *, chance: Rando
 
 
 async def recheck_all_waits(gates: Gates, runtimes: AgentRuntimes, wakeups: Wakeups) -> None:
-    """Another configuration is in force, or this process has just begun: look at everything that waits for a model."""
+    """Check all cursors that wait for a model, after a change of the configuration or a start."""
     for consumer in MODEL_CONSUMERS:
         for cursor in await gates.store.list_cursors(consumer=consumer, waiting=True):
             await _end_wait_if_model_changed(gates, runtimes, wakeups, cursor)
 
 
 async def recheck_wait(gates: Gates, runtimes: AgentRuntimes, wakeups: Wakeups, claim: Claim) -> None:
-    """Somebody has begun to wait: perhaps for a model that was exchanged while it was being asked."""
+    """Check a cursor that has begun to wait, because its model may have been replaced during the call."""
     cursor = await gates.store.get_cursor(claim.consumer, claim.session)
     if cursor is not None:
         await _end_wait_if_model_changed(gates, runtimes, wakeups, cursor)
@@ -43,14 +45,14 @@ async def recheck_wait(gates: Gates, runtimes: AgentRuntimes, wakeups: Wakeups, 
 async def _end_wait_if_model_changed(
     gates: Gates, runtimes: AgentRuntimes, wakeups: Wakeups, cursor: ConsumerCursor
 ) -> None:
-    """End a lane's wait if whom it waits for is not whom it would ask."""
+    """End a cursor's wait if it waits for other models than it would ask now."""
     if not cursor.waits_for or cursor.since is None:
         return
     session = await gates.store.get_session(cursor.session)
     try:
         waits_for = runtimes.get_runtime(session.agent, session.choices).waits_for
     except NotFound:
-        return  # there is no such agent any more
+        return  # the agent was removed from the configuration
     if waits_for in ("", cursor.waits_for):
         return
     change = Change(
@@ -60,5 +62,5 @@ async def _end_wait_if_model_changed(
         wakeups=(Wakeup(consumer=cursor.consumer, waits_for=waits_for),),
     )
     await gates.store.commit(change)
-    gates.log.info("wait.ended", session=session.id, reader=cursor.consumer)
+    gates.log.info("wait.ended", session=session.id, consumer=cursor.consumer)
     wakeups.notify(session.id)

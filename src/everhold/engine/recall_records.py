@@ -1,7 +1,7 @@
-"""What turns were shown from memory, as far as it is on record -> what of it repeats something that is erased.
+"""Find the recall records that repeat erased entries.
 
-A record stands in its turn's session and repeats what was said in others. It is found here by reading the log on from
-where the words were said: nothing that was recorded earlier can show them.
+A recall record belongs to a turn of one session and repeats entries of others. It is found by reading the log from the
+erased entries on, because earlier records cannot contain them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from everhold.ports.store import Store
 
 
 class ThoughtBlobs(Struct, frozen=True, kw_only=True):
-    """What a thought refers to, to be kept with it; `records`: what it was shown from memory."""
+    """The blobs to store with a thought; `records` are its recall records."""
 
     blobs: tuple[bytes, ...] = ()
     records: tuple[bytes, ...] = ()
@@ -30,21 +30,23 @@ class ThoughtRecall(Struct, frozen=True, kw_only=True):
     pos: int
     blobs: tuple[str, ...]
     places: frozenset[tuple[str, int]]
-    """Where the words stand, as (session, entry). Entry 0: somewhere there; no session either: anywhere."""
+    """The places of the shown entries, as (session, seq). Seq 0: somewhere in the session; no session: anywhere."""
 
 
 class RecallRecords:
-    """Reads on where it stopped, from the first words on that it was asked about."""
+    """Continues where it stopped, from the earliest entries it was asked about."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.read_upto_pos: int | None = None
-        """Behind this position nothing has been looked at."""
+        """Entries after this pos are not read yet."""
         self._read_from_pos = 0
         self._thoughts: list[ThoughtRecall] = []
 
     async def find_repeating_blobs(self, session: str, seqs: Collection[int]) -> tuple[str, ...]:
-        """The blobs that show any of these entries, or may: not every memory knows where it has something from."""
+        """Return the blobs that show any of these entries, or may show them, because not every memory knows the source
+        of its items.
+        """
         if not seqs:
             return ()
         said = (await self.store.get_entry(session, min(seqs))).pos
@@ -67,13 +69,13 @@ class RecallRecords:
                 if isinstance(entry.body, Thought) and entry.body.why:
                     await self._add_thought(entry.pos, entry.body)
             upto = page[-1].pos
-            await asyncio.sleep(0)  # others get their turn
+            await asyncio.sleep(0)  # let other tasks run
         return upto
 
     async def _add_thought(self, pos: int, thought: Thought) -> None:
         data = await self.store.get_blob(thought.why)
         if data is None:
-            return  # gone with something else; both go together
+            return  # erased with another entry; both are deleted together
         why = msgspec.json.decode(data, type=RecallRecord)
         places = frozenset((one.session, one.seq) for one in (*why.facts, *why.shown, *why.left_out))
         blobs = tuple(blob for blob in (thought.why, thought.recall) if blob)

@@ -1,4 +1,4 @@
-"""Whose a session is, and who may lead an address to it. Reads the log's beginnings; core/access.py decides."""
+"""Find out to whom a session belongs, and who may bind an address to it. `core/access.py` decides."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ PAGE_ENTRIES: Final = 100
 
 
 async def find_session_owner(store: Store, session: Session) -> str | None:
-    """Whose a session is (`person:<id>`), empty if nobody's. That never changes; None: nobody has spoken yet."""
+    """Return the owner of a session (`person:<id>`), empty if it has none. It never changes. None: no message was heard
+    yet.
+    """
     first, _ = await _find_first_entry(store, session)
     return None if first is None else access.derive_session_owner(first)
 
 
 async def find_last_stamp(store: Store, session: Session) -> Stamp:
-    """Whom what happens in a session is for: whoever spoke last, however long ago. A branch goes on from its parent."""
+    """Return the stamp for what happens in a session: that of the last speaker. A branch continues with its parent's."""
     one, upto, window = session, session.last_seq, PAGE_ENTRIES
     while True:
         while upto > 0:
@@ -34,13 +36,13 @@ async def find_last_stamp(store: Store, session: Session) -> Stamp:
 
 
 async def can_bind_address(store: Store, session: Session, *, author: str, here: str) -> bool:
-    """Whether somebody may lead the address `here` to a session, or to a branch of it."""
+    """Return whether `author` may bind the address `here` to a session, or to a branch of it."""
     first, began = await _find_first_entry(store, session)
     return access.can_bind_address(first, author=author, began=began, here=here)
 
 
 async def list_bindable_sessions(store: Store, *, author: str, agent: str, here: str) -> AsyncIterator[Session]:
-    """The sessions of an agent that somebody may lead the address `here` to, newest first."""
+    """Return the sessions of an agent to which `author` may bind the address `here`, newest first."""
     after = ""
     while page := await store.list_sessions_begun_by(
         author=author, agent=agent, address=here, limit=PAGE_ENTRIES, after=after
@@ -52,7 +54,7 @@ async def list_bindable_sessions(store: Store, *, author: str, agent: str, here:
 
 
 async def _find_first_entry(store: Store, session: Session) -> tuple[Entry | None, str]:
-    """What was said first in a conversation, and at which address. A branch goes on with what its parent began."""
+    """Return the first entry of a conversation, and its address. For a branch these are its parent's."""
     line = [session]
     while line[-1].parent:
         line.append(await store.get_session(line[-1].parent))

@@ -1,5 +1,5 @@
-"""What undo, retry, stop and erase write: the bodies of a change to a session's view. Nothing is ever deleted by it,
-but by `erase`, which removes the words and keeps their place.
+"""Plan undo, retry, stop and erasure: the bodies that change a session. Only an erasure deletes anything, and it keeps
+the entries' places.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ ERASABLE_KINDS: Final = (
     EntryKind.NOTIFIED,
     EntryKind.COMPRESSED,
 )
-"""Kinds that hold somebody's words. The others hold the session together; of them only some changes say something."""
+"""Kinds whose bodies hold words. Of the other kinds only some changes hold words."""
 
 
 class SessionAmendment(Struct, frozen=True, kw_only=True):
-    """Bodies to commit, and what to say about it. No bodies: there was nothing to do."""
+    """Bodies to commit, and the reply. Without bodies there is nothing to do."""
 
     bodies: tuple[EntryBody, ...] = ()
     reply: str
@@ -53,7 +53,7 @@ class SessionAmendment(Struct, frozen=True, kw_only=True):
 async def plan_undo(
     store: Store, session: Session, *, what: str = "turn", count: int = 1, again: bool = False
 ) -> SessionAmendment:
-    """Take back the newest turns, or the newest fold. `again`: answer their messages once more."""
+    """Take back the newest turns, or the newest compression. `again`: answer their messages again."""
     if what == "compress":
         compressions = await list_newest_operations(store, session, "compression", 1)
         if not compressions:
@@ -69,9 +69,9 @@ async def plan_undo(
         if not await _has_waiting_message(store, session):
             return SessionAmendment(reply="There is nothing to undo.")
         if again:
-            return SessionAmendment(reply="Your message is kept, and it is tried again without being asked.")
+            return SessionAmendment(reply="Your message is kept, and I retry it automatically.")
         return SessionAmendment(
-            reply="Your message has no answer yet that could be undone. /stop puts the message aside."
+            reply="Your message has no answer yet, so there is nothing to undo. /stop puts the message aside."
         )
     undone = OperationsUndone(ops=tuple(sorted(turn.op for turn in turns)), again=again)
     taken = f"Took back {len(turns)} turn{'s' if len(turns) > 1 else ''}."
@@ -79,21 +79,23 @@ async def plan_undo(
 
 
 async def _has_waiting_message(store: Store, session: Session) -> bool:
-    """Whether a message waits for its turn, for example because the model is away."""
+    """Return whether a message waits for its turn, for example because the model is unavailable."""
     return any(
         isinstance(entry.body, Heard) and entry.body.command is None for entry in await store.list_pending(session.id)
     )
 
 
 async def plan_stop(store: Store, session: Session) -> SessionAmendment:
-    """Ask for the running turn to end."""
+    """Ask the running turn to end."""
     for operation in await store.list_operations(session.id, types=("turn",), states=("running",)):
         return SessionAmendment(bodies=(Changed(change=StopRequested(op=operation.op)),), reply="Stopping.")
     return SessionAmendment(reply="Nothing is running.")
 
 
 async def list_newest_operations(store: Store, session: Session, what: str, count: int) -> list[Operation]:
-    """The newest operations of a kind that are over and in the view: a fresh context hides what came before it."""
+    """Return the newest operations of a type that have ended and are in the context. A context reset hides the
+    operations before it.
+    """
     found: list[Operation] = []
     before: int | None = None
     at = session.last_seq + 1
@@ -110,26 +112,26 @@ async def list_newest_operations(store: Store, session: Session, what: str, coun
 
 
 class ErasurePlan(Struct, frozen=True, kw_only=True):
-    """Everything that has to go with some entries."""
+    """Everything that an erasure of some entries includes."""
 
     seqs: tuple[int, ...]
     bodies: tuple[EntryBody, ...]
     ops_to_end: tuple[int, ...]
-    """Running operations that saw it: they end."""
+    """Running operations that read the entries. They end."""
     blobs: tuple[str, ...]
     exchanges: tuple[int, ...]
-    """The entries, and those of the exchanges they belong to: a memory may know one of them as the place of all."""
+    """The entries, and the entries of their exchanges, because a memory may store an exchange under any of them."""
 
 
 async def plan_erasure(store: Store, session: Session, seqs: Sequence[int], *, by: str, why: str) -> ErasurePlan:
-    """Plan the removal of `seqs`: with the folds and recorded requests that contain them, and whoever is at it."""
+    """Plan the erasure of `seqs`, with the compressions, recorded requests and running operations that contain them."""
     entries = {entry.seq: entry for entry in await store.list_entries(session.id)}
     _check_erasable(entries, seqs, session=session.id)
     operations = await store.list_operations(session.id)
     holders = _find_operations_with(entries.values(), set(seqs))
-    # an operation that began at or after the first of them may have had it in its context
+    # An operation that began at or after the first of them may have had it in its context.
     first = min(seqs, default=0)
-    # a summary holds what it covers, and what the summary it was made from held
+    # A summary contains what it covers, and what the summary it was based on contained.
     summaries = [entries[seq].op or 0 for seq in seqs if entries[seq].kind is EntryKind.COMPRESSED]
     compressions = tuple(
         op.op
@@ -140,7 +142,7 @@ async def plan_erasure(store: Store, session: Session, seqs: Sequence[int], *, b
         and op.last > first
     )
     jobs = {op.op for op in operations if op.type == "job"}
-    gone, blobs = _find_copies(entries.values(), seqs, folds=compressions, jobs=jobs)
+    gone, blobs = _find_copies(entries.values(), seqs, compressions=compressions, jobs=jobs)
     running = tuple(op.op for op in operations if op.state == "running" and op.op >= min(holders, default=first))
     erased = Erased(seqs=tuple(sorted(gone)), compressions=compressions, by=by, why=why)
     return ErasurePlan(
@@ -159,40 +161,42 @@ def _check_erasable(entries: Mapping[int, Entry], seqs: Sequence[int], *, sessio
     structure = [seq for seq in seqs if not is_erasable(entries[seq])]
     if structure:
         raise InvalidRequest(
-            f"entry {structure[0]} of session {session} is {entries[structure[0]].kind}: it holds no words to erase",
+            f"entry {structure[0]} of session {session} is {entries[structure[0]].kind}: it contains no words to erase",
             remedy=f"erase entries of these kinds: {', '.join(ERASABLE_KINDS)}",
         )
 
 
 def _find_copies(
-    entries: Iterable[Entry], seqs: Sequence[int], *, folds: Collection[int], jobs: Collection[int]
+    entries: Iterable[Entry], seqs: Sequence[int], *, compressions: Collection[int], jobs: Collection[int]
 ) -> tuple[set[int], set[str]]:
-    """The entries that repeat words of `seqs`, with `seqs` themselves, and the recorded requests that may hold them."""
+    """Return the entries that repeat words of `seqs`, with `seqs` themselves, and the recorded requests that may
+    contain them.
+    """
     first = min(seqs, default=0)
     gone = set(seqs)
     blobs: set[str] = set()
     for entry in entries:
-        if isinstance(entry.body, Compressed) and entry.op in folds:
+        if isinstance(entry.body, Compressed) and entry.op in compressions:
             gone.add(entry.seq)
         if isinstance(entry.body, Thought) and entry.seq >= first:
             blobs.update(blob for blob in (entry.body.recall, entry.body.why) if blob)
         if isinstance(entry.body, Noted) and not gone.isdisjoint(entry.body.cites):
             gone.add(entry.seq)
-        # what a job thought of may repeat whatever it had read, and need not say where that stood
+        # A thought of a job may repeat anything the job has read, without citing it.
         if isinstance(entry.body, Thought) and entry.op in jobs and entry.seq > first:
             gone.add(entry.seq)
     return gone, blobs
 
 
 def is_erasable(entry: Entry) -> bool:
-    """Whether an entry holds words. Of changes only those do that somebody put into words."""
+    """Return whether an entry holds words. Of the changes only some do."""
     if entry.kind is EntryKind.CHANGED:
         return entry.body is None or forgetting.has_text(entry)
     return entry.kind in ERASABLE_KINDS
 
 
 def _find_operations_with(entries: Iterable[Entry], seqs: set[int]) -> set[int]:
-    """The operations that contain or consumed any of `seqs`."""
+    """Return the operations that contain or consumed any of `seqs`."""
     holders: set[int] = set()
     for entry in entries:
         takes = entry.body.takes if isinstance(entry.body, Began | Took) else ()
@@ -202,7 +206,7 @@ def _find_operations_with(entries: Iterable[Entry], seqs: set[int]) -> set[int]:
 
 
 def _find_entries_of(entries: Iterable[Entry], ops: set[int]) -> set[int]:
-    """What these operations contain or consumed."""
+    """Return the entries that these operations contain or consumed."""
     held: set[int] = set()
     for entry in entries:
         if entry.op in ops:
@@ -213,5 +217,5 @@ def _find_entries_of(entries: Iterable[Entry], ops: set[int]) -> set[int]:
 def wrap_as_command(
     bodies: tuple[EntryBody, ...], *, trigger: str, takes: tuple[int, ...] = (), consumer: str = ""
 ) -> tuple[EntryBody, ...]:
-    """Bodies as an operation of their own."""
+    """Return the bodies as a separate operation."""
     return (Began(type="command", takes=takes, consumer=consumer, trigger=trigger), *bodies, Ended())

@@ -1,4 +1,4 @@
-"""Updates state records: read, decide, write under the version that was read, and decide anew after a conflict."""
+"""Update state records: read, decide, write under the version that was read, and decide again after a conflict."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ async def update_state_record(
     scope: str = "",
     step: Step = Step.STATE,
 ) -> str | None:
-    """Write what `decide` makes of the present value, and return it; None stands for no record.
+    """Write what `decide` returns for the present value, and return it; None stands for no record.
 
-    If another writer comes first, the record is read again and `decide` is asked again. Raises Conflict if that
+    If another writer comes first, the record is read again and `decide` is called again. Raises Conflict if that
     happens too often.
     """
     conflicts = 0

@@ -1,4 +1,6 @@
-"""Start, drain, stop, and restart what fell. Finds due lanes and puts somebody to work on each."""
+"""The supervisor: finds due cursors, starts a worker for each, renews leases, restarts crashed tasks, drains and
+stops.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +34,23 @@ from everhold.errors import EverholdError, LeaseLost, Poisoned, StoreError
 from everhold.ports.store import Change, Claim, CursorUpdate, RetryDelay, Step, Wakeup
 
 LEASE_SECONDS: Final = 120.0
-"""Longer than any outbound call's deadline with its hold, so that a lease is never lost by waiting for an answer."""
+"""Longer than the deadline of any outbound call with its wait, so a lease does not expire while a worker waits for an
+answer.
+"""
 CROWDED_WORKERS: Final = 16
-"""With more than these at work, others have to line up."""
+"""With more running workers than these, the start of others is spread over several rounds of the event loop."""
 STARTS_PER_LOOP: Final = 4
-"""How many of those in line begin with each round of the loop."""
+"""How many queued workers start with each round of the event loop."""
 CLOCK_JUMP_SECONDS: Final = 1.0
-"""A clock that gained or lost more than this since somebody looked was set, or the machine slept."""
+"""If the clock gained or lost more than this since the last check, it was set, or the machine slept."""
 POLL_SECONDS: Final = 5.0
-"""How long at most nobody looks for due lanes. The bell is the hint, this is the truth."""
+"""The longest time between two checks for due cursors. Wakeups are only hints; this is the guarantee."""
 UNAVAILABLE_RETRY_SECONDS: Final = 60.0
 MEMORY_CONSUMERS: Final = (f"{consumers.MEMORY_PREFIX}*",)
 
 
 class WorkerSupervisor:
-    """Keeps every due lane worked on, each by one task, and no reader by more than its share."""
+    """Starts a worker for every due cursor, and limits the workers of each consumer."""
 
     def __init__(
         self,
@@ -78,17 +82,19 @@ class WorkerSupervisor:
         self.budgets = BudgetLedger(gates.store, get_today=get_today)
         self.preparer = MemoryCompressionPreparer(gates, runtimes=runtimes, wakeups=wakeups, budgets=self.budgets)
         self.backfill_rate_limits: dict[str, backfill.BackfillRateLimit] = {}
-        """How soon each memory may be handed more of the past."""
+        """Memory -> when its next backfill batch may be sent."""
         self.tasks: dict[asyncio.Task[bool], Claim] = {}
         self.workers_by_consumer: Counter[str] = Counter()
         self.reserved_by_consumer: Counter[str] = Counter()
-        """Hands that were offered to whoever is about to commit: a crowd does so at once, before anybody is at work."""
+        """Workers that are reserved for commits in progress, because a burst of messages reserves before any worker
+        starts.
+        """
         self._waiting_starts: deque[asyncio.Future[None]] = deque()
         self.is_stopping = False
         self.released_upto = float("-inf")
-        """What was said up to then is not held back from memories, however empty their batches are."""
+        """What was said up to this time is not held back from memories, even if batches are not full."""
         self.only_consumers: tuple[str, ...] = ()
-        """Whose lanes are taken up; everybody's if nobody is named."""
+        """The consumers whose cursors are claimed; empty: all."""
         self.is_dispatching = False
         self._workers: dict[str, Callable[[Claim, str], Awaitable[bool]]] = {
             consumers.TURN: self._run_turns,
@@ -101,14 +107,16 @@ class WorkerSupervisor:
             consumers.MEMORY: self._deliver_to_memory,
             consumers.BACKFILL: self._deliver_history,
         }
-        """Kind of consumer -> what works on one of its claimed cursors, given the claim and the rest of its name."""
+        """Kind of consumer -> the function that works on a claimed cursor; its arguments are the claim and the rest of
+        the name.
+        """
 
     async def dispatch(self) -> None:
-        """Claim due lanes and start a worker for each, until told to stop."""
+        """Claim due cursors and start a worker for each, until the supervisor stops."""
         gates = self.gates
         ahead = float("-inf")
         self.is_dispatching = True
-        await gates.retry_write(self.release_held_memories)  # whoever was here before may have had no time for it
+        await gates.retry_write(self.release_held_memories)  # the previous process may have had no time for it
         self.wakeups.worker_pool = self
         while not self.is_stopping:
             self.wakeups.work_available.clear()
@@ -117,13 +125,14 @@ class WorkerSupervisor:
             if abs(by) > CLOCK_JUMP_SECONDS:
                 await (
                     self._renew_leases()
-                )  # leases go by the wall's clock: to others, ours would look as if they were over
-            # a clock that went back, perhaps while nobody ran: waits that began in the future have to begin anew
+                )  # leases use the wall clock, so after a jump ours would look expired to other processes
+            # The clock went back, perhaps while no process ran, so waits that began in the future must begin again.
             jumped = by < -CLOCK_JUMP_SECONDS or by == float("inf")
             taken = self.workers_by_consumer + self.reserved_by_consumer
             free_slots = self.max_workers - taken.total()
             full = [consumer for consumer, count in taken.items() if count >= self.max_workers_per_consumer]
-            # whose lanes will be found is not known yet: no more than fit whoever has the least room
+            # The consumers of the claimed cursors are not known in advance, so claim no more than the fullest consumer
+            # can take.
             share = self.max_workers_per_consumer - max(
                 (taken[consumer] for consumer in taken if consumer not in full), default=0
             )
@@ -134,18 +143,20 @@ class WorkerSupervisor:
                     self._start_worker(claim)
                 if claims:
                     continue
-            # a lane that is due but could not be claimed is somebody else's: look again soon, not at once
+            # A cursor that is due but could not be claimed belongs to another process: check again soon, not at once.
             wait = self.poll_seconds if due is None or free_slots <= 0 else min(self.poll_seconds, max(due, 0.05))
             await gates.sleep(wait, wakeup=self.wakeups.work_available)
 
     async def _claim_cursors(self, free_slots: int, full: list[str]) -> list[Claim]:
-        """Take what is due, but nothing that somebody here is at work on, whatever the clock makes of its lease."""
+        """Claim due cursors, except those that a worker of this process holds, even if the clock says that their lease
+        expired.
+        """
         return await self.gates.store.claim_cursors(
             owner=self.gates.owner,
             at=self.gates.clock.now,
             lease=self.lease_seconds,
             limit=free_slots,
-            skip=[*full, *(task.get_name() for task in self.tasks)],  # each is called what its lane is
+            skip=[*full, *(task.get_name() for task in self.tasks)],  # a task has the name of its cursor
             only=self.only_consumers,
         )
 
@@ -164,7 +175,8 @@ class WorkerSupervisor:
         for claim in claims:
             self._start_worker(claim)
         if spare and len(claims) < len(wakeups):
-            self.wakeups.work_available.set()  # somebody may have been turned away for a hand that was not needed
+            # Another wakeup may have been refused because of a reservation that was not used.
+            self.wakeups.work_available.set()
 
     def _is_full(self, consumer: str) -> bool:
         promised = self.reserved_by_consumer
@@ -174,7 +186,7 @@ class WorkerSupervisor:
         )
 
     async def keep_renewing_leases(self) -> None:
-        """Keep the leases of everybody at work."""
+        """Renew the leases of all running workers."""
         while not self.is_stopping:
             await self.gates.sleep(self.lease_seconds / 3)
             await self._renew_leases()
@@ -191,7 +203,7 @@ class WorkerSupervisor:
             )
 
     async def keep_running(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` for ever: start it again, after a wait, whenever it falls."""
+        """Run `work` until the supervisor stops. After a crash, wait and start it again."""
         attempt = 0
         while not self.is_stopping:
             started = self.gates.clock.monotonic()
@@ -200,13 +212,13 @@ class WorkerSupervisor:
                 return
             except StoreError as error:
                 self.gates.log.error("store.failed", what=what, error=error)
-            except Exception as error:  # a listener is foreign code: whatever it raises, it is started again
+            except Exception as error:  # an adapter is foreign code: it is started again after any exception
                 self.gates.log.error("worker.crashed", what=what, error=error)
             attempt = attempt + 1 if self.gates.clock.monotonic() - started < 60 else 1
             await self.gates.sleep(retry_delay_seconds(attempt, jitter=self.gates.chance.random()) or 300.0)
 
     async def drain(self, seconds: float) -> None:
-        """Stop taking on work and give what runs `seconds` to come to an end; the rest resumes after a restart."""
+        """Stop claiming cursors, and give running workers `seconds` to end. The rest resumes after a restart."""
         deadline = self.gates.clock.monotonic() + seconds
         if self.is_dispatching and seconds > 0:
             await self._deliver_held_memories(deadline)
@@ -218,13 +230,13 @@ class WorkerSupervisor:
             task.cancel()
 
     async def release_held_memories(self) -> None:
-        """Let go of what is held back from memories: there was a change, or nobody knows when the next chance comes."""
+        """Release what is held back from memories, because the configuration changed or the process is about to stop."""
         self.released_upto = self.gates.clock.now()
         if await self.gates.store.retry_now(at=self.released_upto, held=MEMORY_CONSUMERS):
             self.wakeups.work_available.set()
 
     async def _deliver_held_memories(self, deadline: float) -> None:
-        """Before a stop: nothing new is begun, but memories get what was held back from them."""
+        """Before a stop, send to memories what was held back, and start no other work."""
         self.only_consumers = MEMORY_CONSUMERS
         try:
             await self.release_held_memories()
@@ -251,37 +263,40 @@ class WorkerSupervisor:
         self.workers_by_consumer[claim.consumer] -= 1
         if not self.workers_by_consumer[claim.consumer]:
             del self.workers_by_consumer[claim.consumer]
-        # who let go of a lane with nothing to do in it leaves nothing to be found, but perhaps a place
+        # A worker that released an empty cursor leaves nothing to claim, but it may free a slot.
         if full or task.cancelled() or task.exception() is not None or not task.result():
             self.wakeups.work_available.set()
 
     async def _run_worker(self, claim: Claim) -> bool:
-        """Work on a lane. Whether nothing is left to do in it."""
-        log = self.gates.log.bind(session=claim.session, reader=claim.consumer)
+        """Work on a cursor; return whether nothing is left to do in it."""
+        log = self.gates.log.bind(session=claim.session, consumer=claim.consumer)
         await self._wait_for_start()
         try:
             return await self._work_on_cursor(claim)
         except LeaseLost:
             log.info("lease.lost")
-            # what was lost may be the operation alone, ended by somebody else: then the lane is still ours to let go
+            # Perhaps only the operation was lost, because another worker ended it. In that case the cursor is still
+            # ours to release.
             await self._release_cursor(claim, "", seconds=0.0, attempts=claim.cursor.attempts)
         except Poisoned as error:
             log.error("consumer.stopped", error=error)
             await self._release_cursor(claim, str(error), seconds=3600.0)
         except StoreError as error:
             log.error("store.failed", error=error)
-            # where nothing can be written any more, it cannot be put back, either: who starts anew finds it
+            # If nothing can be written, the cursor cannot be released, either. The next process finds it.
             await self._release_cursor(claim, str(error))
         except EverholdError as error:
             log.warning("consumer.failed", error=error)
             await self._release_cursor(claim, str(error))
-        except Exception as error:  # the last resort for one lane: no bug in it may stop the others
+        except Exception as error:  # the last resort for one cursor: its bug must not stop the others
             log.error("consumer.failed", error=error)
             await self._release_cursor(claim, f"{type(error).__name__}: {error}")
         return False
 
     async def _wait_for_start(self) -> None:
-        """Where many are at work, begin a few with each round of the loop: whoever knocks is let in between."""
+        """If many workers run, start only a few with each round of the event loop, so that new messages are accepted in
+        between.
+        """
         if len(self.tasks) <= CROWDED_WORKERS:
             return
         loop = asyncio.get_running_loop()
@@ -300,17 +315,17 @@ class WorkerSupervisor:
             loop.call_soon(self._start_waiting, loop)
 
     async def _work_on_cursor(self, claim: Claim) -> bool:
-        """Work on a claimed cursor until nothing is due. True: it was let go of, and nothing is left to do in it."""
+        """Work on a claimed cursor until nothing is due. True: it was released, and nothing is left to do in it."""
         consumer = consumers.parse_consumer(claim.consumer)
         kind, name = consumer
         work = self._workers.get(kind)
         if work is None:
-            await self._release_cursor(claim, f"nobody knows the reader {claim.consumer}", seconds=3600.0)
+            await self._release_cursor(claim, f"there is no worker for the consumer {claim.consumer}", seconds=3600.0)
             return False
         return await work(claim, name)
 
     async def _run_turns(self, claim: Claim, _: str) -> bool:
-        seat = TurnContext(
+        context = TurnContext(
             self.gates,
             claim,
             runtimes=self.runtimes,
@@ -322,8 +337,8 @@ class WorkerSupervisor:
             on_text=self.on_text,
             draft_deadline=self.draft_deadline,
         )
-        await turn_worker.TurnWorker(seat).run()
-        return seat.is_idle
+        await turn_worker.TurnWorker(context).run()
+        return context.is_idle
 
     async def _run_commands(self, claim: Claim, _: str) -> bool:
         await commands_worker.CommandWorker(
@@ -367,20 +382,20 @@ class WorkerSupervisor:
             return False
         drafts = runtimes.find_draft_platform(name, account) is not None
         policy = runtimes.get_in_doubt_policy(claim.consumer, claim.agent)
-        voice = PlatformDestination(
+        destination = PlatformDestination(
             self.gates.store, platform, in_doubt_policy=policy, deadline=self.send_deadline, drafts=drafts
         )
-        return await self.build_delivery_worker(claim, voice).run()
+        return await self.build_delivery_worker(claim, destination).run()
 
     async def _deliver_history(self, claim: Claim, instance: str) -> bool:
-        """Hand a memory what was said before it was attached."""
+        """Send to a memory what was said before it was attached."""
         runtimes = self.runtimes
         provider = runtimes.find_memory(instance, claim.agent)
         if provider is None:
             return await self._put_back_unattached(claim, instance)
         order = await backfill.load_backfill_order(self.gates.store, instance, claim.session)
         runtime = runtimes.get_runtime(claim.agent, {})
-        courier = backfill.BackfillDestination(
+        destination = backfill.BackfillDestination(
             self.gates,
             provider,
             current_provider=functools.partial(runtimes.find_memory, instance, claim.agent),
@@ -391,7 +406,7 @@ class WorkerSupervisor:
             order=order,
             notes=runtime.note_cache,
         )
-        return await self.build_delivery_worker(claim, courier).run()
+        return await self.build_delivery_worker(claim, destination).run()
 
     async def _deliver_to_memory(self, claim: Claim, instance: str) -> bool:
         runtimes = self.runtimes
@@ -411,9 +426,9 @@ class WorkerSupervisor:
             sends_notices=runtime.memory_notices,
             wakeups_for=runtime.list_platform_wakeups,
         )
-        lane = self.build_delivery_worker(claim, memory)
-        rests = await lane.run()
-        await memory.announce_switches(claim, upto=lane.settled_upto_seq)
+        worker = self.build_delivery_worker(claim, memory)
+        rests = await worker.run()
+        await memory.announce_switches(claim, upto=worker.settled_upto_seq)
         return rests
 
     async def _put_back_unattached(self, claim: Claim, instance: str) -> bool:
@@ -421,13 +436,13 @@ class WorkerSupervisor:
         return False
 
     def build_delivery_worker(self, claim: Claim, destination: Destination) -> DeliveryWorker:
-        """Who works a lane that hands something over."""
+        """Return the worker of a cursor with deliveries."""
         return DeliveryWorker(self.gates, claim, destination)
 
     async def _release_cursor(
         self, claim: Claim, error: str, *, seconds: float | None = None, attempts: int | None = None
     ) -> None:
-        """Let go of a lane that cannot be worked on now."""
+        """Release a cursor that cannot be worked on now."""
         attempts = claim.cursor.attempts + 1 if attempts is None else attempts
         wait = seconds if seconds is not None else retry_delay_seconds(attempts, jitter=self.gates.chance.random())
         wait = 300.0 if wait is None else wait
@@ -443,6 +458,6 @@ class WorkerSupervisor:
                 )
             )
         except LeaseLost:
-            return  # it is somebody else's, who knows better
+            return  # another process holds it now
         except EverholdError as failure:
-            self.gates.log.warning("lease.lost", session=claim.session, reader=claim.consumer, error=failure)
+            self.gates.log.warning("lease.lost", session=claim.session, consumer=claim.consumer, error=failure)

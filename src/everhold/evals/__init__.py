@@ -1,5 +1,5 @@
-"""How good are the summaries? Conversations with questions are replayed through the real flows, folded, and scored.
+"""Score summaries: replay conversations through the real engine, compress them, and check which facts remain.
 
-The room stands above `testing`, whose house in virtual time it lives in, and below the command line that shows what it
-finds. Nothing in here changes a home: every replay has a store of its own that is thrown away.
+The package uses the in-process gateway of `testing`, which runs in virtual time. The command line prints the scores.
+No home is changed, because every replay has a temporary store.
 """

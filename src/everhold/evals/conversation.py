@@ -9,8 +9,8 @@
 
     ? correction: What does the move cost? = 4,200 | 4200 / 2,400
 
-`>` somebody says something, `!` a tool that changes something is called, `~` one that only looks, `<` the reply; lines
-that are indented go on. A question has a kind, the answers that count, and behind ` / ` what would be out of date.
+`>` is a person's message, `!` a call of a tool with an effect, `~` a call of a tool that only reads, `<` the reply. An
+indented line continues the line before. A question has a kind, the accepted answers and, after ` / `, outdated answers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ASKS_PATTERN: Final = re.compile(r"(\w+):\s*(.+?)\s+=\s+(.+?)(?:\s+/\s+(.+))?")
 
 
 class EvalToolCall(Struct, frozen=True, kw_only=True):
-    """A tool call and what came of it. `changes`: it did something outside."""
+    """A tool call and its result. `changes`: the call had an effect outside of everhold."""
 
     tool: str
     arguments: dict[str, Any] = {}
@@ -48,7 +48,7 @@ class EvalTurn(Struct, frozen=True, kw_only=True):
     reply: str = ""
 
     def join_text(self) -> str:
-        """Everything that was said or done in it."""
+        """All texts, tool calls and results of the turn."""
         done = [
             part
             for act in self.tool_calls
@@ -58,7 +58,7 @@ class EvalTurn(Struct, frozen=True, kw_only=True):
 
 
 class EvalQuestion(Struct, frozen=True, kw_only=True):
-    """Answered where one of `answers` stands. `stale` were answers once."""
+    """A text that contains one of `answers` answers the question. `stale` lists answers that were corrected later."""
 
     kind: str
     ask: str
@@ -78,7 +78,7 @@ class EvalConversation(Struct, frozen=True, kw_only=True):
 
 
 def load_bundled_conversations() -> list[EvalConversation]:
-    """The conversations that come with everhold, by name, and all of them one after the other in one session."""
+    """Return the conversations that ship with everhold, and one that joins all of them in one session."""
     folder = resources.files("everhold.evals") / "conversations"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".txt")), key=lambda file: file.name)
     found = [
@@ -95,13 +95,13 @@ def load_bundled_conversations() -> list[EvalConversation]:
 
 
 def load_conversations(path: Path) -> list[EvalConversation]:
-    """Conversations in our own format: a file, or every `.txt` in a folder."""
+    """Read conversations in our own format: a file, or every `.txt` in a folder."""
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     return [parse_conversation(file.read_text(encoding="utf-8"), name=file.stem) for file in files]
 
 
 def parse_conversation(text: str, *, name: str) -> EvalConversation:
-    """Read one file; what is wrong in it is said with its line."""
+    """Parse one file. Raises InvalidRequest with the line that is wrong."""
     found = EvalConversation(name=name, turns=())
     for number, mark, rest in _split_blocks(text):
         try:
@@ -116,7 +116,7 @@ def parse_conversation(text: str, *, name: str) -> EvalConversation:
 
 
 def _split_blocks(text: str) -> Iterator[tuple[int, str, str]]:
-    """(line, mark, text) of everything that begins with a mark, with the indented lines behind it."""
+    """Yield (line, mark, text) of each line that begins with a mark, joined with the indented lines after it."""
     current: tuple[int, str, list[str]] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith("  ") and current is not None:
@@ -138,11 +138,11 @@ def _add_block(found: EvalConversation, mark: str, text: str) -> EvalConversatio
         case "#":
             return structs.replace(found, title=text.strip())
         case ">":
-            who, said = _split_fields(_SAYS_PATTERN, text, "somebody, a colon, and what they say")
+            who, said = _split_fields(_SAYS_PATTERN, text, "a speaker, a colon and a message")
             return structs.replace(found, turns=(*found.turns, EvalTurn(who=who, text=said)))
         case "<" | "!" | "~":
             if not found.turns:
-                raise ValueError("nobody has said anything yet")
+                raise ValueError("there is no message before this line")
             last = found.turns[-1]
             if mark == "<":
                 last = structs.replace(last, reply=text)
@@ -162,7 +162,7 @@ def _add_block(found: EvalConversation, mark: str, text: str) -> EvalConversatio
         case _:
             key, value = _split_fields(_HEADER_PATTERN, text, "a mark such as > or <")
             if key != "language":
-                raise ValueError(f"{key!r} means nothing here")
+                raise ValueError(f"{key!r} is not a known key")
             return structs.replace(found, language=value)
 
 

@@ -1,7 +1,8 @@
-"""Conversations that were not written for this: what `everhold sessions export` gives, and two public collections.
+"""Read conversations from other sources: exports of `everhold sessions export`, and two public datasets.
 
-Exports come without questions, so what is asked for is what a summary loses first: the figures people named, each with
-the sentence it stood in. Of the collections' questions those are taken whose answer literally stands in the talk.
+Exports have no questions, so one is made of each figure that a person wrote, because summaries lose figures first. The
+question is the rest of the figure's sentence. Of a dataset's questions, those with a literal answer in the text are
+used.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _TRACE: Final = re.compile(r"\s*->->.*$", re.DOTALL)
 
 
 def read_conversations(path: Path) -> list[EvalConversation]:
-    """Whatever is at `path`: our own files, an export, or a collection."""
+    """Read the conversations at `path`: our own files, an export, or a dataset."""
     if not path.exists():
         raise NotFound(f"there is no {path}", remedy="--conversations wants a file or a folder")
     found = list(_read_path(path))
     if not found:
         raise InvalidRequest(
-            f"{path} holds no conversations", remedy="docs/how-to/evaluate-summaries.md says what is understood"
+            f"{path} holds no conversations", remedy="docs/how-to/evaluate-summaries.md lists the formats"
         )
     return found
 
@@ -53,7 +54,7 @@ def _read_path(path: Path) -> Iterator[EvalConversation]:
 
 
 def parse_export(lines: Iterable[str], *, name: str) -> Iterator[EvalConversation]:
-    """The conversation of each session in an export."""
+    """Yield the conversation of each session in an export."""
     sessions: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         if line.strip():
@@ -94,14 +95,14 @@ def _parse_turns(entries: list[dict[str, Any]]) -> tuple[EvalTurn, ...]:
             for call in thought.get("calls", ())
         )
         text = "\n".join(heard[seq]["text"] for seq in takes)
-        who = heard[takes[0]].get("sender") or "somebody"
+        who = heard[takes[0]].get("sender") or "unknown"
         reply = next((t["text"] for t in reversed(thoughts) if t.get("text")), "")
         turns.append(EvalTurn(who=who, text=text, tool_calls=acts, reply=reply))
     return tuple(turns)
 
 
 def _make_figure_questions(turns: tuple[EvalTurn, ...]) -> tuple[EvalQuestion, ...]:
-    """The figures that people named, newest first when there are too many, each asked for by its sentence."""
+    """Make a question of each figure that a person wrote. If there are too many, the newest are kept."""
     found: dict[str, EvalQuestion] = {}
     for turn in turns:
         for sentence in _SENTENCE.split(turn.text):
@@ -114,11 +115,11 @@ def _make_figure_questions(turns: tuple[EvalTurn, ...]) -> tuple[EvalQuestion, .
     return tuple(found.values())[-MAX_QUESTIONS:]
 
 
-# -- public collections ------------------------------------------------------------------------------------------------
+# -- public datasets ---------------------------------------------------------------------------------------------------
 
 
 def _parse_locomo(data: Any) -> Iterator[EvalConversation]:
-    """LoCoMo: two people talk over months. One of them is taken for the agent."""
+    """Parse LoCoMo: two people talk over months. The second speaker is treated as the agent."""
     if not isinstance(data, list) or not all(isinstance(it, dict) and "conversation" in it for it in data):
         return
     for sample in data:
@@ -134,7 +135,7 @@ def _parse_locomo(data: Any) -> Iterator[EvalConversation]:
 
 
 def _parse_beam(path: Path) -> EvalConversation:
-    """BEAM: a person and an assistant, with questions in a folder beside it."""
+    """Parse BEAM: a person and an assistant, with the questions in a folder beside the conversation."""
     batches = json.loads(path.read_text(encoding="utf-8"))
     said = [
         (message["role"], _TRACE.sub("", message["content"]))

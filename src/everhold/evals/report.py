@@ -1,4 +1,4 @@
-"""Scores as a table, as a picture, and beside those of another day."""
+"""Render scores as a table or a plot, and compare them with a baseline."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from msgspec import Struct
 from everhold.evals.score import CompressionScore
 
 MAX_TOKEN_GROWTH: Final = 1.1
-"""How much bigger a folded context may be than it was in the baseline."""
+"""How much larger a compressed context may be than in the baseline, as a factor."""
 SEARCH_SLACK: Final = 0.2
-"""Of the facts a search may miss although it once found them: how hits are ranked is measured elsewhere, and a better
-ranking trades some for others. What must not happen unseen is that the originals cannot be found."""
+"""The share of facts that a search may miss although the baseline found them. Other tests measure the ranking, and a
+better ranking loses some hits and wins others. This limit notices that the originals can no longer be found."""
 HEADERS: Final = (
-    "conversation", "folds", "kept", "of the folded", "found", "stale", "made up", "tokens", "size", "cost", "time", "",
+    "conversation", "compressions", "kept", "of the compressed", "found", "stale", "made up", "tokens", "size", "cost",
+    "time", "",
 )  # fmt: skip
 
 
 class BaselineScore(Struct, frozen=True, kw_only=True):
-    """What a baseline remembers of a score: nothing that depends on the machine."""
+    """The part of a score that a baseline stores: nothing that depends on the machine."""
 
     kept: int
     kept_compressed: int
@@ -55,14 +56,14 @@ def make_score_key(score: CompressionScore) -> str:
 
 
 def encode_baseline(scores: Sequence[CompressionScore]) -> bytes:
-    """What to compare later scores with."""
+    """Return the file that later scores are compared with."""
     marks = {make_score_key(score): msgspec.to_builtins(make_baseline_score(score)) for score in scores}
     model = scores[0].model if scores else ""
     return msgspec.json.format(msgspec.json.encode({"model": model, "scores": marks}), indent=1) + b"\n"
 
 
 def find_regressions(scores: Sequence[CompressionScore], before: bytes) -> list[str]:
-    """Where `scores` fall behind a baseline, or were not made at all; nothing if they are at least as good."""
+    """Return one line for each score that is worse than the baseline or missing."""
     known = msgspec.convert(msgspec.json.decode(before)["scores"], dict[str, BaselineScore])
     now = {make_score_key(score): score for score in scores}
     found = [f"{name}: was not scored" for name in known if name not in now]
@@ -94,13 +95,13 @@ def _compare_with_baseline(score: CompressionScore, now: BaselineScore, then: Ba
 
 
 def describe_trouble(score: CompressionScore) -> str:
-    """What is wrong with a score besides what was forgotten; empty if nothing is."""
+    """Describe what is wrong with a score apart from lost facts. Empty if nothing is."""
     if not score.same_session:
         return "THE SESSION CHANGED"
     if score.broken:
         return f"the audit says {score.broken[0]}"
     if not score.is_sound:
-        return f"folded {score.compressions} times" + (f": {score.refused[-1]}" if score.refused else "")
+        return f"compressed {score.compressions} times" + (f": {score.refused[-1]}" if score.refused else "")
     return ""
 
 
@@ -108,7 +109,7 @@ def describe_trouble(score: CompressionScore) -> str:
 
 
 def format_score_rows(scores: Sequence[CompressionScore]) -> list[tuple[str, ...]]:
-    """A line for each score, and one for all that were folded in the same way."""
+    """Return a row for each score, and one for all scores with the same number of compressions."""
     lines = [_format_row(score.conversation, score.asked, [score]) for score in scores]
     for asked in dict.fromkeys(score.asked for score in scores):
         same = [score for score in scores if score.asked == asked]
@@ -118,13 +119,13 @@ def format_score_rows(scores: Sequence[CompressionScore]) -> list[tuple[str, ...
 
 
 def format_kind_rows(scores: Sequence[CompressionScore]) -> list[tuple[str, ...]]:
-    """How well each kind of fact is kept, for every way of folding."""
+    """Return how many facts of each kind were kept, for each number of compressions."""
     kinds = sorted({outcome.kind for score in scores for outcome in score.outcomes})
-    ways = list(dict.fromkeys(score.asked for score in scores))
+    columns = list(dict.fromkeys(score.asked for score in scores))
     lines = []
     for kind in kinds:
         cells = []
-        for asked in ways:
+        for asked in columns:
             these = [o for s in scores if s.asked == asked for o in s.outcomes if o.kind == kind]
             cells.append(_format_share(sum(o.kept for o in these), len(these)))
         lines.append((kind, *cells))
@@ -134,7 +135,7 @@ def format_kind_rows(scores: Sequence[CompressionScore]) -> list[tuple[str, ...]
 def _format_row(name: str, asked: str, scores: Sequence[CompressionScore]) -> tuple[str, ...]:
     facts = sum(len(score.outcomes) for score in scores)
     before, after = sum(s.tokens_before for s in scores), sum(s.tokens_after for s in scores)
-    made_up = sum(len(score.invented) for score in scores)
+    invented = sum(len(score.invented) for score in scores)
     usd = sum(score.usd for score in scores)
     cost = f"${usd:.4f}" if usd else f"{sum(s.read + s.written for s in scores):,} tok"
     return (
@@ -144,7 +145,7 @@ def _format_row(name: str, asked: str, scores: Sequence[CompressionScore]) -> tu
         _format_share(sum(score.kept_compressed for score in scores), sum(score.compressed for score in scores)),
         _format_share(sum(score.count_outcomes("found") for score in scores), facts),
         str(sum(score.count_outcomes("stale") for score in scores) or "-"),
-        str(made_up or "-"),
+        str(invented or "-"),
         f"{before:,} → {after:,}",
         f"{after / before:.0%}" if before else "-",
         cost,
@@ -158,7 +159,7 @@ def _format_share(part: int, whole: int) -> str:
 
 
 def convert_to_json(scores: Sequence[CompressionScore]) -> list[dict[str, Any]]:
-    """Everything, for programs."""
+    """Return every field of the scores for the JSON output."""
     return [
         {
             **msgspec.to_builtins(score),
@@ -170,27 +171,27 @@ def convert_to_json(scores: Sequence[CompressionScore]) -> list[dict[str, Any]]:
     ]
 
 
-# -- a picture ---------------------------------------------------------------------------------------------------------
+# -- a plot ------------------------------------------------------------------------------------------------------------
 
 _PLOT_COLOURS: Final = ("#2f6f8f", "#c2703d", "#6b8f47", "#7a5c99")
 _LEFT, _WIDE, _BAR = 210, 420, 14
 
 
 def render_plot(scores: Sequence[CompressionScore]) -> str:
-    """An SVG: for each conversation how much was kept (bars) and how much of its size is left (ticks)."""
-    ways = list(dict.fromkeys(score.asked for score in scores))
+    """Return an SVG: for each conversation the share of facts kept (bars) and the size that is left (ticks)."""
+    series = list(dict.fromkeys(score.asked for score in scores))
     names = list(dict.fromkeys(score.conversation for score in scores))
-    height = 70 + len(names) * (len(ways) * _BAR + 12)
+    height = 70 + len(names) * (len(series) * _BAR + 12)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDE + 80}" height="{height}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="100%" height="100%" fill="white"/><text x="12" y="20" font-size="14">Facts kept after '
         f"compression by {escape(scores[0].model if scores else '')}; the tick is the size that is left</text>",
     ]
-    for n, asked in enumerate(ways):
+    for n, asked in enumerate(series):
         colour = _PLOT_COLOURS[n % len(_PLOT_COLOURS)]
-        x = _LEFT + n * 110
-        label = "as it comes" if asked == "auto" else f"{asked} fold{'s' if asked != '1' else ''}"
+        x = _LEFT + n * 130
+        label = "auto" if asked == "auto" else f"{asked} compression{'s' if asked != '1' else ''}"
         parts.append(f'<rect x="{x}" y="30" width="10" height="10" fill="{colour}"/>')
         parts.append(f'<text x="{x + 15}" y="40">{label}</text>')
     y = 56
@@ -198,7 +199,7 @@ def render_plot(scores: Sequence[CompressionScore]) -> str:
         parts.append(f'<text x="{_LEFT - 8}" y="{y + _BAR}" text-anchor="end">{escape(name[:32])}</text>')
         for score in scores:
             if score.conversation == name:
-                parts.append(_render_bar(score, y, _PLOT_COLOURS[ways.index(score.asked) % len(_PLOT_COLOURS)]))
+                parts.append(_render_bar(score, y, _PLOT_COLOURS[series.index(score.asked) % len(_PLOT_COLOURS)]))
                 y += _BAR
         y += 12
     parts.append("</svg>")

@@ -1,4 +1,7 @@
-"""Plays a conversation in a house of its own, folds it, and looks at what is left. The flows are real, time is not."""
+"""Replay a conversation in an in-process gateway, compress it, and score what the next turn sees.
+
+The engine is the real one. Time is virtual.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +32,19 @@ from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
 from everhold.testing.gateway import FakeRuntimes, InProcessGateway
 
 KEPT_EXCHANGES: Final = 2
-"""Exchanges that stay as they are. Few, so that the summary and not the tail is what is scored."""
+"""How many of the last exchanges stay verbatim. Few, so that the score measures the summary."""
 PROBE_TEXT: Final = "…"
-"""What is said last, to see what the model is shown then. It gives nothing away."""
+"""The last message of a replay. It triggers the turn whose context is scored, and contains no answer."""
 MAX_HITS: Final = 5
 WINDOW_SHARE: Final = 0.9
-"""Of a conversation's own size: the window it is squeezed into when it folds by itself."""
+"""The model's window in automatic mode, as a share of the conversation's size."""
 DEADLINE_SECONDS: Final = 170.0
 
 
 class ReplayModel:
-    """Answers as the conversation says, and keeps what it was shown."""
+    """A model that answers as the conversation's file says, and records the last request."""
 
-    name = "player"
+    name = "replay"
 
     def __init__(self, context_tokens: int) -> None:
         self.context_tokens = context_tokens
@@ -60,7 +63,7 @@ class ReplayModel:
 
 
 class ReplayTool:
-    """A tool of the stage: gives back what the conversation says it gave back."""
+    """A tool that returns the result which the conversation's file gives for the call."""
 
     deadline = 30.0
 
@@ -82,7 +85,7 @@ class ReplayTool:
 
 
 class MeteredModel:
-    """The model under test, with a look at what it costs."""
+    """The model under test. Measures its usage and time."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -102,7 +105,7 @@ class MeteredModel:
 
 
 class ThreadedModel:
-    """A model that needs a real loop, for a world in which time stands still while it is asked."""
+    """Runs a model that needs a real event loop in a thread, while virtual time stands still."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -115,13 +118,13 @@ class ThreadedModel:
     async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
         asked = asyncio.run_coroutine_threadsafe(self.model.answer(request), self._loop)
         try:
-            return asked.result(timeout=DEADLINE_SECONDS)  # the whole virtual world waits: that is the point
+            return asked.result(timeout=DEADLINE_SECONDS)  # blocks the virtual loop on purpose
         except TimeoutError:
             asked.cancel()
             raise Overloaded(f"{self.name} gave no answer within {DEADLINE_SECONDS:g} s") from None
 
     def close(self, *, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Stop the loop, after `last` was run on it."""
+        """Run `last` on the loop, then stop the loop."""
         if last is not None:
             asyncio.run_coroutine_threadsafe(last(), self._loop).result(timeout=10)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -130,7 +133,7 @@ class ThreadedModel:
 
 
 class ReplayRuntimes(FakeRuntimes):
-    """The house's furniture, with a player for the conversation and the model under test for its summaries."""
+    """Runtimes in which a ReplayModel answers the turns and the model under test writes the summaries."""
 
     def __init__(self, conversation: EvalConversation, summariser: Model, *, window: int) -> None:
         super().__init__()
@@ -158,7 +161,10 @@ def _start_gateway(runtimes: ReplayRuntimes) -> Iterator[InProcessGateway]:
 def score_conversation(
     conversation: EvalConversation, summariser: Model, *, compressions: int, keep: int = KEPT_EXCHANGES
 ) -> CompressionScore:
-    """Replay, fold `folds` times (0: whenever the small window fills up) and score what the next turn is shown."""
+    """Replay the conversation, compress it `compressions` times and score the context of the next turn.
+
+    With 0, the gateway compresses by itself whenever the small window fills up.
+    """
     watched = MeteredModel(summariser)
     size = compression.estimate_message_tokens(
         tuple(ModelMessage(role="user", text=turn.join_text()) for turn in conversation.turns)
@@ -166,7 +172,7 @@ def score_conversation(
     runtimes = ReplayRuntimes(
         conversation, watched, window=10_000_000 if compressions else max(400, int(size * WINDOW_SHARE))
     )
-    runtimes.settings.update(keep=keep)
+    runtimes.settings.update(keep_turns=keep)
     with _start_gateway(runtimes) as gateway:
         sessions = _replay_conversation(gateway, runtimes, conversation, compressions=compressions, keep=keep)
         session = sessions[-1]
@@ -211,7 +217,7 @@ def score_conversation(
 def _replay_conversation(
     gateway: InProcessGateway, runtimes: ReplayRuntimes, conversation: EvalConversation, *, compressions: int, keep: int
 ) -> list[str]:
-    """Everything is said; the sessions it was heard in."""
+    """Send all messages. Returns the session that received each of them."""
     count = len(conversation.turns)
     marks = {keep + round((count - keep) * n / compressions) for n in range(1, compressions + 1)}
     kind = "group" if len({turn.who for turn in conversation.turns}) > 1 else "dm"
@@ -228,7 +234,7 @@ def _replay_conversation(
 
 
 def _search_answers(gateway: InProcessGateway, session: str, log: list[Entry], asks: list[str]) -> dict[str, list[str]]:
-    """What a search for each question finds among the originals."""
+    """Search the log for each question. Returns the texts of the hits."""
     heard = next(entry.body for entry in log if isinstance(entry.body, Heard))
     index = MemoryIndex(gateway.path / "index.db", inline=True)
 
@@ -252,7 +258,7 @@ def _render_message(message: ModelMessage) -> str:
 
 
 def _render_entry(entry: Entry) -> str:
-    """What an entry says, as far as somebody said or did it; summaries are not originals."""
+    """Return the text of an entry that records a message, a tool call or a result. Summaries give an empty text."""
     match entry.body:
         case Heard(text=text) | Noted(text=text) | Said(text=text) | Returned(text=text):
             return text

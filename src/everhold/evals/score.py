@@ -1,4 +1,4 @@
-"""What a fold kept, and what it made up: pure comparisons of words, the same for every model and every language."""
+"""Score a compression: which facts it kept and which it invented. Compares words only, for every model and language."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from everhold.core.denial_detection import extract_denied_words, is_denial_contr
 from everhold.evals.conversation import EvalQuestion
 
 _SPACE: Final = re.compile(r"\s+")
-_DRESS: Final = re.compile(r"[*`“”„«»\"]")
+_MARKUP: Final = re.compile(r"[*`“”„«»\"]")
 _GROUPS: Final = re.compile(r"(?<=\d)[.,'\u2019\u202f\u00a0](?=\d{3}(?!\d))")
 _DASHES: Final = re.compile(r"[\u2010-\u2015]")
 _FIGURE: Final = re.compile(r"[\w@./:#%-]*\d[\w@./:#%-]*")
 _ENTRY: Final = re.compile(r"#\d+\b")
-"""An entry's number, as folds cite them."""
+"""An entry's number, as summaries cite it."""
 _LISTED: Final = re.compile(r"^\s*(?:[-*•]\s*)?\(?\d{1,2}[.)]\s", re.MULTILINE)
 _NAMES: Final = re.compile(r"(?<=[a-zäöüß,;] )([A-ZÄÖÜ][a-zäöüß]\w+) ([A-ZÄÖÜ][a-zäöüß]\w+)")
 
 
 class QuestionOutcome(Struct, frozen=True, kw_only=True):
-    """What became of one question's answer."""
+    """What happened to the answer of one question."""
 
     kind: str
     ask: str
     kept: bool
-    """It stands in what the next turn is shown."""
+    """The next turn's context contains it."""
     verbatim: bool
-    """It stands there as it was said, in the part that did not fold."""
+    """The part of that context that was not compressed contains it."""
     found: bool
-    """Searching for the question finds an entry that has it."""
+    """A search for the question finds an entry that contains it."""
     logged: bool
-    """Some entry of the log has it."""
+    """An entry of the log contains it."""
     stale: bool = False
-    """Only what was true before a correction is still there."""
+    """The context contains only the answer from before a correction."""
 
 
 class CompressionScore(Struct, frozen=True, kw_only=True):
-    """One conversation, folded in one way by one model."""
+    """The score of one conversation that one model compressed."""
 
     conversation: str
     language: str
     model: str
     asked: str
-    """How it was folded: a number of times, or `auto` for whenever its small window filled up."""
+    """How often it was to be compressed: a number, or `auto` for whenever the small window filled up."""
     compressions: int
     same_session: bool
     broken: tuple[str, ...]
-    """What an audit of the store found against it afterwards."""
+    """What an audit of the store found afterwards."""
     refused: tuple[str, ...]
     outcomes: tuple[QuestionOutcome, ...]
     invented: tuple[str, ...]
@@ -65,7 +65,7 @@ class CompressionScore(Struct, frozen=True, kw_only=True):
 
     @property
     def is_sound(self) -> bool:
-        """It was folded as asked, under one id, and the store is as it should be. A refusal by itself is no fault."""
+        """Whether it was compressed as often as asked, in one session, with a sound store. Refusals are allowed."""
         return (
             self.same_session
             and not self.broken
@@ -78,7 +78,7 @@ class CompressionScore(Struct, frozen=True, kw_only=True):
 
     @property
     def compressed(self) -> int:
-        """Facts that stand nowhere any more as they were said: the summary alone can have them."""
+        """The number of facts that are no longer in the context verbatim, so only the summary can contain them."""
         return sum(not outcome.verbatim for outcome in self.outcomes)
 
     @property
@@ -87,21 +87,24 @@ class CompressionScore(Struct, frozen=True, kw_only=True):
 
 
 def normalize_text(text: str) -> str:
-    """A text as it is compared: without case, dress, kinds of space and dash, or how thousands are set apart."""
+    """Return `text` for comparison: without case, markup, kinds of space and dash, or thousands separators."""
     text = unicodedata.normalize("NFKC", text).casefold()
-    text = _DASHES.sub("-", _DRESS.sub("", text))
+    text = _DASHES.sub("-", _MARKUP.sub("", text))
     return _SPACE.sub(" ", _GROUPS.sub("", text))
 
 
 def has_answer(text: str, answers: Iterable[str]) -> bool:
-    """Whether one of `answers` stands in `text` (normal already), as words of its own."""
+    """Whether the normalized `text` contains one of `answers` as whole words."""
     return any(re.search(rf"(?<!\w){re.escape(normalize_text(answer))}(?!\w)", text) for answer in answers)
 
 
 def judge_answer(
     question: EvalQuestion, *, shown: str, verbatim: str, hits: Sequence[str], log: str
 ) -> QuestionOutcome:
-    """`shown`, `verbatim` and `log` are normal texts: all the next turn sees, its unfolded part, and every entry."""
+    """Judge one answer.
+
+    `shown`, `verbatim` and `log` are normalized: the next turn's context, its uncompressed part, and all entries.
+    """
     kept = has_answer(shown, question.answers)
     return QuestionOutcome(
         kind=question.kind,
@@ -115,10 +118,10 @@ def judge_answer(
 
 
 def find_inventions(summary: str, said: str) -> tuple[str, ...]:
-    """Figures, names and denials in a summary that what it stands for does not bear out.
+    """Return the figures, names and denials in a summary that the original text does not support.
 
-    Figures are everything with a digit in it, names two capitalised words in a row neither of which was ever said, and
-    denials claims that something was not said although it was.
+    A figure is any word with a digit. A name is two capitalised words in a row, neither of which is in the original.
+    A denial claims that something was not said, although the original says it.
     """
     known = normalize_text(said)
     out: dict[str, None] = {}

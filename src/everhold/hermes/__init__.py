@@ -1,5 +1,6 @@
-"""Another agent's home, hermes-agent's, up to 0.19.0: where its files are and what its rows mean. Reads, never writes.
+"""Everything about hermes-agent, up to its version 0.19.0: reading its home, importing it, checking it, running its
+plug-ins.
 
-What is known here was found in its files, not in its code; columns are looked for, since any version up to 22 of its
-schema may be met.
+The format of its files was determined from the files and not from its code. Columns are looked up, because any version
+of its schema up to 22 may occur.
 """

@@ -1,4 +1,4 @@
-"""How long something may take, where that is asked for on every message: `asyncio.timeout` at a third of its cost."""
+"""A deadline for code that runs with every message: like `asyncio.timeout`, at a third of its cost."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from types import TracebackType
 
 
 class TaskDeadline:
-    """Ends what is awaited inside with a TimeoutError at this time of the loop, unless that was put off.
+    """Ends the awaiting code inside with a TimeoutError at this time of the loop, unless it is rescheduled.
 
-    A time that was put off is not written down anew with the loop: it is looked at when the earlier one has come.
+    A later time does not schedule a new callback. The callback of the earlier time checks it and schedules the next.
     """
 
     __slots__ = ("_alarm", "_armed", "_asked", "_at", "_late", "_loop", "_task")
@@ -20,7 +20,7 @@ class TaskDeadline:
 
     def __enter__(self) -> TaskDeadline:
         task = asyncio.current_task()
-        assert task is not None, "only a task can be ended"
+        assert task is not None, "a deadline needs a task"
         self._task = task
         self._asked = task.cancelling()
         self._loop = asyncio.get_running_loop()
@@ -37,7 +37,7 @@ class TaskDeadline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._alarm.cancel()
-        # whoever else wants this task to end has asked for it, too, and is obeyed first
+        # another cancellation of this task takes precedence over the timeout
         if self._late and self._task.uncancel() <= self._asked and kind is asyncio.CancelledError:
             raise TimeoutError from error
 

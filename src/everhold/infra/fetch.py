@@ -1,7 +1,7 @@
-"""The one way to a URL that somebody else chose: public addresses only, a bounded body, a bounded wait.
+"""Fetch URLs that come from outside: public addresses only, with a limited size and time.
 
-A name is resolved once and the connection goes to the very address that was looked at, so that a name cannot change its
-mind in between. Every redirect is a new URL and is looked at like the first.
+A name is resolved once, and the connection goes to the address that was checked, so a name cannot change its address in
+between. Each redirect is checked like the first URL.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _NAT64_NETWORK: Final = ipaddress.ip_network("64:ff9b::/96")
 _LOCAL_NAT64_NETWORK: Final = ipaddress.ip_network("64:ff9b:1::/48")
 _PROTOCOL_NETWORK: Final = ipaddress.ip_network("192.0.0.0/24")
-"""Set aside for protocols; some clouds answer there."""
+"""Reserved for protocols; some clouds serve internal data there."""
 
 IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 ResolveHost: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 
 
 def is_public(ip: IpAddress) -> bool:
-    """Whether an address is somewhere on the internet, and not a way back into this machine or its network."""
+    """Whether an address is on the public internet, not on this machine or its network."""
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.ipv4_mapped is not None:
             return is_public(ip.ipv4_mapped)
-        # an IPv4 address inside another one: where it leads is decided elsewhere
+        # contains an IPv4 address, and a gateway decides where packets go
         if ip.sixtofour is not None or ip.teredo is not None or ip in _NAT64_NETWORK or ip in _LOCAL_NAT64_NETWORK:
             return False
         if ip.is_site_local or ip.scope_id is not None:
@@ -47,7 +47,7 @@ def is_public(ip: IpAddress) -> bool:
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
-    """The addresses of a name, as the system knows them."""
+    """Return the addresses of a name from the system's resolver."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -56,7 +56,7 @@ async def resolve_host(host: str, port: int) -> list[str]:
 
 
 class UrlFetcher:
-    """Fetches for everybody. `allows` decides about addresses; another one is for tests, which have only loopback."""
+    """Fetches URLs. `allows` decides about addresses; tests replace it, because they use loopback."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class UrlFetcher:
         self._transport = transport
 
     async def __call__(self, url: str, *, headers: Mapping[str, str] | None = None) -> FetchedContent:
-        """What is at `url`. `headers` go to its own host only: whoever it redirects to does not see them."""
+        """Return the content at `url`. `headers` are sent to its own host only, not to redirect targets."""
         try:
             async with asyncio.timeout(self._deadline):
                 return await self._follow_redirects(url, dict(headers or {}))
         except TimeoutError as error:
-            raise Transient(f"{_format_url(url)} gave nothing within {self._deadline:g} s") from error
+            raise Transient(f"{_format_url(url)} did not answer within {self._deadline:g} s") from error
         except httpx2.HTTPError as error:
             raise Transient(f"{_format_url(url)} cannot be fetched: {type(error).__name__}") from error
 
@@ -91,10 +91,10 @@ class UrlFetcher:
             if isinstance(found, FetchedContent):
                 return found
             url = urljoin(url, found)
-        raise Refused(f"{_format_url(url)} leads elsewhere again and again")
+        raise Refused(f"{_format_url(url)} redirects too often")
 
     async def _get_url(self, url: str, headers: dict[str, str]) -> FetchedContent | str:
-        """The body, or where it is instead."""
+        """Return the content, or the target of a redirect."""
         host, port, target = self._parse_url(url)
         address = await self._choose_address(host, port)
         there = f"[{address}]" if ":" in address else address
@@ -121,8 +121,8 @@ class UrlFetcher:
             raise Refused(f"{_format_url(url)} answered {status}")
         if "content-encoding" in response.headers:
             raise Refused(
-                f"{_format_url(url)} answers packed, which nobody asked for"
-            )  # a small body may unpack to a vast one
+                f"{_format_url(url)} answers with a content encoding, which was not requested"
+            )  # a small compressed body may expand to a very large one
         declared = response.headers.get("content-length", "0")
         if declared.isdigit() and int(declared) > self._max_bytes:
             raise Refused(f"{_format_url(url)} is larger than {self._max_bytes:,} bytes")
@@ -149,7 +149,7 @@ class UrlFetcher:
         return host, port or _DEFAULT_PORTS[parts.scheme], f"{target}?{parts.query}" if parts.query else target
 
     async def _choose_address(self, host: str, port: int) -> str:
-        """The address to connect to. A name that has a private one among its addresses is refused whole."""
+        """Return the address to connect to. A name with any private address is refused."""
         addresses = await self._resolve(host, port)
         for text in addresses:
             try:
@@ -164,5 +164,5 @@ class UrlFetcher:
 
 
 def _format_url(url: str) -> str:
-    """A URL as an error may show it: without what it may carry in its query."""
+    """Return a URL for an error message, without its query, which may contain secrets."""
     return url.partition("?")[0][:200]

@@ -1,4 +1,4 @@
-"""A home: the one directory where an everhold keeps what it has. Knows paths and modes, never what the files mean."""
+"""The home: the directory of one gateway. Handles paths and file modes, not the content of files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everhold.errors import StoreError, StoreFull
 DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 MAX_READ_BYTES: Final = 1 << 20
-"""Bytes of the largest file anybody configures everhold with."""
+"""The size of the largest configuration file."""
 
 _FULL_DISK_ERRNOS: Final = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 _POSIX: Final = os.name == "posix"
@@ -29,13 +29,13 @@ _CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The paths of a home, and the care that nobody else can read or replace what is in it."""
+    """The paths of a home, and checks that no other user can read or replace its files."""
 
     path: Path
 
     @classmethod
     def find(cls, given: str | os.PathLike[str] | None = None, *, environ: Mapping[str, str]) -> Home:
-        """`given` (from `--home`), else `$EVERHOLD_HOME`, else `~/.everhold`. Nothing is created."""
+        """Return the home at `given` (from `--home`), else `$EVERHOLD_HOME`, else `~/.everhold`. Creates nothing."""
         text = os.fspath(given) if given else environ.get("EVERHOLD_HOME", "").strip() or "~/.everhold"
         try:
             path = Path(text).expanduser().absolute()
@@ -51,7 +51,7 @@ class Home:
 
     @property
     def last_good(self) -> Path:
-        """The last configuration that was in force, for `up --last-good`."""
+        """The last valid configuration, for `up --last-good`."""
         return self.path / "config.last-good.yaml"
 
     @property
@@ -60,7 +60,7 @@ class Home:
 
     @property
     def salt(self) -> Path:
-        """Random bytes that keep a revision from telling anything about the secrets it covers."""
+        """Random bytes that key the digests of revisions, so that a digest reveals no secret."""
         return self.path / "revision.salt"
 
     @property
@@ -73,7 +73,7 @@ class Home:
 
     @property
     def models(self) -> Path:
-        """Where people may put models that run in this process; nothing is ever downloaded there."""
+        """The directory for models that run in this process. everhold never downloads into it."""
         return self.path / "models"
 
     @property
@@ -101,26 +101,30 @@ class Home:
         return self.path / "backups"
 
     def create(self) -> Home:
-        """Make what is missing, private to this user, and refuse what is not. Existing modes are never changed."""
+        """Create missing directories, private to this user. Raises ConfigError if existing ones are not private."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             for directory in (self.path, self.logs, self.backups):
                 _make_directory(directory)
         except OSError as error:
             raise ConfigError(
-                [ConfigProblem(f"{error.filename or self.path}: {error.strerror}", "name another place with --home")]
+                [
+                    ConfigProblem(
+                        f"{error.filename or self.path}: {error.strerror}", "choose another directory with --home"
+                    )
+                ]
             ) from error
         self.check_private()
         return self
 
     def check_private(self) -> None:
-        """Raise ConfigError unless this home is private enough to trust. One that does not exist yet is."""
+        """Raise ConfigError if other users can change this home. A home that does not exist yet is fine."""
         found = list(_find_trust_problems(self.path))
         for secret in (self.env, self.salt, self.lock, self.api_socket, self.store, self.index, self.erasures):
             if secret.is_symlink():
                 found.append(
                     ConfigProblem(
-                        "is a symbolic link, which somebody else might redirect",
+                        "is a symbolic link, which another user might redirect",
                         f"put the file itself there: cp --remove-destination {secret.resolve()} {secret}",
                         file=str(secret),
                     )
@@ -135,7 +139,7 @@ def _make_directory(path: Path) -> None:
 
 
 def _find_trust_problems(path: Path) -> list[ConfigProblem]:
-    """Why a home may not be used."""
+    """Return why a home must not be used."""
     try:
         state = path.stat()
     except FileNotFoundError:
@@ -161,22 +165,22 @@ def _find_trust_problems(path: Path) -> list[ConfigProblem]:
 
 
 def read_file(path: Path, *, private: bool = False, limit: int = MAX_READ_BYTES) -> bytes | None:
-    """The bytes of a regular file, None if there is none. `private` refuses links and files that others can read.
+    """Return the bytes of a regular file, None if there is none. `private` refuses links and files readable by others.
 
-    Raises ConfigError. Never blocks on a pipe or a device that stands where a file should.
+    Raises ConfigError. Never blocks on a pipe or a device in place of a file.
     """
     try:
         handle = os.open(path, os.O_RDONLY | _NONBLOCK | _CLOEXEC | (_NOFOLLOW if private else 0))
     except FileNotFoundError:
         if path.is_symlink():
-            raise ConfigError([ConfigProblem("is a link that leads nowhere", f"rm {path}", file=str(path))]) from None
+            raise ConfigError([ConfigProblem("is a link without a target", f"rm {path}", file=str(path))]) from None
         return None
     except OSError as error:
         if private and path.is_symlink():
             raise ConfigError(
                 [
                     ConfigProblem(
-                        "is a symbolic link; secrets are read from the file itself only",
+                        "is a symbolic link; secrets are read from regular files only",
                         f"cp --remove-destination {path.resolve()} {path}",
                         file=str(path),
                     )
@@ -205,7 +209,7 @@ def read_file(path: Path, *, private: bool = False, limit: int = MAX_READ_BYTES)
 
 
 def write_file(path: Path, data: bytes, *, mode: int | None = FILE_MODE) -> None:
-    """Replace a file whole or not at all, durably. `mode` None keeps the mode the file has."""
+    """Replace a file atomically and durably. With `mode` None, the file keeps its mode."""
     if mode is None:
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
@@ -233,16 +237,16 @@ def write_file(path: Path, data: bytes, *, mode: int | None = FILE_MODE) -> None
 
 
 def append_line(path: Path, data: bytes) -> None:
-    """Add a line to a file of the owner's alone, whole or not at all. It is on the disk when this returns."""
+    """Append a line to a file with mode 0600, completely or not at all. The line is on disk when this returns."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE_MODE)
         try:
             end = os.lseek(handle, 0, os.SEEK_END)
-            # what a power cut left of a line must not take this one with it
+            # start a new line if a power failure left an incomplete one
             torn = end > 0 and os.lseek(handle, end - 1, os.SEEK_SET) == end - 1 and os.read(handle, 1) != b"\n"
             try:
                 left = (b"\n" if torn else b"") + data + b"\n"
-                while left:  # a disk that is about to be full takes only a part
+                while left:  # a nearly full disk may accept only a part
                     left = left[os.write(handle, left) :]
                 os.fsync(handle)
             except OSError:

@@ -1,4 +1,4 @@
-"""Lets one process at a time into a home. It never outlives its process, however that ends."""
+"""The lock of a home: one process at a time. The operating system releases it when the process ends."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ else:
     import fcntl
 
 _LOCK_OFFSET_BYTES: Final = 1 << 20
-"""Windows locks bytes, not files: one far behind the text, so that the holder's number stays readable."""
+"""Windows locks bytes, not files. This byte is far after the text, so that the holder's pid stays readable."""
 
 
 class HomeLock:
-    """Held from `take` to `release`, or until the process is gone: the system lets go of it, nobody has to clean up."""
+    """Held from `acquire` to `release`, or until the process ends. A stale lock cannot remain."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle: int | None = None
 
     def acquire(self) -> HomeLock:
-        """Hold the lock, or say at once who does."""
+        """Acquire the lock, or raise HomeBusy at once with the holder's pid."""
         while True:
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             if not _try(handle):
@@ -39,7 +39,7 @@ class HomeLock:
                 )
             if self._is_current_file(handle):
                 break
-            os.close(handle)  # somebody removed the file between opening and locking: that lock guards nothing
+            os.close(handle)  # the file was removed between opening and locking, so this lock is void
         os.chmod(self.path, 0o600)
         os.ftruncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())

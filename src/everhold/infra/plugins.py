@@ -1,8 +1,9 @@
-"""Installed packages' entry points -> factories. Nothing is imported before it is asked for, and never from a home.
+"""Find plug-ins by the entry points of installed packages. A plug-in is imported when it is loaded, never from a home.
 
-A package offers a plug-in by an entry point in one of four groups, `everhold.memories`, `everhold.platforms`,
-`everhold.models` or `everhold.tools`. The entry is a factory `(settings, context) -> instance` that carries a pydantic
-model `Settings`; a class with such an `__init__` will do. What ships with everhold is found the same way.
+A package offers a plug-in by an entry point in one of four groups: `everhold.memories`, `everhold.platforms`,
+`everhold.models` or `everhold.tools`. The entry is a factory `(settings, context) -> instance` with an attribute
+`Settings`, a pydantic model. A class with such an `__init__` is a factory, too. The adapters of everhold are found the
+same way.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ _IMPORT_ERRORS: Final = (
     RuntimeError,
     OSError,
 )
-"""What importing somebody's module may raise, short of bugs we want to see as such."""
+"""The errors that the import of a plug-in's module usually raises."""
 
 
 class PluginFactory(Protocol[T_co]):
-    """Makes one instance for one agent."""
+    """Makes an instance of a plug-in."""
 
     @property
     def Settings(self) -> type[BaseModel]:
-        """Validates its part of the configuration; keys ending in `_env` arrive resolved."""
+        """Validates the plug-in's section. Keys that end in `_env` arrive resolved."""
 
     def __call__(self, settings: Any, context: PluginContext) -> T_co: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstalledPlugin:
-    """What an installed package offers, without having been imported."""
+    """A plug-in of an installed package. It has not been imported."""
 
     name: str
     package: str
@@ -71,18 +72,18 @@ class PluginCatalogue(Generic[T]):
     def __init__(self, kind: str, noun: str = "plug-in", *, builtin: tuple[str, ...] = ()) -> None:
         self.kind = kind
         self.noun = noun
-        """What one of them is called in messages."""
+        """The word for one plug-in in messages."""
         self.builtin = builtin
-        """Names that can be chosen beside the plug-ins."""
+        """Built-in names that can be chosen like plug-ins."""
         self.group = f"everhold.{kind}"
 
     def list_plugins(self) -> list[InstalledPlugin]:
-        """Everything installed, by name. A name that two packages offer is there twice."""
+        """Return all installed plug-ins, by name. A name that two packages offer occurs twice."""
         found = {_build_plugin(entry) for entry in entry_points(group=self.group)}
         return sorted(found, key=lambda plugin: (plugin.name, plugin.package, plugin.version))
 
     def load(self, name: str) -> PluginFactory[T]:
-        """The factory called `name`, or at `module:attribute`. Raises NotFound or Misuse, with what to do about it."""
+        """Return the factory called `name`, or at `module:attribute`. Raises NotFound or InvalidRequest."""
         plugin = self._find_plugin(name)
         try:
             factory = EntryPoint(plugin.name, plugin.target, self.group).load()
@@ -151,7 +152,7 @@ def _render_install_remedy(name: str) -> str:
 
 
 def _suggest_plugin(kind: str, name: str, known: list[str]) -> str:
-    """What to do about a name that no installed package offers."""
+    """Return a remedy for a name that no installed package offers."""
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.7)
     if near:
         return f"did you mean `{near[0]}`?"
@@ -165,7 +166,7 @@ def _suggest_plugin(kind: str, name: str, known: list[str]) -> str:
 def _list_extras() -> list[str]:
     try:
         return metadata("everhold").get_all("Provides-Extra") or []
-    except PackageNotFoundError:  # running from a source tree that was never installed
+    except PackageNotFoundError:  # runs from a source tree that is not installed
         return []
 
 

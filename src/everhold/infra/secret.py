@@ -1,4 +1,4 @@
-"""A value that must not be shown. It is opened where it leaves the process, and nowhere else."""
+"""A string that must not be shown. Its value is revealed only where it is sent to a service."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MASK: Final = "***"
 
 
 class SecretString:
-    """Prints, logs, formats and serialises as `***`; only `reveal` gives the value away."""
+    """Prints, logs, formats and serializes as `***`. Only `reveal` returns the value."""
 
     __slots__ = ("_value",)
 
@@ -20,7 +20,7 @@ class SecretString:
         return self._value
 
     def mask_in(self, text: str) -> str:
-        """`text` with the value masked wherever it occurs."""
+        """Return `text` with each occurrence of the value masked."""
         value = self._value.strip()
         return text.replace(value, MASK) if len(value) >= 4 else text
 
@@ -50,11 +50,11 @@ class SecretString:
         return self
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Secret is not pickled: pickles end up in files")
+        raise TypeError("a SecretString cannot be pickled, because pickles are stored in files")
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """Settings take a string or a Secret and dump the mask."""
+        """Accept a string or a SecretString in settings, and dump the mask."""
         from pydantic_core import core_schema
 
         return core_schema.no_info_plain_validator_function(
@@ -72,7 +72,7 @@ class SecretString:
             return value
         if isinstance(value, str):
             return cls(value)
-        raise ValueError("a secret is text")
+        raise ValueError("a secret must be text")
 
 
 def _encode_text(text: str) -> bytes:

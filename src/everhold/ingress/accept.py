@@ -1,4 +1,4 @@
-"""platform -> log: commit, then acknowledge. A message is kept before anybody is told that it is."""
+"""Accept messages of platforms: commit, then acknowledge. A message is stored before its platform is told so."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from everhold.errors import Conflict
 from everhold.ports.platform import SCHEDULED_EVENT, UNPARSED_EVENT, AcceptResult, IncomingMessage
 from everhold.ports.store import (
     Change,
-    Committed,
-    Opening,
+    CommitResult,
+    SessionOpening,
     StateNamespace,
     StateWrite,
     Step,
@@ -32,16 +32,16 @@ from everhold.ports.store import (
 )
 
 AdmitMessage: TypeAlias = Callable[[IncomingMessage], Awaitable[AdmissionDecision]]
-"""Who is this, and may they speak? Configuration and people are behind it."""
+"""Decides who the sender is and whether the message is accepted, by the configuration and the known people."""
 
 MAX_KNOWN_CHATS: Final = 10_000
 MOST_CONFLICTS: Final = 1_000
-"""How often in a row other writers may come before one message. Of those that collide, one always gets through."""
-_WAKEUPS: Final = {reader: (Wakeup(consumer=reader),) for reader in (TURN, COMMANDS)}
+"""How often in a row other writers may commit before one message. Of colliding commits one always succeeds."""
+_WAKEUPS: Final = {consumer: (Wakeup(consumer=consumer),) for consumer in (TURN, COMMANDS)}
 
 
 class KnownChat(NamedTuple):
-    """Where a conversation led when somebody last spoke in it. A shortcut: a commit refuses what is no longer so."""
+    """The session that an address led to at its last message. It is a cache: a commit refuses outdated values."""
 
     session: str
     stamp: Stamp
@@ -50,21 +50,21 @@ class KnownChat(NamedTuple):
 
 
 class OffsetVersion:
-    """The version of a platform offset once everything that was begun with it is committed."""
+    """The version of a platform offset after all commits in progress with it."""
 
     def __init__(self, version: int) -> None:
         self.version = version
 
 
 class MessageAcceptor:
-    """The door. One commit per message; a repeated delivery is recognised, an edit is new."""
+    """Accepts messages, one commit per message. A repeated delivery is recognised; an edit is a new message."""
 
     def __init__(self, gates: Gates, *, admit: AdmitMessage, wakeups: Wakeups) -> None:
         self.gates = gates
         self.admit = admit
         self.wakeups = wakeups
         self._known_chats: dict[tuple[object, ...], KnownChat] = {}
-        """By all that an address and a stamp are made of."""
+        """By everything that determines an address and a stamp."""
         self._offsets: dict[tuple[str, str], OffsetVersion] = {}
         """By scope and key."""
 
@@ -89,13 +89,13 @@ class MessageAcceptor:
             try:
                 return await self._commit(incoming, admission)
             except Conflict:
-                # Another writer came first: it opened the session, or moved the offset. What it wrote is there now.
+                # Another writer opened the session or moved the offset first. What it wrote can be read now.
                 if attempt == MOST_CONFLICTS - 1 or not await self._still_holds(incoming.state_write):
                     raise
         raise AssertionError("the last attempt returns or raises")
 
     async def _commit_offset_only(self, incoming: IncomingMessage) -> None:
-        """Nothing of it is kept, but how far the platform was read is."""
+        """Commit only the platform offset, because the message itself is not stored."""
         at = self.gates.clock.now()
         if incoming.state_write is not None:
             writes = (incoming.state_write,)
@@ -111,21 +111,21 @@ class MessageAcceptor:
             )
 
     async def _still_holds(self, write: StateWrite | None) -> bool:
-        """Whether the record has the version that `write` names. If it has not, trying again would not help."""
+        """Return whether the record still has the version that `write` names. If not, a retry would not help."""
         if write is None:
             return True
         record = await self.gates.store.get_state_record(write.namespace, write.key, scope=write.scope)
         return (0 if record is None else record.version) == write.version
 
     async def _move_offset(self, incoming: IncomingMessage) -> tuple[tuple[StateWrite, ...], OffsetVersion | None]:
-        """The write that goes with a message (how far the account was read by it), and what it was based on."""
+        """Return the write of the platform offset that goes with a message, and the version it is based on."""
         if incoming.offset is None:
             return (), None
         key = _get_offset_place(incoming)
         known = self._offsets.get(key)
         if known is None:
             record = await self.gates.store.get_state_record(StateNamespace.PLATFORM_OFFSET, key[1], scope=key[0])
-            # several may have read it at once: the first of them says what the others go on from
+            # Several tasks may have read it at once; all continue from the version of the first.
             known = self._offsets.get(key) or OffsetVersion(0 if record is None else record.version)
             if known.version:
                 if len(self._offsets) >= MAX_KNOWN_CHATS:
@@ -143,7 +143,7 @@ class MessageAcceptor:
         return (write,), known
 
     def _forget_offset(self, incoming: IncomingMessage, known: OffsetVersion | None) -> None:
-        """Another writer moved the offset: read it again, unless that was done since."""
+        """Forget the cached offset after another writer moved it, unless it was read again since."""
         if known is not None:
             key = _get_offset_place(incoming)
             if self._offsets.get(key) is known:
@@ -164,7 +164,7 @@ class MessageAcceptor:
             incoming.repo,
         )
         known = self._known_chats.get(whereabouts)
-        opens: Opening | None = None
+        opens: SessionOpening | None = None
         new = False
         if known is None:
             known, opens = await self._find_or_open_session(incoming, admission, at)
@@ -176,7 +176,7 @@ class MessageAcceptor:
         state_writes, known_offset = await self._move_offset(incoming)
         if incoming.state_write is not None:
             state_writes += (incoming.state_write,)
-        # a hand that is offered is kept free from here on: nothing may go wrong before the commit
+        # A worker is reserved from here on, so nothing may fail before the commit.
         wakeups = self.wakeups.reserve_workers(_WAKEUPS[wakeup]) if body.asks else ()
         change = Change(
             step=Step.ACCEPT,
@@ -209,14 +209,14 @@ class MessageAcceptor:
         if opens is not None:
             gates.log.info("session.bound", session=session, address=stamp.address)
         gates.log.info("message.accepted", session=session, seq=done.seqs[0], asks=body.asks)
-        if wakeup != TURN or not done.claims:  # else the session's turn begins only now, and reads it then
+        if wakeup != TURN or not done.claims:  # otherwise the turn of the session begins now and reads everything
             self.wakeups.notify(session, work=body.asks and not done.claims)
         return AcceptResult(outcome="accepted", session=session, seq=done.seqs[0])
 
     async def _find_or_open_session(
         self, incoming: IncomingMessage, admission: AdmissionDecision, at: float
-    ) -> tuple[KnownChat, Opening | None]:
-        """Where the message belongs, and the session that is to be opened for it if there is none yet."""
+    ) -> tuple[KnownChat, SessionOpening | None]:
+        """Return the session of a message, and the session to open if there is none yet."""
         gates, origin = self.gates, incoming.origin
         place = derive_address(
             agent=admission.agent,
@@ -242,31 +242,32 @@ class MessageAcceptor:
             repo=incoming.repo,
         )
         known = KnownChat(session, stamp, f"person:{admission.person}", (address, title))
-        return known, None if found else Opening(agent=admission.agent, address=address)
+        return known, None if found else SessionOpening(agent=admission.agent, address=address)
 
-    async def _commit_and_start_workers(self, change: Change) -> Committed:
-        """Commit, and have lanes worked on that were taken with it, even if whoever brought the message is gone."""
+    async def _commit_and_start_workers(self, change: Change) -> CommitResult:
+        """Commit, and start workers for the claimed cursors, even if the caller was cancelled."""
         task = asyncio.get_running_loop().create_task(self.gates.store.commit(change))
         task.add_done_callback(functools.partial(self._start_reserved_workers, change.wakeups))
         return await asyncio.shield(task)
 
-    def _start_reserved_workers(self, wakeups: tuple[Wakeup, ...], task: asyncio.Task[Committed]) -> None:
+    def _start_reserved_workers(self, wakeups: tuple[Wakeup, ...], task: asyncio.Task[CommitResult]) -> None:
         failed = task.cancelled() or task.exception() is not None
         self.wakeups.start_reserved(wakeups, () if failed else task.result().claims)
 
 
 def _get_offset_place(incoming: IncomingMessage) -> tuple[str, str]:
-    """The scope and the key of the record that says how far the account was read."""
+    """Return the scope and the key of the platform offset."""
     assert incoming.offset is not None
     return make_state_scope(incoming.origin.platform, incoming.origin.account), incoming.offset.key
 
 
 def build_heard(incoming: IncomingMessage, stamp: Stamp, admission: AdmissionDecision) -> Heard:
-    """The entry a message becomes."""
+    """Return the entry of a message."""
     text, mangled = strip_surrogates(incoming.text)
     sender, bot, attachments = incoming.sender, incoming.bot, incoming.attachments
     name = format_sender_name(strip_surrogates(incoming.name)[0], sender=sender) if incoming.name else ""
-    # whoever is not spoken to stays silent; bots do not thank each other for ever, nor for their errors
+    # A message that is not addressed to the agent gets no answer, and neither do acknowledgements and error notices of
+    # bots.
     idle = incoming.notice or (bot and (is_acknowledgement(text) or is_notice(text)))
     command = admission.command
     ordered = command is not None
@@ -296,7 +297,7 @@ def build_heard(incoming: IncomingMessage, stamp: Stamp, admission: AdmissionDec
 
 
 def sanitize_ids(incoming: IncomingMessage) -> IncomingMessage:
-    """The message with ids that can be stored: what is no character in them is replaced, the same way every time."""
+    """Return the message with ids that can be stored: invalid code points are replaced, always in the same way."""
     origin = incoming.origin
     parts = (origin.platform, origin.account, origin.chat, origin.thread, origin.message, incoming.sender)
     if "".join(parts).isascii() or not any(strip_surrogates(part)[1] for part in parts):
@@ -306,7 +307,7 @@ def sanitize_ids(incoming: IncomingMessage) -> IncomingMessage:
 
 
 def build_dedup_key(incoming: IncomingMessage) -> str | None:
-    """What makes a repeated delivery recognisable. A source that gives no message id cannot repeat itself."""
+    """Return the key that identifies a repeated delivery. A source without message ids does not repeat messages."""
     origin = incoming.origin
     if not origin.message:
         return None

@@ -1,7 +1,9 @@
-"""Who is at the door, may they speak here, and does anybody answer? By the configuration in force now.
+"""Admission: decides who the sender of a message is, whether it is accepted, and whether an agent answers. It uses the
+configuration in force.
 
-Default is no. Strangers hear at most one word an hour, in direct chats only. What is said in a group is kept only if it
-is meant for the agent, or if somebody wants it observed. A halt word silences a chat's agents until a human lifts it.
+The default is to refuse. A stranger gets at most one reply an hour, and only in direct chats. A group message is stored
+only if it is addressed to the agent, or if the configuration says to observe the group. A halt silences the agents of a
+chat until a human lifts it.
 """
 
 from __future__ import annotations
@@ -42,18 +44,18 @@ T = TypeVar("T")
 
 AGENT_PLATFORM: Final = "agent"
 LOCAL_PLATFORMS: Final = frozenset({"terminal", "http", AGENT_PLATFORM})
-"""Places whose people were let in by whoever serves them."""
+"""Platforms whose server has already authenticated the sender."""
 MAX_ENTRIES_BACK: Final = 200
-"""How many entries back it is looked for a human's word."""
+"""How many entries back a message of a human is searched."""
 MAX_REPORTED_LOOPS: Final = 1_000
 LOOP_REPORT_SECONDS: Final = 86_400.0
-"""How long a loop that was broken is news."""
+"""How long a broken loop is shown in the status."""
 PAIRING_REPLY: Final = """\
-I do not know you yet. If you should be let in, give this code to whoever runs me: {code} (good for ten minutes)."""
+I do not know you yet. To get access, give this code to the owner of this agent: {code} (valid for ten minutes)."""
 
 
 class AdmissionControl:
-    """The desk at the door. Called with every message; answers who speaks, to whom, and whether that is heard."""
+    """Decides about every message: who speaks, in which conversation, and whether it is accepted."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class AdmissionControl:
         self._dm_owners = DmOwners(store, clock=clock)
         self.pairing = PairingRegistry(store, clock=clock, chance=chance, log=log)
         self.loops: dict[tuple[str, str, str], dict[str, Any]] = {}
-        """Where agents answered each other too often: (agent, platform, chat) -> how often, and when last."""
+        """(agent, platform, chat) of broken loops -> how often agents answered each other, and when last."""
         self._halts: dict[tuple[str, str], str] | None = None
         self._sends: set[asyncio.Task[None]] = set()
 
@@ -110,14 +112,14 @@ class AdmissionControl:
         return await self._check_loops(incoming, found, speaker, settings)
 
     async def identify_sender(self, incoming: IncomingMessage, settings: Settings) -> IdentifiedSender:
-        """Who this is: by configuration, by proof, or else just this id of this platform."""
+        """Return the sender: by the configuration, by a proven link, or else by the id on this platform."""
         origin = incoming.origin
         identity = f"{origin.platform}:{incoming.sender}"
         if person := await self._find_person(identity, settings):
             return IdentifiedSender(identity=identity, person=person, verified=True)
-        # at this machine a sender's name is who they are; elsewhere a name proves nothing and an id is all there is
+        # On a local platform the sender's name identifies the person. Elsewhere only the id does.
         local = origin.platform in LOCAL_PLATFORMS
-        # an agent may be called like a person, and is none
+        # An agent may have the same name as a person, but is not that person.
         named = local and origin.platform != AGENT_PLATFORM
         return IdentifiedSender(identity=identity, person=incoming.sender if named else identity, verified=local)
 
@@ -144,7 +146,7 @@ class AdmissionControl:
         if direct and command is not None and command.name == "link" and (admitted or command.argument):
             if answer := await self.pairing.link_identity(speaker, command.argument, admitted=admitted):
                 self.send_outside_session(origin, answer)
-            return msgspec.structs.replace(found, refusal="it was about who they are")
+            return msgspec.structs.replace(found, refusal="it was a link command")
         if not admitted:
             if direct and settings.access.pairing and not incoming.bot:
                 await self._answer_pairing_request(incoming)
@@ -159,7 +161,7 @@ class AdmissionControl:
         account: AccountSettings,
         settings: Settings,
     ) -> AdmissionDecision:
-        """Whether somebody who may speak in a group asks for an answer there, and may use the command they give."""
+        """Decide whether a group message asks for an answer, and whether the sender may use its command."""
         origin = incoming.origin
         command = None if incoming.bot else parse_command(incoming.text)
         manners = account.groups
@@ -182,10 +184,12 @@ class AdmissionControl:
     async def _check_dm_owner(
         self, incoming: IncomingMessage, found: AdmissionDecision, speaker: IdentifiedSender, settings: Settings
     ) -> AdmissionDecision:
-        """A direct chat that can change hands is that of whoever was heard there first. Another one is kept apart."""
+        """Give a direct chat that can change hands to the person who was heard there first. Another person gets a
+        separate conversation.
+        """
         origin, sender = incoming.origin, incoming.sender
         platform, account = origin.platform, origin.account
-        # also for what does not come by the platform, such as schedules
+        # This also applies to messages that do not come from the platform, such as schedules.
         first = await self._dm_owners.find_owner(platform, account, found.chat)
         if not first and incoming.can_change_owner:
             outside = msgspec.structs.replace(origin, thread="")
@@ -197,7 +201,7 @@ class AdmissionControl:
         if incoming.event == SCHEDULED_EVENT:
             there: object = self._platforms.get((platform, account))
             if isinstance(there, SupportsPresence) and not await there.is_alone_with(origin, sender):
-                return msgspec.structs.replace(found, refusal=f"{speaker.identity} is not alone there any more")
+                return msgspec.structs.replace(found, refusal=f"{speaker.identity} is no longer alone in that chat")
         theirs = first in ("", sender, speaker.person)
         if theirs or await self._find_person(f"{platform}:{first}", settings) == speaker.person:
             return found
@@ -206,7 +210,7 @@ class AdmissionControl:
     async def _check_loops(
         self, incoming: IncomingMessage, found: AdmissionDecision, speaker: IdentifiedSender, settings: Settings
     ) -> AdmissionDecision:
-        """Agents fall silent after so many answers to each other, and when a human says so."""
+        """Silence agents after too many answers to each other, and in halted chats."""
         origin = incoming.origin
         order = self._parse_halt_order(incoming, settings)
         if origin.platform in LOCAL_PLATFORMS:
@@ -220,7 +224,7 @@ class AdmissionControl:
         if not incoming.bot:
             self.loops.pop((found.agent, origin.platform, origin.chat), None)
         if incoming.bot and not hops and origin.platform not in LOCAL_PLATFORMS:
-            hops = await self._count_hops(incoming, found)  # one that is carried is exact, ours is only a guess
+            hops = await self._count_hops(incoming, found)  # a count from the platform is exact, ours is an estimate
         if hops >= settings.loops.max_hops:
             self._record_broken_loop(found.agent, origin, hops)
             return msgspec.structs.replace(found, asks=False, hops=hops)
@@ -238,7 +242,7 @@ class AdmissionControl:
             self.send_outside_session(origin, PAIRING_REPLY.format(code=code))
 
     def send_outside_session(self, to: ChatLocation, text: str) -> None:
-        """Say something that belongs to no conversation. Nobody waits for it, and it is not tried twice."""
+        """Send a message that belongs to no session. It is neither awaited nor retried."""
         platform = self._platforms.get((to.platform, to.account))
         if platform is None:
             return
@@ -255,7 +259,7 @@ class AdmissionControl:
         task.add_done_callback(self._sends.discard)
 
     async def close_sends(self) -> None:
-        """Let what is being whispered be said, or give it up."""
+        """Wait for messages that are being sent, or give them up."""
         if self._sends:
             await asyncio.wait(self._sends, timeout=2.0)
         for task in self._sends:
@@ -264,7 +268,9 @@ class AdmissionControl:
     # -- loops and halts ---------------------------------------------------------------------------------------------
 
     def _parse_halt_order(self, incoming: IncomingMessage, settings: Settings) -> str | None:
-        """`halt` or `wake`, if a human says so: by the word, or by the command where bots are only shown commands."""
+        """Return `halt` or `wake` if a human orders it: by the halt word, or by the command, because bots may see only
+        commands.
+        """
         if incoming.bot:
             return None
         words = {settings.loops.halt_word: "halt", settings.loops.wake_word: "wake"}
@@ -278,8 +284,8 @@ class AdmissionControl:
         return command.name if command is not None and command.name == "link" else None
 
     async def _is_repeated(self, incoming: IncomingMessage) -> bool:
-        """Whether an order was obeyed and kept before: a late repeat must not undo what a human said since. One that
-        was obeyed and not kept is obeyed again, which changes nothing.
+        """Return whether an order was handled and stored before, because a late repeat must not undo a later order. An
+        order that was handled and not stored is handled again, which changes nothing.
         """
         key = build_dedup_key(incoming)
         return key is not None and await self._store.find_entry_place(key) is not None
@@ -293,7 +299,7 @@ class AdmissionControl:
         if order == "halt":
             by = {"by": speaker.person, "at": self._clock.now()}
             value = msgspec.json.encode(by).decode()
-        # the last order counts, whoever gave the one before
+        # The last order counts, whoever gave the one before.
         await update_state_record(
             self._store,
             StateNamespace.CHAT_HALT,
@@ -315,7 +321,7 @@ class AdmissionControl:
     async def _spread_halt(
         self, incoming: IncomingMessage, found: AdmissionDecision, speaker: IdentifiedSender
     ) -> None:
-        """Let the word be heard in every conversation of this chat where something is going on or waits."""
+        """Send the halt to every session of this chat that is running or has pending messages."""
         own = self._derive_address(incoming, found)
         for cursor in await self._store.list_cursors(consumer=TURN, waiting=True):
             session = await self._store.get_session(cursor.session)
@@ -338,7 +344,7 @@ class AdmissionControl:
             )
 
     async def _load_halts(self) -> dict[tuple[str, str], str]:
-        """Which chats are silenced, and by whom."""
+        """Return the silenced chats, and who silenced them."""
         if self._halts is None:
             found = await self._store.list_state_records(StateNamespace.CHAT_HALT)
             self._halts = {
@@ -347,7 +353,7 @@ class AdmissionControl:
         return self._halts
 
     async def _count_hops(self, incoming: IncomingMessage, found: AdmissionDecision) -> int:
-        """How often agents have answered each other in this conversation, on a platform that does not tell."""
+        """Count how often agents have answered each other in this conversation, on a platform that carries no count."""
         led = await self._store.get_bound_session(self._derive_address(incoming, found))
         if led is None:
             return 0
@@ -382,11 +388,11 @@ class AdmissionControl:
             self.loops[key] = {"count": count, "hops": hops, "at": self._clock.now()}
 
     async def load_halts(self) -> None:
-        """Remember which chats were silenced."""
+        """Load the silenced chats."""
         await self._load_halts()
 
     def describe(self) -> dict[str, Any]:
-        """Loops that were broken and chats that are silenced, for `status`."""
+        """Return broken loops and silenced chats, for `status`."""
         return {
             "loops": [
                 {"agent": agent, "platform": platform, "chat": chat, **it}
@@ -401,14 +407,16 @@ class AdmissionControl:
 
 
 def _find_configured(given: Mapping[str, T], *names: str) -> T | None:
-    """What is configured for a chat, under whichever of its ids."""
+    """Return the configuration of a chat, under any of its ids."""
     return next((given[name] for name in names if name in given), None)
 
 
 def _check_configured(
     incoming: IncomingMessage, agent: str, account: AccountSettings | None, settings: Settings
 ) -> None:
-    """What is due and finds its agent or account out of the configuration waits: nobody decided against it."""
+    """Raise if the agent or account of a schedule is not configured, so that its message waits. Its removal was not
+    decided.
+    """
     origin = incoming.origin
     if agent not in settings.agents:
         raise Transient(f"there is no agent {agent!r}", remedy="configure it, or remove the schedule")

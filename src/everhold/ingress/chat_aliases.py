@@ -1,7 +1,7 @@
-"""Chats that their platform gave another id: they stay the conversations they were.
+"""Chat aliases: a chat whose platform gave it another id keeps its conversations.
 
-A chat is known for good by the id it had first. Sessions, memories, allow lists, chat settings and a halt hold on to
-that one; only what is sent goes to the id of the day.
+A chat is identified by its first id. Sessions, memories, allow lists, chat settings and halts use that id; only
+outgoing messages use the present id.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from everhold.ports.store import StateNamespace, Store, make_state_scope, split_
 
 
 class ChatAliases:
-    """Which chats were known by another id first. Read from the store once, and kept up to date."""
+    """Maps the ids of chats to their first ids. It is loaded from the store once, and kept up to date."""
 
     def __init__(self, store: Store, *, clock: Clock, log: EventLogger) -> None:
         self._store = store
@@ -22,16 +22,16 @@ class ChatAliases:
         self._first_ids: dict[tuple[str, str], str] | None = None
 
     async def find_first_id(self, platform: str, chat: str) -> str:
-        """The id that a chat was first known by."""
+        """Return the first id of a chat."""
         return (await self._load_aliases()).get((platform, chat), chat)
 
     async def add_alias(self, platform: str, old: str, new: str) -> None:
-        """A platform says that a chat has another id from now on. It may say so more than once."""
+        """Record that a chat has another id from now on. A platform may report this more than once."""
         known = await self._load_aliases()
         first = known.get((platform, old), old)
         if new in ("", first) or known.get((platform, new)) == first:
             return
-        # the platform's newest word counts, so what is there is replaced, whoever wrote it
+        # The latest report of the platform counts, so it replaces the present value.
         await update_state_record(
             self._store,
             StateNamespace.CHAT_ALIAS,

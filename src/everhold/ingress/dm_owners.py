@@ -1,7 +1,7 @@
-"""Whose a direct chat is, where a platform lets somebody else take the place of the other one in it.
+"""DM owners: the person to whom a direct chat belongs, on platforms where another person can take a place in it.
 
-A direct chat is its person's for good: whoever is heard first in one keeps it, however often they leave and come back.
-Whoever is alone with the agent there later has a conversation of their own in the same chat.
+A direct chat belongs to the person who was heard there first, even if that person leaves and comes back. Another person
+who is alone with the agent there later gets a separate conversation.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from everhold.ports.clock import Clock
 from everhold.ports.store import StateNamespace, Store, make_state_scope, split_state_scope
 
 MAX_ENTRIES_READ: Final = 200
-"""How many of a session's first messages are looked through for one that was said in the chat in question."""
+"""How many of a session's first messages are searched for one from the chat."""
 
 
 class DmOwners:
-    """Who was first in direct chats that can change hands. Read from the store once, and kept up to date."""
+    """The first persons of direct chats that can change hands. They are loaded from the store once, and kept up to
+    date.
+    """
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store = store
@@ -27,7 +29,7 @@ class DmOwners:
         self._owners: dict[tuple[str, str, str], str] | None = None
 
     async def find_owner(self, platform: str, account: str, chat: str) -> str:
-        """Who was first in a chat, if that was ever asked."""
+        """Return the owner of a chat, if one was recorded."""
         if self._owners is None:
             found = await self._store.list_state_records(StateNamespace.DM_OWNER)
             self._owners = {(*split_state_scope(it.scope), it.key): it.value for it in found}
@@ -36,7 +38,7 @@ class DmOwners:
     async def find_or_set_owner(
         self, platform: str, account: str, chat: str, *, addresses: Sequence[str], sender: str
     ) -> str:
-        """Who was first in a chat: by what was kept, by the log, or else `sender`, who keeps it from now on."""
+        """Return the owner of a chat: by the record, by the log, or else `sender`, who is recorded now."""
         found = await self.find_owner(platform, account, chat)
         if found:
             return found
@@ -48,14 +50,14 @@ class DmOwners:
             chat,
             scope=make_state_scope(platform, account),
             at=self._clock.now(),
-            decide=lambda owner: owner or first,  # whoever was written down first keeps the chat
+            decide=lambda owner: owner or first,  # the first record wins
         )
         assert self._owners is not None, "`known` has read them"
         self._owners[platform, account, chat] = kept or first
         return kept or first
 
     async def _find_first_speaker(self, address: str, platform: str) -> str:
-        """Who spoke first at an address, for chats that are older than what is kept about them."""
+        """Return who spoke first at an address, for chats that are older than these records."""
         led = await self._store.get_bound_session(address)
         if led is None:
             return ""
@@ -63,5 +65,5 @@ class DmOwners:
         for entry in heard:
             if isinstance(entry.body, Heard) and entry.body.stamp.address == address:
                 return entry.body.speaker or entry.body.stamp.person.removeprefix(f"{platform}:")
-        # erased, or resumed from elsewhere, which only its owner can do
+        # The first message was erased, or the session was resumed from another chat, which only its owner can do.
         return heard[0].author.removeprefix("person:").removeprefix(f"{platform}:") if heard else ""

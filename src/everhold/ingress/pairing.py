@@ -1,4 +1,6 @@
-"""Who was let in, who asks to be, and who is one person on two platforms. Kept in the store, decided in core."""
+"""Pairing: admitted identities, pairing requests, and links of two identities to one person. `core/pairing.py`
+decides.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,13 @@ from everhold.ports.store import (
 S = TypeVar("S", bound=Struct)
 
 APPROVE: Final = "approve"
-"""The key of the wrong codes that operators gave. Those of people are kept under their identity, which has a colon."""
+"""The key of the count of wrong codes from operators. Counts of people use their identity, which contains a colon."""
 _CODE_RANDOM_BYTES: Final = 64
-"""Bytes that a code is made of: so many that enough of them are fair."""
+"""Random bytes for a code. They are so many that enough of them are usable."""
 
 
 class PairingRegistry:
-    """The book of strangers and of those who were let in."""
+    """The registry of pairing requests and admitted identities."""
 
     def __init__(self, store: Store, *, clock: Clock, chance: RandomSource, log: EventLogger) -> None:
         self._store = store
@@ -44,16 +46,16 @@ class PairingRegistry:
         self._chance = chance
         self._log = log
 
-    # -- at the door -------------------------------------------------------------------------------------------------
+    # -- for the admission -------------------------------------------------------------------------------------------
 
     async def is_admitted(self, platform: str, account: str, sender: str) -> bool:
-        """Whether somebody was let in to write directly. A group is another matter."""
+        """Return whether an identity was admitted to direct chats. Groups are not included."""
         scope = make_state_scope(platform, account)
         record = await self._store.get_state_record(StateNamespace.PAIRING_GRANT, sender, scope=scope)
         return record is not None and _decode_record(record, PairingGrant) is not None
 
     async def request_pairing(self, platform: str, account: str, sender: str, *, name: str, chat: str) -> str:
-        """A stranger wrote: the code to tell them, or nothing if they are not to be answered now."""
+        """Record a stranger's message; return the code for the reply, or nothing if no reply is due."""
         now, scope = self._clock.now(), make_state_scope(platform, account)
         own = await self._store.get_state_record(StateNamespace.PAIRING_REQUEST, sender, scope=scope)
         if not pairing.can_answer_request(None if own is None else _decode_record(own, PairingRequest), now):
@@ -75,27 +77,29 @@ class PairingRegistry:
         try:
             await self._commit(write)
         except Conflict:
-            return ""  # another message of theirs is answered in this very moment, and that code is the one that counts
+            return ""  # another message of this stranger is answered at this moment, and that code is valid
         self._log.info("pairing.requested", platform=platform, account=account, sender=sender)
         return code
 
     async def _tidy_requests(self, scope: str, now: float, *, besides: str) -> int:
-        """Forget requests of long ago; how many of the others still wait for an answer."""
+        """Delete old requests; return how many others are pending."""
         waiting = 0
         for record in await self._store.list_state_records(StateNamespace.PAIRING_REQUEST, scope=scope):
             other = _decode_record(record, PairingRequest)
             if other is None or pairing.can_answer_request(other, now):
                 if record.key != besides:
-                    with contextlib.suppress(Conflict):  # they asked again in this very moment: then it is not old
+                    with contextlib.suppress(
+                        Conflict
+                    ):  # the stranger asked again at this moment, so the request is not old
                         await self._commit(record.replace_with(None))
             elif other.digest and pairing.is_code_valid(other.at, now):
                 waiting += 1
         return waiting
 
-    # -- for whoever is in charge ------------------------------------------------------------------------------------
+    # -- for operators -----------------------------------------------------------------------------------------------
 
     async def list_requests(self) -> list[dict[str, Any]]:
-        """Strangers whose code still counts."""
+        """Return the strangers whose code is still valid."""
         now = self._clock.now()
         return [
             {
@@ -111,7 +115,7 @@ class PairingRegistry:
         ]
 
     async def list_grants(self) -> list[dict[str, Any]]:
-        """Everybody who was let in."""
+        """Return the admitted identities."""
         return [
             {**_describe_identity(record), "name": grant.name, "since": grant.at}
             for record in await self._store.list_state_records(StateNamespace.PAIRING_GRANT)
@@ -119,31 +123,31 @@ class PairingRegistry:
         ]
 
     async def approve_code(self, code: str, *, person: str = "") -> dict[str, Any]:
-        """Let in whoever was told this code; as `person`, if that is who it is. A code counts once."""
+        """Admit the identity that holds this code; as `person`, if one is given. A code is valid once."""
         now = self._clock.now()
         if pairing.is_locked(await self._count_wrong(APPROVE), now):
-            raise InvalidRequest("too many wrong codes", remedy="wait ten minutes; whoever waits gets a new code then")
+            raise InvalidRequest("too many wrong codes", remedy="wait ten minutes; strangers get a new code then")
         conflicts = 0
         while True:
             try:
                 return await self._approve(code, now, person=person)
-            except Conflict:  # the request was renewed, voided or approved in this very moment: look again
+            except Conflict:  # the request was renewed, voided or approved at this moment: read it again
                 conflicts += 1
                 if conflicts == MOST_CONFLICTS:
                     raise
 
     async def _approve(self, code: str, now: float, *, person: str) -> dict[str, Any]:
         for record in await self._store.list_state_records(StateNamespace.PAIRING_REQUEST):
-            knock = _decode_record(record, PairingRequest)
+            request = _decode_record(record, PairingRequest)
             whose = _describe_identity(record)
-            if knock is None or not pairing.is_code_match(knock.digest, code, whose=whose["identity"]):
+            if request is None or not pairing.is_code_match(request.digest, code, whose=whose["identity"]):
                 continue
-            if not pairing.is_code_valid(knock.at, now):
+            if not pairing.is_code_valid(request.at, now):
                 raise InvalidRequest(
-                    "this code is too old", remedy="they get a new one when they write again in an hour"
+                    "this code is too old", remedy="the stranger gets a new code by writing again in an hour"
                 )
             before = await self._store.get_person(whose["identity"])
-            grant = PairingGrant(at=now, name=knock.name, person=person if person != before else "")
+            grant = PairingGrant(at=now, name=request.name, person=person if person != before else "")
             granted = await self._store.get_state_record(StateNamespace.PAIRING_GRANT, record.key, scope=record.scope)
             let_in = StateWrite(
                 namespace=StateNamespace.PAIRING_GRANT,
@@ -152,29 +156,35 @@ class PairingRegistry:
                 value=_encode(grant),
                 version=0 if granted is None else granted.version,
             )
-            used = record.replace_with(_encode(msgspec.structs.replace(knock, digest="")))
-            # first what can be taken back, then what it takes back
+            used = record.replace_with(_encode(msgspec.structs.replace(request, digest="")))
+            # Commit the grant before the link, because revoking the grant also removes the link.
             await self._commit(used, let_in)
             if grant.person:
                 await self._store.link_identity(whose["identity"], person, at=now)
             self._log.info("pairing.approved", platform=whose["platform"], account=whose["account"], sender=record.key)
-            return {**whose, "name": knock.name, "person": person, "chat": knock.chat}
+            return {**whose, "name": request.name, "person": person, "chat": request.chat}
         await self._count_wrong_code(now)
-        raise NotFound("nobody waits with this code", remedy="everhold pairing list; codes are good for ten minutes")
+        raise NotFound(
+            "there is no pairing request with this code",
+            remedy="see `everhold pairing list`; codes are valid for ten minutes",
+        )
 
     async def revoke_identity(self, identity: str) -> int:
-        """Let somebody in no longer, nor know them as whom they were let in as; from how many accounts."""
+        """Revoke an identity's access, and the link that the grant made; return from how many accounts."""
         gone = 0
         for record in await self._store.list_state_records(StateNamespace.PAIRING_GRANT):
             if _describe_identity(record)["identity"] == identity:
                 grant = _decode_record(record, PairingGrant)
                 if grant and grant.person and await self._store.get_person(identity) == grant.person:
                     await self._store.link_identity(identity, "", at=self._clock.now())
-                # it goes even if it was granted anew in this very moment
+                # It is deleted even if it was granted again at this moment.
                 await self._update(record.namespace, record.key, lambda _: None, PairingGrant, scope=record.scope)
                 gone += 1
         if not gone:
-            raise NotFound(f"{identity} was not let in by a code", remedy="everhold pairing list; everhold people list")
+            raise NotFound(
+                f"{identity} was not admitted by pairing",
+                remedy="see `everhold pairing list` and `everhold people list`",
+            )
         self._log.info("pairing.revoked", identity=identity)
         return gone
 
@@ -190,7 +200,7 @@ class PairingRegistry:
         return (None if record is None else _decode_record(record, WrongCodeCount)) or WrongCodeCount()
 
     async def _add_wrong(self, key: str, now: float) -> WrongCodeCount:
-        """Count one more wrong code. Of two at the same time, each counts."""
+        """Count one more wrong code. Two codes at the same time both count."""
         added = await self._update(
             StateNamespace.PAIRING_ATTEMPTS,
             key,
@@ -199,33 +209,36 @@ class PairingRegistry:
         )
         return added or WrongCodeCount()
 
-    # -- one person on two platforms ---------------------------------------------------------------------------------
+    # -- links of identities -----------------------------------------------------------------------------------------
 
     async def link_identity(self, speaker: IdentifiedSender, argument: str, *, admitted: bool) -> str:
-        """What to answer to `/link [CODE]`. It takes three words: one here, one there, and one here again.
+        """Return the reply to `/link [CODE]`. A link takes three messages: one here, one on the other platform, and one
+        here again.
 
-        Each side says a code that only the other was told, so neither can be talked into it alone. A stranger is
-        answered only for a code that is right.
+        Each side sends a code that only the other side received, so neither side can link alone. A stranger gets a
+        reply only for a valid code.
         """
         now, identity, person = self._clock.now(), speaker.identity, speaker.person
         if not argument:
-            assert admitted, "strangers have nothing to offer"
+            assert admitted, "strangers cannot begin a link"
             code = self._make_code()
             offer = IdentityLinkOffer(at=now, digest=pairing.digest_code(code, whose="offer"), person=person)
             await self._update(
                 StateNamespace.IDENTITY_LINK, identity, lambda _: offer, IdentityLinkOffer
-            )  # the last word counts
-            return f"On the other platform, say to me: /link {code} (within ten minutes)."
-        unknown = "I know no such code. Codes are good for ten minutes, and once." if admitted else ""
+            )  # the latest offer counts
+            return f"On the other platform, send me within ten minutes: /link {code}"
+        unknown = "This code is not valid. A code is valid once, for ten minutes." if admitted else ""
         if pairing.is_locked(await self._count_wrong(identity), now):
-            return "That was wrong too often. Try again in ten minutes." if admitted else ""
+            return "Too many wrong codes. Try again in ten minutes." if admitted else ""
         found = await self._find_offer(argument, now, identity=identity)
         if found is None:
             await self._add_wrong(identity, now)
             return unknown
         record, offer = found
         if not offer.other and speaker.verified and person != offer.person:
-            return f"You are {person} here, and {offer.person} there. Whoever runs me can change that under people."
+            return (
+                f"You are {person} here and {offer.person} there. An operator can change that with `everhold people`."
+            )
         try:
             if not offer.other:
                 code = self._make_code()
@@ -233,22 +246,24 @@ class PairingRegistry:
                     at=now, digest=pairing.digest_code(code, whose=identity), person=offer.person, other=identity
                 )
                 await self._commit(record.replace_with(_encode(back)))
-                return f"Now confirm where you began ({record.key}): /link {code}"
+                return f"Now confirm in the chat where you began ({record.key}): /link {code}"
             await self._commit(record.replace_with(None))
         except Conflict:
-            return unknown  # the code was used, or replaced by a newer one, in this very moment
+            return unknown  # the code was used or replaced at this moment
         await self._store.link_identity(offer.other, offer.person, at=now)
         self._log.info("person.linked", person=offer.person, identity=offer.other)
-        return f"{offer.other} and {identity} are one person to me now: {offer.person}."
+        return f"{offer.other} and {identity} are linked to one person now: {offer.person}."
 
     async def _find_offer(
         self, code: str, now: float, *, identity: str
     ) -> tuple[StateRecord, IdentityLinkOffer] | None:
-        """The offer that this code answers: another's first word, or the last one to one's own."""
+        """Return the offer that this code answers: the first code of another identity, or the second code of one's own
+        offer.
+        """
         for record in await self._store.list_state_records(StateNamespace.IDENTITY_LINK):
             offer, whose = _decode_record(record, IdentityLinkOffer), record.key
             if offer is None or not pairing.is_code_valid(offer.at, now):
-                with contextlib.suppress(Conflict):  # it was made anew in this very moment: then it is not old
+                with contextlib.suppress(Conflict):  # it was renewed at this moment, so it is not old
                     await self._commit(record.replace_with(None))
                 continue
             asked = "offer" if not offer.other and whose != identity else offer.other if whose == identity else ""
@@ -256,7 +271,7 @@ class PairingRegistry:
                 return record, offer
         return None
 
-    # -- keeping -----------------------------------------------------------------------------------------------------
+    # -- state records -----------------------------------------------------------------------------------------------
 
     def _make_code(self) -> str:
         return pairing.make_code(self._chance.bytes(_CODE_RANDOM_BYTES))
@@ -270,7 +285,7 @@ class PairingRegistry:
         *,
         scope: str = "",
     ) -> S | None:
-        """Write what `decide` makes of what is there, and return it."""
+        """Write what `decide` returns for the present value, and return it."""
 
         def decide_text(text: str | None) -> str | None:
             made = decide(None if text is None else _read(text, kind))
@@ -285,9 +300,9 @@ class PairingRegistry:
         await self._store.commit(Change(step=Step.STATE, session="", at=self._clock.now(), state_writes=writes))
 
 
-def _void(knock: PairingRequest | None) -> PairingRequest | None:
-    """A request whose code does not count any more."""
-    return None if knock is None else msgspec.structs.replace(knock, digest="")
+def _void(request: PairingRequest | None) -> PairingRequest | None:
+    """Return a request whose code is not valid any more."""
+    return None if request is None else msgspec.structs.replace(request, digest="")
 
 
 def _encode(value: Struct) -> str:

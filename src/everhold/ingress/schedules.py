@@ -1,7 +1,7 @@
-"""What is said at its time: each schedule speaks in the conversation it was made in, once per tick, whoever was down.
+"""The schedule runner: fires each schedule in the conversation it was made in, once per tick, even after a downtime.
 
-A tick is a message like any other: it goes through the door under a key of its own, and that it was said commits with
-it.
+A tick is a message like any other. It is accepted under its own dedup key, and the schedule's record is written in the
+same commit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from everhold.ports.platform import SCHEDULED_EVENT, AcceptMessage, IncomingMess
 from everhold.ports.store import StateNamespace, StateRecord, Store
 
 POLL_SECONDS: Final = 20.0
-"""How long at most nobody looks: clocks jump, and schedules are made meanwhile."""
+"""The longest time between two checks, because clocks jump and schedules are added."""
 
 
 class ScheduleRunner:
-    """Every schedule of a home, and who says them."""
+    """Runs all schedules of a home."""
 
     def __init__(
         self,
@@ -45,16 +45,16 @@ class ScheduleRunner:
         self._zone = zone
         self._log = log
         self._late: dict[str, float] = {}
-        """The ticks that wait and were reported."""
+        """Delayed ticks that were already logged."""
 
     async def run(self) -> None:
-        """Say what is due, for ever."""
+        """Fire due schedules until the gateway stops."""
         while True:
             wait = await self.fire_due()
             await asyncio.sleep(wait)
 
     async def fire_due(self) -> float:
-        """Say what is due now; seconds until it makes sense to look again."""
+        """Fire the due schedules; return the seconds until the next check."""
         now, zone = self._clock.now(), self._zone()
         wait = POLL_SECONDS
         for kept, schedule in await self._load_records():
@@ -64,12 +64,12 @@ class ScheduleRunner:
             if tick is not None:
                 try:
                     schedule = await self._fire(kept, schedule, tick)
-                except (Transient, InDoubt, Refused) as error:  # nobody knows who would hear it: it stays due
+                except (Transient, InDoubt, Refused) as error:  # the recipient is unknown now, so the tick stays due
                     if self._late.get(schedule.id) != tick:
                         self._log.warning("schedule.retrying", schedule=schedule.id, error=error)
                     self._late[schedule.id] = tick
                     continue
-                except Conflict:  # it was removed in this moment, or said by another process
+                except Conflict:  # it was removed at this moment, or fired by another process
                     continue
                 self._late.pop(schedule.id, None)
             coming = find_next_tick(schedule.rule, after=max(now, schedule.last), made=schedule.made, zone=zone)
@@ -80,7 +80,7 @@ class ScheduleRunner:
     async def _fire(self, kept: StateRecord, schedule: Schedule, tick: float) -> Schedule:
         said = msgspec.structs.replace(schedule, last=tick)
         over = find_next_tick(said.rule, after=tick, made=said.made, zone=self._zone()) is None
-        # one that never comes again is not kept, or it would count as one for ever
+        # A schedule without further ticks is deleted, otherwise it would count against the limit.
         value = None if over else msgspec.json.encode(said).decode()
         place = msgspec.structs.replace(schedule.place, message=f"{SCHEDULE_PREFIX}{schedule.id}@{tick:.0f}")
         verdict = await self._accept(
@@ -100,7 +100,7 @@ class ScheduleRunner:
             self._log.info("schedule.fired", schedule=schedule.id, outcome=verdict.outcome)
         return said
 
-    # -- for whoever is in charge ------------------------------------------------------------------------------------
+    # -- for operators -----------------------------------------------------------------------------------------------
 
     async def list_schedules(self) -> list[Schedule]:
         return [schedule for _, schedule in await self._load_records()]
@@ -134,6 +134,6 @@ class ScheduleRunner:
 
     async def remove(self, id: str) -> None:
         if id not in {schedule.id for schedule in await self.list_schedules()}:
-            raise NotFound(f"there is no schedule {id!r}", remedy="everhold schedules list")
-        # it goes even if it was said, and so rewritten, in this very moment
+            raise NotFound(f"there is no schedule {id!r}", remedy="see `everhold schedules list`")
+        # It is deleted even if it was fired, and so rewritten, at this moment.
         await update_state_record(self._store, StateNamespace.SCHEDULE, id, at=self._clock.now(), decide=lambda _: None)

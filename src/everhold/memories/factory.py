@@ -1,4 +1,4 @@
-"""The entry point of a memory service: finds its settings and builds one instance, importing as late as possible."""
+"""The entry point of a memory service. It finds the settings, builds one instance and imports late."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ P = TypeVar("P")
 
 
 class MemoryFactory(Generic[P]):
-    """Makes the provider `build` returns. `package` is the vendor's SDK, and `extra` what installs it."""
+    """Builds a provider with `build`. `package` is the vendor's SDK, `extra` is the extra that installs it."""
 
     def __init__(self, settings: str, *, package: str, extra: str, build: Callable[[Any, PluginContext], P]) -> None:
         self._settings = settings
@@ -27,7 +27,9 @@ class MemoryFactory(Generic[P]):
     @property
     def Settings(self) -> type[BaseModel]:
         module, _, name = self._settings.partition(":")
-        found: type[BaseModel] = getattr(import_module(module), name)  # listing plug-ins does not need it
+        found: type[BaseModel] = getattr(
+            import_module(module), name
+        )  # imported late, because listing plug-ins does not need it
         return found
 
     def __call__(self, settings: Any, context: PluginContext) -> P:

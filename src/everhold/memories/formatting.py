@@ -1,4 +1,4 @@
-"""Exchanges and notes -> the words a service is given."""
+"""Formats exchanges and notes as the texts that a service receives."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 from everhold.ports.memory import Exchange, MemoryBatch, MemoryNote
 
 _ESCAPE_CHAR: Final = "\ue000"
-"""From the private area: what stands for itself and for the character that no database takes."""
+"""From the private use area. It escapes itself and the NUL character, which no database accepts."""
 _ESCAPED_PATTERN: Final = re.compile("\ue000([\ue001\ue002])")
 
 
 def escape_nul(text: str) -> str:
-    """`text` without the one character that databases refuse, or drop in silence; `unpacked` gives it back."""
+    """Return `text` without NUL, which databases refuse or silently drop; `unescape_nul` restores it."""
     return text.replace(_ESCAPE_CHAR, "\ue000\ue001").replace("\x00", "\ue000\ue002")
 
 
@@ -22,16 +22,16 @@ def unescape_nul(text: str) -> str:
 
 
 def format_exchange(exchange: Exchange) -> str:
-    """An exchange as one text, a paragraph for each who spoke."""
+    """Return an exchange as one text, with a paragraph for each utterance."""
     spoken = [(one.stamp.person or one.author.rpartition(":")[2], one.text) for one in exchange.heard]
     spoken += [(exchange.agent, one.text) for one in exchange.said]
     return escape_nul("\n\n".join(f"{who}: {text.strip()}" for who, text in spoken if text.strip()))
 
 
 def find_outdated_text(batch: MemoryBatch, note: MemoryNote) -> str:
-    """What a note takes back: the words of what it replaces or removes; nothing for one that adds."""
+    """Return the text that a note replaces or removes; empty for a note that adds."""
     if note.action == "add":
         return ""
     known = batch.replaced.get(note.supersedes) or batch.replaced.get(note.fact)
-    # whoever removes something repeats what it said
+    # a note that removes repeats the removed text
     return known or (note.text if note.action == "remove" else "")

@@ -1,4 +1,4 @@
-"""What memory services behind an SDK have in common: abilities, what they keep of an item, how answers are read."""
+"""What memory services behind an SDK share: capabilities, the text and metadata of an item, reading of answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REMOTE_CAPABILITIES: Final = frozenset(
 async def store_each(
     batch: MemoryBatch, keep: Callable[[MemoryBatch, MemoryItem], Awaitable[str]]
 ) -> Mapping[str, str]:
-    """Keep one item after the other: key -> the id it has there. A failure says whether others were stored before."""
+    """Store one item after the other and return key -> remote id. An error says whether earlier items were stored."""
     remotes: dict[str, str] = {}
     for item in batch.items:
         try:
@@ -51,14 +51,14 @@ async def store_each(
 
 
 def make_text(item: Exchange | MemoryNote) -> str:
-    """What is kept of an item; nothing of one that only takes something back."""
+    """Return the text to store for an item; empty for a note that only removes."""
     if isinstance(item, Exchange):
         return format_exchange(item)
     return "" if item.action == "remove" else escape_nul(item.text.strip())
 
 
 def make_metadata(item: Exchange | MemoryNote) -> dict[str, Any]:
-    """What is kept beside the text, so that `read_hit` and the audience check can use it."""
+    """Return the metadata to store with the text. `read_hit` and the audience check use it."""
     about = {
         "everhold": item.key,
         "everhold_agent": item.agent,
@@ -75,7 +75,7 @@ def make_metadata(item: Exchange | MemoryNote) -> dict[str, Any]:
 
 
 def read_hit(text: str, about: Mapping[str, Any], *, person: str, score: float = 0.0, at: float = 0.0) -> MemoryHit:
-    """Something a service found, with its metadata `about`. `person` is whose it is if the metadata do not say."""
+    """Build a hit from a text and its metadata `about`. `person` is the owner if the metadata does not name one."""
     return MemoryHit(
         text=unescape_nul(text),
         score=score,
@@ -88,7 +88,7 @@ def read_hit(text: str, about: Mapping[str, Any], *, person: str, score: float =
 
 
 def read_time(when: object) -> float:
-    """A time as an SDK gives it, a datetime or ISO text, in seconds; 0 if there is none."""
+    """Convert a time from an SDK, a datetime or ISO text, to seconds; 0 if there is none."""
     if isinstance(when, datetime):
         return when.timestamp()
     try:
@@ -98,7 +98,7 @@ def read_time(when: object) -> float:
 
 
 async def check_health(ask: Awaitable[object]) -> ProviderHealth:
-    """Well if the service answers `ask`, otherwise what it failed with."""
+    """Return healthy if the service answers `ask`, otherwise the error it failed with."""
     try:
         await ask
     except EverholdError as error:
@@ -107,7 +107,7 @@ async def check_health(ask: Awaitable[object]) -> ProviderHealth:
 
 
 async def search_for_tool(memory: MemoryProvider, text: str, context: ToolContext, *, limit: int) -> ToolResult:
-    """What a search tool answers: everything that those present may hear."""
+    """Return the answer of a search tool: every hit that the people present may see."""
     found = await memory.find(
         MemoryQuery(
             text=text,

@@ -1,6 +1,7 @@
-"""Who may hear of something that a remote memory found: only those who were there, everybody who is present now.
+"""Decides which hits of a remote memory the people present may see: each of them must be in the audience of the hit.
 
-Services know nothing of audiences, so what is sent carries its own, and what comes back is held against it.
+Services do not know audiences. So every item is sent with marks for its audience, and every hit is checked against
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _TEMPLATE_SEPARATOR: Final = re.compile(r"\{(?:agent|person)\}(.*)\{(?:agent|per
 
 
 def get_only_person(audience: Sequence[str]) -> str:
-    """The person, if nobody else is present; else nothing."""
+    """Return the person if the audience is exactly one person, else an empty string."""
     return (
         audience[0].removeprefix(_PERSON_PREFIX)
         if len(audience) == 1 and audience[0].startswith(_PERSON_PREFIX)
@@ -25,32 +26,37 @@ def get_only_person(audience: Sequence[str]) -> str:
 
 
 def build_audience_marks(audience: Sequence[str]) -> dict[str, str]:
-    """What is written on something that was heard by these: one mark for each, so that it can be asked for by any."""
+    """Return the metadata that marks an item with its audience, one mark for each member, so that a query can filter by
+    any.
+    """
     return {f"everhold_for_{_hash_text(one, 16)}": "yes" for one in audience}
 
 
 def can_hear(present: Sequence[str], about: Mapping[str, Any]) -> bool:
-    """Whether everybody present was there when what carries `about` was said. Nobody hears nothing."""
+    """Whether all of `present` were in the audience of the item with the metadata `about`. False for no one."""
     return bool(present) and all(about.get(mark) == value for mark, value in build_audience_marks(present).items())
 
 
 def is_only_for(audience: Sequence[str], about: Mapping[str, Any]) -> bool:
-    """Whether nobody else heard what carries `about`. What others than us put there is theirs whose place it is."""
+    """Whether the item with the metadata `about` has exactly this audience. Items without marks, which everhold did not
+    write, count as belonging to it.
+    """
     heard_by = {name for name in about if name.startswith("everhold_for_")}
     return not heard_by or heard_by == set(build_audience_marks(audience))
 
 
 def hash_audience(audience: Sequence[str]) -> str:
-    """An audience as one word, for where it is part of a name; empty for nobody."""
+    """Return an audience as one id, for use as part of a name; empty for an empty audience."""
     if not audience:
         return ""
     return make_safe_id("|".join(sorted(audience)))
 
 
 def expand_template(template: str, *, agent: str, audience: Sequence[str]) -> tuple[str, ...]:
-    """What a template calls the place of those who are present; then what it was called while others could share it.
+    """Return the name that a template gives to an audience, then the name it gave before names were made unambiguous.
 
-    Somebody whose name could be part of the agent's (`a` and `b-c` look like `a-b` and `c`) gets a hash of both.
+    A person whose name could be confused with a part of the agent's name (`a` and `b-c` look like `a-b` and `c`) gets a
+    hash of both.
     """
     person = get_only_person(audience)
     text = template.replace("{agent}", agent).replace("{person}", person or hash_audience(audience) or "nobody")
@@ -61,9 +67,9 @@ def expand_template(template: str, *, agent: str, audience: Sequence[str]) -> tu
 
 
 def make_safe_id(text: str, *, limit: int = 100, parts: str = "") -> str:
-    """`text` as an id of `[A-Za-z0-9_-]`, no two alike: a hash tells apart what cleaning made the same.
+    """Return `text` as an id of `[A-Za-z0-9_-]`. A hash keeps ids different whose cleaned texts are equal.
 
-    `parts` is what to hash where even the text does not tell what it was made of.
+    `parts` is hashed instead of the text where the text does not show what it was made of.
     """
     plain = _UNSAFE_CHARS.sub("-", text).strip("-")
     if plain == text and len(plain) <= limit and not parts:
@@ -72,7 +78,7 @@ def make_safe_id(text: str, *, limit: int = 100, parts: str = "") -> str:
 
 
 def make_safe_id_prefix(text: str) -> str:
-    """How the handle begins of whatever begins with `text`, as far as that can be told."""
+    """Return the part that the ids of all texts that begin with `text` have in common."""
     return _UNSAFE_CHARS.sub("-", text).strip("-")[:80]
 
 

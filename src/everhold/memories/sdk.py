@@ -1,4 +1,4 @@
-"""A vendor's package, when it is first needed: off the loop, because importing one takes up to seconds."""
+"""Loads a vendor's package on first use, outside the event loop, because an import takes up to seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everhold.infra.extras import describe_install
 
 
 def require_package(distribution: str, *, extra: str) -> None:
-    """Refuse at once, without importing anything, if the package is not installed."""
+    """Raise InvalidRequest at once, without importing anything, if the package is not installed."""
     try:
         version(distribution)
     except PackageNotFoundError:
@@ -20,7 +20,7 @@ def require_package(distribution: str, *, extra: str) -> None:
 
 
 async def load_module(module: str, *, offers: str, remedy: str) -> ModuleType:
-    """The module; Misuse if it cannot be imported, or is another one of the same name."""
+    """Return the module. Raises InvalidRequest if it cannot be imported or is a different module of the same name."""
     try:
         found = await asyncio.to_thread(importlib.import_module, module)
     except ImportError as error:

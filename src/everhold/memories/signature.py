@@ -1,4 +1,4 @@
-"""What an instance was built from, as texts that change when it does."""
+"""Computes the signature of a memory instance: texts that change when its settings change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def compute_signature(provider: str, settings: BaseModel) -> dict[str, str]:
-    """`provider.key -> value` for every setting. A secret is there as a fingerprint: a corrected key is a change."""
+    """Return `provider.key -> value` for every setting. A secret appears as a fingerprint, so a corrected key is a
+    change.
+    """
     return {f"{provider}.{name}": _format_setting(getattr(settings, name)) for name in type(settings).model_fields}
 
 

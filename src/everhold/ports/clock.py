@@ -1,4 +1,4 @@
-"""Time and chance as arguments: nobody below app.py asks the machine for either."""
+"""Time and randomness as arguments. Only app.py takes them from the machine, so that tests can control both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Clock(Protocol):
 
 
 class RandomSource(Protocol):
-    """Where ids, salts and jitter come from."""
+    """The source of ids, salts and jitter."""
 
     def bytes(self, n: int, /) -> bytes: ...
 

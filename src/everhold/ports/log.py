@@ -1,4 +1,4 @@
-"""Where events are told as they happen. A log line is for the reader at the terminal; the record is the store."""
+"""The logger for log lines. Log lines are for people at a terminal; the durable record is the session's log."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Protocol
 
 
 class EventLogger(Protocol):
-    """An event name and fields: `log.info("compression.completed", entries=194, kept=26)`. Never raises.
+    """Logs an event name and fields: `log.info("compression.completed", entries=194, kept=26)`. Never raises.
 
-    Whoever holds a claim binds `session` and `op` from it once and passes the bound log on, so that no line of that
-    work can name another session. An exception given as a field is told with its type, at `error` also with its trace.
+    A worker binds `session` and `op` of its claim once and passes the bound logger on, so that no line of its work can
+    name another session. An exception in a field is logged with its type, and at level `error` also with its traceback.
     """
 
     def debug(self, event: str, /, **fields: object) -> None: ...
@@ -21,4 +21,4 @@ class EventLogger(Protocol):
     def error(self, event: str, /, **fields: object) -> None: ...
 
     def bind(self, **fields: object) -> EventLogger:
-        """This log with `fields` on every line; a field bound later, or given with a line, wins."""
+        """Return this logger with `fields` on every line. A field that is bound later or given with a line wins."""

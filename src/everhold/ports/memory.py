@@ -1,6 +1,6 @@
-"""A memory provider's promise: store this, find this. Everything else is an optional, declared capability.
+"""The interface of a memory provider: store and find. Everything else is an optional, declared capability.
 
-A provider holds no buffer, no cache and no thread that data could die in: the log is the queue, and a lane calls.
+A provider needs no buffer and no thread of its own, because the log is the queue and the consumer's worker calls.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from everhold.ports.tool import Tool
 
 
 class MemoryUtterance(Struct, frozen=True, kw_only=True):
-    """Who said what in an exchange."""
+    """One message or reply of an exchange."""
 
     author: str
     text: str
     at: float
     stamp: Stamp
     seq: int = 0
-    """The entry it stands in: where something that is found again came from."""
+    """The entry it comes from, so that a hit can be traced back to the log."""
 
 
 class Exchange(Struct, frozen=True, kw_only=True):
-    """One finished operation: what was heard, what was done, what was said."""
+    """One finished turn: the messages, the tool calls and the replies."""
 
     key: str
     session: str
@@ -45,7 +45,7 @@ class Exchange(Struct, frozen=True, kw_only=True):
 
 
 class MemoryNote(Struct, frozen=True, kw_only=True):
-    """A fact somebody wants kept."""
+    """A remark to keep."""
 
     key: str
     session: str
@@ -62,11 +62,11 @@ class MemoryNote(Struct, frozen=True, kw_only=True):
     cites: tuple[int, ...] = ()
     tags: tuple[str, ...] = ()
     origin: str = ""
-    """Whose words these are if not those of somebody who was there: `tool:<name>`, `bot:<name>`, `file:<name>`."""
+    """The source, if no participant wrote the text: `tool:<name>`, `bot:<name>`, `file:<name>`."""
 
 
 class MemoryRetraction(Struct, frozen=True, kw_only=True):
-    """What was stored under these keys was undone."""
+    """The items that were stored under these keys were undone."""
 
     key: str
     session: str
@@ -76,43 +76,43 @@ class MemoryRetraction(Struct, frozen=True, kw_only=True):
 
 
 class JobResult(Struct, frozen=True, kw_only=True):
-    """Something was worked on beside the conversation, and is finished. The next exchange holds the result as well."""
+    """A job that is finished. The next exchange of the session contains the result, too."""
 
     key: str
     session: str
-    """Where it was asked for, and its result is heard."""
+    """The session that requested the job and receives its result."""
     agent: str
     seq: int
     task: str
     result: str
-    """Or why there is none."""
+    """The result, or why there is none."""
     at: float
     stamp: Stamp
-    """Of whoever asked for it."""
+    """The stamp of the request."""
 
 
 MemoryItem: TypeAlias = Exchange | MemoryNote | MemoryRetraction
 
 
 class MemoryBatch(Struct, frozen=True, kw_only=True):
-    """What is handed over at once: one session's, in order. A repeat is exactly the same batch."""
+    """Items of one session, in order, that are delivered together. A retry sends exactly the same batch."""
 
     name: str
     """The memory session's name."""
     items: tuple[MemoryItem, ...]
     jobs: tuple[JobResult, ...] = ()
-    """Only for those who declare `jobs`, and never together with items."""
+    """Only for providers that declare `jobs`, and never together with items."""
     replaced: dict[str, str] = {}
-    """What notes said that are replaced, as far as it is still known: for services that keep no key of ours.
+    """The texts of replaced notes, as far as they are still known, for services that do not keep our keys.
 
-    By the key of the note, or by the fact's id where it was noted in another session.
+    By the key of the note, or by the fact's id if it was noted in another session.
     """
     heard_by: dict[str, tuple[str, ...]] = {}
-    """The audience of what is retracted or replaced, by its key as above, as far as it is still known."""
+    """The audience of each retracted or replaced item, by its key as above, as far as it is still known."""
 
 
 class MemoryQuery(Struct, frozen=True, kw_only=True):
-    """What to look for, and for whom. There is no default scope."""
+    """What to search for, and for whom. There is no default scope."""
 
     text: str
     agent: str
@@ -122,34 +122,34 @@ class MemoryQuery(Struct, frozen=True, kw_only=True):
     person: str
     limit: int = 20
     seen: frozenset[int] = frozenset()
-    """Entries of `session` that whoever asks has in sight: they need not be found."""
+    """Entries of `session` that are already in the context, so they need not be found."""
     tokens: int = 0
-    """About how much of what is found can be shown, if that is known: no more need be found."""
+    """About how many tokens of hits can be shown, if known. More hits are not needed."""
     stamp: Stamp = Stamp()
-    """Where and by whom it is asked, as it will be stamped on what is said about it; empty if nobody is talking."""
+    """The stamp of the turn that asks, or an empty one outside a turn."""
 
 
 class MemoryHit(Struct, frozen=True, kw_only=True):
-    """Something a provider remembers, and where it came from."""
+    """One search result of a provider, and its source."""
 
     text: str
     score: float = 0.0
     session: str = ""
     seq: int = 0
     person: str = ""
-    """Whom it is filed under; of a reply, whom it was said to."""
+    """The person it is stored under. For a reply, the person it was sent to."""
     at: float = 0.0
     key: str = ""
     author: str = ""
-    """Who said it, as the log has it: `person:…`, `agent:…`."""
+    """The author as in the log: `person:…`, `agent:…`."""
     kind: str = ""
-    """message, reply or note; empty if it is not known."""
+    """message, reply or note; empty if unknown."""
     origin: str = ""
-    """Whose words these are if not those of somebody who was there: `tool:<name>`, `bot:<name>`, `file:<name>`."""
+    """The source, if no participant wrote the text: `tool:<name>`, `bot:<name>`, `file:<name>`."""
 
 
 class MemoryScope(Struct, frozen=True, kw_only=True):
-    """For whom, and where, a provider is asked for something that is not a search."""
+    """The session and person of a provider call that is not a search."""
 
     agent: str
     session: str
@@ -160,10 +160,12 @@ class MemoryScope(Struct, frozen=True, kw_only=True):
 
 
 class SessionSwitch(Struct, frozen=True, kw_only=True):
-    """A conversation goes on elsewhere, or afresh. Nothing has to be flushed: what was said goes out by itself."""
+    """A conversation continues in another session, or with a new context. Providers need not flush anything, because
+    pending items are delivered anyway.
+    """
 
     how: str
-    """new, resume, branch, or fold."""
+    """new, resume, branch, or compression."""
     before: MemoryScope
     after: MemoryScope
 
@@ -173,29 +175,31 @@ class ForgetResult(Struct, frozen=True, kw_only=True):
 
     deleted: int
     kept: tuple[str, ...] = ()
-    """What is still there, one line each, with the reason."""
+    """The items that still exist, one line each, with the reason."""
 
 
 SEEN_REMOTE_ID: Final = "seen"
-"""The remote id of something that an unacknowledged provider was told, and showed when it was searched."""
+"""The remote id of an item that an unacknowledged provider received, and that a search found there."""
 
 
 class ProviderHealth(Struct, frozen=True, kw_only=True):
-    """How a provider is. `text` is for people."""
+    """A provider's condition. `text` is for people."""
 
     well: bool
     text: str = ""
 
 
 class MemoryCapability(StrEnum):
-    """What a provider may offer besides `store` and `find`. Only what it declares is ever called."""
+    """What a provider may offer besides `store` and `find`. Only declared capabilities are called."""
 
     PROBE = "probe"
-    """Can be asked what has arrived; `probe` delivery needs it. Of an `unacknowledged` one only a yes is believed."""
+    """Can tell which items have arrived. `probe` delivery needs it. From an `unacknowledged` provider only a positive
+    answer counts.
+    """
     RETRACT = "retract"
-    """Batches may hold retractions; without it what was undone stays where it is."""
+    """Batches may contain retractions. Without it, undone items stay in the memory."""
     JOBS = "jobs"
-    """Is handed batches of jobs as well; without it none are sent."""
+    """Receives batches of jobs, too. Without it none are sent."""
     TOOLS = "tools"
     PROMPT = "prompt"
     BEFORE_COMPRESS = "before_compress"
@@ -208,7 +212,7 @@ class MemoryCapability(StrEnum):
 
 
 class SetupQuestion(Struct, frozen=True, kw_only=True):
-    """Something a provider has to be told before it can be used."""
+    """A setting that a provider needs before it can be used."""
 
     key: str
     question: str
@@ -217,83 +221,84 @@ class SetupQuestion(Struct, frozen=True, kw_only=True):
     default: str = ""
     choices: tuple[str, ...] = ()
     variable: str = ""
-    """The environment variable it is known by, if it is known by one."""
+    """The environment variable that usually holds it, if there is one."""
     when: Mapping[str, str] = {}
-    """Only asked if these were answered so."""
+    """Only asked if these other questions have these answers."""
     defaults: Mapping[str, str] = {}
-    """The default by the answer to `defaults_by`."""
+    """The default, by the answer to the question `defaults_by`."""
     defaults_by: str = ""
 
 
 @runtime_checkable
 class SupportsSetup(Protocol):
-    """A factory whose providers keep settings of their own, besides their section in config.yaml."""
+    """A factory whose providers store settings of their own besides their section in config.yaml."""
 
     async def list_setup_questions(self, settings: Any, context: PluginContext) -> Sequence[SetupQuestion]: ...
 
     async def save_setup_answers(
         self, settings: Any, context: PluginContext, answers: Mapping[str, str]
     ) -> Mapping[str, Any]:
-        """Keep what is no secret where it belongs; what else has to stand in its section. Of a secret, `answers` holds
-        the name of its variable.
+        """Store the answers that are not secret, and return the keys to write into the provider's section. For a
+        secret, `answers` contains the name of its environment variable.
         """
 
     async def test_setup(self, settings: Any, context: PluginContext) -> str:
-        """Try it, without leaving a trace; what it is called. Raises what is wrong."""
+        """Test the settings without storing anything, and return the service's name. Raises the error if they fail."""
 
 
 class MemoryProvider(Protocol):
-    """One instance for one agent. These two are enough to be correct; what else there is, `Capable` says."""
+    """One instance for one agent. These two methods are required; `ExtendedMemoryProvider` lists the optional ones."""
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
-        """Keep every item; the remote id of each key. Raises Transient, Refused, or InDoubt.
+        """Store every item and return the remote id of each key. Raises Transient, Refused, or InDoubt.
 
-        The first two say that nothing of the batch was kept. If something was before the rest was refused: Partial.
+        Transient and Refused mean that nothing of the batch was stored. If some items were stored before the rest was
+        refused, raise PartiallyDone.
         """
 
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]: ...
 
 
 class ExtendedMemoryProvider(MemoryProvider, Protocol):
-    """Everything a provider may have. It implements what its `capabilities` name, and nothing else is asked of it."""
+    """Everything a provider may implement. Only the methods that its `capabilities` name are called."""
 
     capabilities: frozenset[MemoryCapability]
-    """Nothing if left out."""
+    """Empty if left out."""
     delivery: DeliveryGuarantee
-    """`blind` if left out: nobody can tell what became of a lost answer."""
+    """`blind` if left out, because then the outcome of a lost answer is unknown."""
     deadline: float
     """Seconds a call may take; 30 if left out."""
     visible_after: float
-    """Seconds until what was stored can be found by `probe`; 0 if left out."""
+    """Seconds until `probe` can find a stored item; 0 if left out."""
 
     async def probe(self, batch: MemoryBatch) -> Sequence[str]:
-        """For `probe` delivery: those keys of `batch` that have arrived."""
+        """For `probe` delivery: return the keys of `batch` that have arrived."""
 
     def tools(self) -> Sequence[Tool]:
-        """What the agent's model may call. Asked once, when the agent is built."""
+        """Return the tools for the agent's model. Called once, when the agent is built."""
 
     def prompt(self) -> str:
-        """A block for the system prompt; the same until the agent is built anew. No I/O."""
+        """Return a block for the system prompt. It stays the same until the agent is rebuilt. No I/O."""
 
     async def before_compress(self, scope: MemoryScope, view: Sequence[MemoryUtterance]) -> str:
-        """What the summary of `view` should not lose, or nothing."""
+        """Return what the summary of `view` should preserve, or an empty string."""
 
     async def session_switched(self, switch: SessionSwitch) -> None:
-        """News, not a duty: whatever was said before goes out under its own session's name without it."""
+        """Receive a notice. Nothing depends on it, because earlier items are delivered under their session's name."""
 
     async def forget(self, person: str) -> ForgetResult:
-        """Delete what belongs to a person."""
+        """Delete everything that belongs to a person."""
 
     def export(self, person: str) -> AsyncIterator[MemoryHit]:
-        """Everything that belongs to a person."""
+        """Return everything that belongs to a person."""
 
     async def health(self) -> ProviderHealth: ...
 
     async def close(self) -> None:
-        """Let connections go. Nothing is pending in here that could get lost."""
+        """Close connections. Nothing is pending that could get lost."""
 
     def cache_busting_signature(self) -> Mapping[str, str | int | float | bool | None] | None:
-        """`provider.key -> value` of whatever, when it changes, calls for a new instance before the next message.
+        """Return the values (`provider.key -> value`) whose change requires a new instance before the next message.
 
-        No I/O. If it raises, the old instance stays, loudly.
+        No I/O. If it raises, the old instance stays in use, and a warning is logged.
         """

@@ -1,4 +1,4 @@
-"""A model's promise: a request in, one answer out. Vendor formats exist only behind this door."""
+"""The interface of a model: one request, one response. Vendor formats exist only in the adapters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everhold.core.entries import Attachment, ModelUsage, ToolCall
 
 
 class ModelMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One message of a request. `call` ties a tool's result to the call it answers."""
+    """One message of a request. `call` is the id of the tool call that a tool result answers."""
 
     role: Literal["user", "assistant", "tool"]
     text: str = ""
@@ -24,7 +24,7 @@ class ModelMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ToolSpec(Struct, frozen=True, kw_only=True):
-    """What a model is told about a tool."""
+    """The description of a tool for the model."""
 
     name: str
     description: str
@@ -34,9 +34,9 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
 class ModelRequest(Struct, frozen=True, kw_only=True):
     """Everything a model sees. The system text and the tools are byte-stable from turn to turn.
 
-    `params` are wishes of whoever asks: `temperature`, `top_p`, `max_tokens`, `stop`, `seed`, and `tool_choice`
-    (`auto`, `none`, `required`, or `{"name": NAME}`). A model's own settings stand behind them, and an adapter says
-    them as its vendor does, or not at all where that knows no such wish.
+    `params` are optional parameters of the caller: `temperature`, `top_p`, `max_tokens`, `stop`, `seed`, and
+    `tool_choice` (`auto`, `none`, `required`, or `{"name": NAME}`). They override the model's own settings. An adapter
+    translates them for its vendor, and omits those that the vendor does not support.
     """
 
     system: str
@@ -46,7 +46,7 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
 
 
 class ModelResponse(Struct, frozen=True, kw_only=True):
-    """What a model answered."""
+    """A model's answer."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -54,31 +54,31 @@ class ModelResponse(Struct, frozen=True, kw_only=True):
     model: str = ""
     usage: ModelUsage = ModelUsage()
     finish: str = ""
-    """`length` if the answer was cut off at its limit; empty if it came to its own end."""
+    """`length` if the answer was cut off at its limit; empty if it is complete."""
 
 
 class Model(Protocol):
     """Answers requests. Raises Overloaded (down, slow, rate limited), TooLong, or Refused.
 
-    Asking again has no side effect, so a lost answer is simply asked for once more.
+    A request has no side effects, so the caller repeats it when the answer is lost.
     """
 
     name: str
     context_tokens: int
 
     async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
-        """`on_text` gets the text as it grows, piece by piece; it is lossy and never the record."""
+        """Answer `request`. `on_text` receives the text while it is generated; it may miss parts."""
 
 
 @runtime_checkable
 class SupportsOutputLimit(Protocol):
-    """A model that knows how many tokens an answer of its own can have; None: nobody has said."""
+    """A model that may know how many tokens its answers can have. None: unknown."""
 
     max_output_tokens: int | None
 
 
 @runtime_checkable
 class SupportsModelClose(Protocol):
-    """A model that holds connections, which it lets go of when it is not needed any more."""
+    """A model that holds connections, which are closed when it is no longer needed."""
 
     async def aclose(self) -> None: ...

@@ -1,4 +1,4 @@
-"""A platform's promise: hand over what is heard, deliver what is said, and be honest about repeats."""
+"""The interface of a platform: pass incoming messages on, deliver replies, and declare how repeated sends behave."""
 
 from __future__ import annotations
 
@@ -13,60 +13,60 @@ from everhold.core.entries import Attachment, ChatLocation
 from everhold.ports.store import StateWrite
 
 UNPARSED_EVENT: Final = "unreadable"
-"""The event of an update that an adapter cannot take apart. It is kept as it came, nobody answers it, and reading goes
-on behind it."""
+"""The event of an update that an adapter cannot parse. It is stored unparsed and never answered, so that the adapter
+can continue with the next update."""
 
 
 SCHEDULED_EVENT: Final = "schedule"
-"""The event of a message whose time has come."""
+"""The event of a message from a schedule."""
 
 
 class DeliveryGuarantee(StrEnum):
-    """How a repeated hand-over stays safe."""
+    """How a repeated send stays safe."""
 
     KEYED = "keyed"
-    """The far side recognises the key: send again."""
+    """The remote service recognises the key, so send again."""
     UPSERT = "upsert"
-    """The same document is overwritten with itself: send again, but not past a newer one."""
+    """A repeat overwrites the same document, so send again, but not after a newer version."""
     PROBE = "probe"
-    """The far side can be asked: look, then send."""
+    """The remote service can tell whether an item arrived, so ask it before sending again."""
     BLIND = "blind"
-    """Nobody can tell: follow the configured policy, count it, show it."""
+    """Nothing tells whether an item arrived, so follow the configured policy, and count and show the case."""
     UNACKNOWLEDGED = "unacknowledged"
-    """Calls return before the work is done: keep everything replayable."""
+    """Calls return before the work is done, so keep everything replayable."""
 
 
 class PlatformOffset(Struct, frozen=True, kw_only=True):
-    """How far an account was read. It is committed with the message that it belongs to."""
+    """How far the updates of an account were read. It is committed with the message that it belongs to."""
 
     key: str
     value: str
 
 
 class IncomingMessage(Struct, frozen=True, kw_only=True):
-    """A message at the door, as the platform tells it. Ids are the platform's stable ones, never display names."""
+    """A message as the platform reports it. Ids are the platform's stable ones, never display names."""
 
     origin: ChatLocation
     text: str
     sender: str
-    """The platform's id of whoever speaks."""
+    """The platform's id of the sender."""
     name: str = ""
     kind: str = "dm"
     """dm, group, channel or thread."""
     event: str = "message"
     revision: str = ""
     addressed: bool = True
-    """Mentioned, replied to, or alone with the agent."""
+    """Whether the message addresses the agent: by a mention, as a reply, or in a direct chat."""
     can_change_owner: bool = False
-    """Of a direct chat: somebody else may be alone with the agent in it one day. Whoever is heard first keeps it."""
+    """For a direct chat: another person may use it later. Its first sender becomes its DM owner."""
     bot: bool = False
     notice: bool = False
-    """A machine tells something (an error, a confirmation): heard, and never answered."""
+    """A message from a program (an error, a confirmation). It is recorded and never answered."""
     hops: int = 0
-    """How many agents have answered each other before this, if the platform carries it."""
+    """How many agents have answered each other before this message, if the platform transmits it."""
     attachments: tuple[Attachment, ...] = ()
     files: tuple[bytes, ...] = ()
-    """What is in them, in their order; kept with the message. Nothing for those that are known by their hash alone."""
+    """The contents of the attachments, in order; stored with the message. Empty if only their hashes are known."""
     agent: str = ""
     """For platforms that let the caller choose."""
     directory: str = ""
@@ -77,7 +77,7 @@ class IncomingMessage(Struct, frozen=True, kw_only=True):
 
 
 class AcceptResult(Struct, frozen=True, kw_only=True):
-    """What became of a message at the door. Only `accepted` and `duplicate` may be acknowledged as kept."""
+    """The result of accepting a message. Only `accepted` and `duplicate` may be acknowledged as stored."""
 
     outcome: str
     """accepted, duplicate, differs, denied, or ignored."""
@@ -90,7 +90,7 @@ AcceptMessage = Callable[[IncomingMessage], Awaitable[AcceptResult]]
 
 
 class OutgoingMessage(Struct, frozen=True, kw_only=True):
-    """One part of a reply on its way out. `key` is the same whenever the same part is sent again."""
+    """One part of a reply to send. `key` is the same whenever the same part is sent again."""
 
     to: ChatLocation
     text: str
@@ -99,10 +99,10 @@ class OutgoingMessage(Struct, frozen=True, kw_only=True):
     """The remote id of a draft that this text replaces."""
     hops: int = 0
     notice: bool = False
-    """A word of the gateway's own: platforms that can tell notices from messages send it as one."""
+    """A message of the gateway itself. Platforms that distinguish notices from messages send it as a notice."""
     file: Attachment | None = None
-    """A file to be sent instead of a text; what is in it is found by `Context.blob`. TooLong says that it is too large
-    here, and the chat is then told so."""
+    """A file to send instead of a text; `PluginContext.blob` returns its contents. Raise TooLong if it is too large for
+    the platform; the chat then receives a message about it."""
 
 
 class Platform(Protocol):
@@ -114,32 +114,32 @@ class Platform(Protocol):
     text_limit: int
     """The longest text one message may carry."""
     visible_after: float
-    """Seconds until something that was delivered can be found by `probe`."""
+    """Seconds until `probe` can find a delivered message."""
 
     async def listen(self, accept: AcceptMessage) -> None:
         """Receive until cancelled. Acknowledge a message only after `accept` has returned."""
 
     async def send(self, out: OutgoingMessage) -> str:
-        """Deliver; the remote id. Raises Transient (known unsent), Refused, or InDoubt."""
+        """Deliver `out` and return its remote id. Raises Transient (known unsent), Refused, or InDoubt."""
 
     async def probe(self, out: OutgoingMessage) -> str | None:
-        """For `probe` delivery: the remote id if `out.key` has arrived, None if it has not."""
+        """For `probe` delivery: return the remote id if `out.key` has arrived, or None."""
 
 
 @runtime_checkable
 class SupportsDrafts(Protocol):
-    """What a platform may offer besides: a reply that is seen while it grows. `Outgoing.edits` then names the draft."""
+    """Optional: shows a reply while it is generated. `OutgoingMessage.edits` then names the draft."""
 
     async def draft(self, out: OutgoingMessage) -> str:
-        """Show an unfinished reply; its remote id, for `Outgoing.edits`."""
+        """Show an unfinished reply and return its remote id, for `OutgoingMessage.edits`."""
 
     async def revise(self, remote: str, out: OutgoingMessage) -> None:
-        """Show more of it."""
+        """Replace the draft's text with a longer one."""
 
 
 @runtime_checkable
 class SupportsFiles(Protocol):
-    """What a platform may offer besides: files that go with a reply. `Outgoing.file` is only sent to those that do."""
+    """Optional: sends files. `OutgoingMessage.file` is only used with platforms that support it."""
 
     file_limit: int
     """The largest file that may be sent, in bytes."""
@@ -147,10 +147,10 @@ class SupportsFiles(Protocol):
 
 @runtime_checkable
 class SupportsTyping(Protocol):
-    """What a platform may offer besides: a sign that a reply is being made."""
+    """Optional: shows that a reply is being generated."""
 
     async def send_typing(self, to: ChatLocation) -> None:
-        """Show it for a few seconds. Asked for again while the work goes on; losing one harms nobody."""
+        """Show the indicator for a few seconds. Called again while the turn runs; a lost call does no harm."""
 
 
 def can_draft(platform: object) -> TypeGuard[SupportsDrafts]:
@@ -165,37 +165,37 @@ def can_type(platform: object) -> TypeGuard[SupportsTyping]:
 
 @cache
 def _is_supported(kind: Any, what: Any) -> bool:
-    """Asked several times in every turn, and slow to find out."""
+    """Cached, because every turn asks several times and the check is slow."""
     return issubclass(kind, what)
 
 
 @runtime_checkable
 class SupportsPresence(Protocol):
-    """What a platform may offer besides, where direct chats change hands: who is there now."""
+    """Optional, for platforms whose direct chats can get another owner: tells who can read a chat now."""
 
     async def is_alone_with(self, to: ChatLocation, sender: str) -> bool:
-        """Whether nobody else than `sender` would read what is said there. Asked before something is said that nobody
-        has just asked for; raises where it cannot be found out now, and is asked again later."""
+        """Return whether only `sender` can read the chat. Called before a message that no sender has just asked for.
+        Raises if it cannot be determined now, and is then called again later."""
 
 
 class AccountIntroduction(Struct, frozen=True, kw_only=True):
-    """Who an account is on its platform."""
+    """An account's identity on its platform."""
 
     name: str
     hello: str = ""
-    """How somebody gets to write to it, as a next step: `open https://… and say hello`."""
+    """How a person starts a chat with it, as a next step: `open https://… and say hello`."""
 
 
 @runtime_checkable
 class SupportsIntroduction(Protocol):
-    """What a platform may offer besides: saying who it is, which shows that its settings work."""
+    """Optional: returns its identity on the platform, which shows that its settings work."""
 
     async def introduce(self) -> AccountIntroduction:
-        """Raises Refused or Transient, with what helps."""
+        """Raises Refused or Transient, with a remedy."""
 
 
 @runtime_checkable
 class SupportsClose(Protocol):
-    """What a platform may offer besides: letting go of its connections when its account is gone."""
+    """Optional: closes its connections when its account is removed."""
 
     async def aclose(self) -> None: ...

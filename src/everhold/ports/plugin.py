@@ -1,4 +1,4 @@
-"""What a plug-in's factory is given besides its settings."""
+"""What a plug-in's factory receives besides its settings."""
 
 from __future__ import annotations
 
@@ -13,72 +13,72 @@ from everhold.ports.log import EventLogger
 
 
 class PlatformOffsets(Protocol):
-    """How far an account was read. An offset that belongs to a message goes with it, in `Incoming.offset`."""
+    """How far the updates of an account were read. The offset of a message is passed in `IncomingMessage.offset`."""
 
     async def read(self, name: str) -> str | None: ...
 
     async def advance(self, name: str, value: str) -> None:
-        """Go on without a message: everything up to there is kept, or was nothing to keep."""
+        """Advance an offset without a message, because everything up to there is stored or needs no storing."""
 
 
 class FetchedContent(Struct, frozen=True, kw_only=True):
-    """What was found at a URL."""
+    """The content of a URL."""
 
     data: bytes
     media: str = ""
 
 
 class FetchUrl(Protocol):
-    """The one way to a URL that came with a message: no private address, no endless body, no other scheme."""
+    """Fetches a URL from a message. It refuses private addresses, bodies without end and other schemes than HTTP."""
 
     async def __call__(self, url: str, *, headers: Mapping[str, str] | None = None) -> FetchedContent:
-        """Raises Refused for what must not or cannot be fetched, Transient for what may work later."""
+        """Raises Refused if the URL must not or cannot be fetched, Transient if it may work later."""
 
 
 class ConnectionReporter(Protocol):
-    """How a connection is, for `status`: nothing when it is well, else what is wrong and what helps."""
+    """Reports the state of a connection for `status`: nothing if it works, else the problem and its remedy."""
 
     def __call__(self, trouble: str = "", remedy: str = "") -> None: ...
 
 
 async def _ignore_chat_alias(old: str, new: str) -> None:
-    """Whoever plays a station need not care."""
+    """Do nothing, for tests that build an account context."""
 
 
 class AccountContext(Struct, frozen=True, kw_only=True):
-    """What a platform account is given besides: where it stands, and how it tells how it is doing."""
+    """What a platform account receives in addition: its offsets, and functions to report its state."""
 
     account: str
     offsets: PlatformOffsets
     fetch: FetchUrl
     chance: RandomSource
     sleep: Callable[[float], Awaitable[None]]
-    """How a listener waits before it tries again."""
+    """How a listener waits before it retries."""
     commands: Mapping[str, str]
-    """The commands to announce where the platform can show them: name -> what it does."""
+    """The commands to register if the platform can list them: name -> description."""
     report: ConnectionReporter
-    """To be told when the connection is made, and whenever it is lost."""
+    """Call it when the connection is established, and whenever it is lost."""
     add_chat_alias: Callable[[str, str], Awaitable[None]] = _ignore_chat_alias
-    """To be told when a chat gets another id: what it was, and what it is now. It stays the conversation it was."""
+    """Call it with the old and the new id when a chat's id changes. The chat keeps its session."""
     max_file_bytes: int = 20_000_000
-    """The largest file that is taken in."""
+    """The largest file that is accepted."""
     list_known_senders: Callable[[], frozenset[str]] = frozenset
-    """The platform's ids of those who may write directly, as far as they are configured: for platforms where a direct
-    chat has to be asked for by whom it is with."""
+    """The platform's ids of the senders who may write directly, as far as they are configured. For platforms where an
+    adapter must request a direct chat by its participant."""
 
 
 class PluginContext(Struct, frozen=True, kw_only=True):
-    """On whose behalf an instance is built: one instance per configured name and agent."""
+    """The context of one plug-in instance. There is one instance per configured name and agent."""
 
     agent: str
     instance: str
-    """The name it has in the configuration; a provider may be configured twice."""
+    """Its name in the configuration. A provider may be configured twice."""
     directory: PurePath
-    """Its own directory inside the home, for what it may lose: caches, models. It exists, and is nobody else's."""
+    """Its own directory inside the home, for files that may get lost: caches, models. It exists."""
     log: EventLogger
     """Bound to agent and instance."""
     clock: Clock
     blob: Callable[[str], Awaitable[bytes | None]] | None = None
-    """What is kept under a digest, such as a picture that somebody sent. For models, which show it."""
+    """Returns the blob with a digest, such as a received picture. For models, which include it in requests."""
     account_context: AccountContext | None = None
     """For platforms."""

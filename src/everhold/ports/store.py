@@ -1,4 +1,4 @@
-"""The store's promise: one atomic `commit` per change, and reads of what is committed.
+"""The interface of the store: one atomic `commit` per change, and reads of committed data.
 
 A `Change` appends to one session and names its conditions. The rows that make reading fast (pending messages,
 operations, bindings) follow from the entries and are written in the same transaction, so they can be rebuilt from the
@@ -20,7 +20,7 @@ CURSOR_SEPARATOR: Final = "\t"
 
 
 class Step(StrEnum):
-    """Every commit there is, by name. These are the crash points the simulator and the kill harness go through."""
+    """The name of every kind of commit. These are the crash points of the simulator and the kill harness."""
 
     ACCEPT = "accept"
     BEGIN = "begin"
@@ -56,8 +56,8 @@ class Step(StrEnum):
 # -- cursors -----------------------------------------------------------------------------------------------------------
 
 
-class Item(StoredRecord, frozen=True):
-    """One thing in a batch: the entry and part it stands for, and the key by which a repeat is recognised."""
+class DeliveryItem(StoredRecord, frozen=True):
+    """One item of a batch: its entry and part, and the key by which a repeat is recognised."""
 
     seq: int
     key: str
@@ -65,49 +65,51 @@ class Item(StoredRecord, frozen=True):
 
 
 class InFlightBatch(StoredRecord, frozen=True):
-    """What a consumer has sent to its destination without an answer so far. A retry repeats exactly this.
+    """The batch that a consumer has sent to its destination without an answer so far. A retry repeats exactly this.
 
     `state`: `unsent` is known not to have arrived; `sent` may have left; `in_doubt` left and its answer was lost;
     `voided` contained something that was erased since.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[DeliveryItem, ...]
     upto: int
     """The cursor's processed seq once this batch is done."""
     digest: str
-    """Of the payload. A retry that would send something else is noticed by it."""
+    """Digest of the payload. It reveals a retry that would send something else."""
     state: Literal["unsent", "sent", "in_doubt", "voided"] = "sent"
     sends: int = 1
     name: str = ""
-    """Under which name or identity the destination files it."""
+    """The name or identity under which the destination stores it."""
     replays: tuple[int, ...] = ()
-    """Dead letters that this batch tries again."""
+    """Dead letters that this batch replays."""
     remaining: InFlightBatch | None = None
-    """What is left of a batch that was refused. Its items follow this one, each by itself."""
+    """The rest of a batch that was refused. Its items are sent after this one, each by itself."""
 
 
 class RetryDelay(Struct, frozen=True, kw_only=True):
-    """Due when now ≥ since + seconds, or when now < since, because clocks jump. A mandatory one is never shortened."""
+    """Due when now ≥ since + seconds, or when now < since, because clocks jump. A mandatory delay is not shortened."""
 
     seconds: float = 0.0
     mandatory: bool = False
     waits_for: str = ""
-    """Who asked for the delay, or who failed. A consumer that will ask another one need not wait. Empty: all must."""
+    """The service that asked for the delay or failed. A consumer that will call another one need not wait. Empty: every
+    consumer waits."""
 
 
 class Wakeup(Struct, frozen=True, kw_only=True):
-    """Makes a cursor due. It leaves a cursor alone that has a mandatory delay, or a delay after a failure."""
+    """Makes a cursor due. It does not change a cursor that has a mandatory delay, or a delay after a failure."""
 
     consumer: str
     wait: RetryDelay = RetryDelay()
     waits_for: str = ""
-    """Only for a cursor that waits for another one than this. It stops waiting, even if the delay is mandatory."""
+    """Only for a cursor that waits for another service than this one. It stops waiting, even if its delay is
+    mandatory."""
     start: int | None = None
-    """Where a new cursor begins to read; None: with what this change appends."""
+    """The seq after which a new cursor begins; None: with the entries of this change."""
     owner: str = ""
-    """Who claims the cursor in the same commit, if it is due and unclaimed."""
+    """The owner that claims the cursor in the same commit, if it is due and unclaimed."""
     lease: float = 0.0
-    """For how many seconds."""
+    """Duration of that claim in seconds."""
 
 
 class ConsumerCursor(Struct, frozen=True, kw_only=True):
@@ -126,33 +128,33 @@ class ConsumerCursor(Struct, frozen=True, kw_only=True):
     fence: int = 0
     error: str = ""
     waits_for: str = ""
-    """What it waits for, if that matters."""
+    """The service it waits for, if that matters."""
 
 
-class Backlog(Struct, frozen=True, kw_only=True):
-    """What one consumer has yet to do for one agent, over all its sessions."""
+class MemoryBacklog(Struct, frozen=True, kw_only=True):
+    """What one memory consumer has yet to deliver for one agent, over all its sessions."""
 
     consumer: str
     agent: str
     cursors: int
     items: int
     oldest: float | None
-    """When the oldest of them was committed."""
+    """When the oldest item was committed."""
     attempts: int
-    """How often in a row the cursor that failed most has failed."""
+    """The highest number of failures in a row of any of the cursors."""
     error: str
     due: float | None
-    """When the next of them is due."""
+    """When the next cursor is due."""
 
 
-class Handed(Struct, frozen=True, kw_only=True):
-    """What one consumer has delivered for one agent, over all its sessions."""
+class ReceiptCount(Struct, frozen=True, kw_only=True):
+    """How many items one consumer has delivered for one agent, over all its sessions."""
 
     consumer: str
     agent: str
     items: int
     named: int
-    """How many of them the destination returned an id for."""
+    """How many of them have a remote id."""
 
 
 class Claim(Struct, frozen=True, kw_only=True):
@@ -161,7 +163,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     cursor: ConsumerCursor
     agent: str
     taken_over: bool = False
-    """The former holder never released it, so what it had in flight may still arrive."""
+    """The former holder never released it, so its batch in flight may still arrive."""
 
     @property
     def consumer(self) -> str:
@@ -177,17 +179,17 @@ class Claim(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What the cursor is called in a list of consumers."""
+        """The cursor's name in a list of consumers to skip."""
         return f"{self.cursor.consumer}{CURSOR_SEPARATOR}{self.cursor.session}"
 
 
 class CursorUpdate(Struct, frozen=True, kw_only=True):
-    """What becomes of a claimed cursor. None leaves a field as it is."""
+    """The new state of a claimed cursor. None leaves a field as it is."""
 
     processed_seq: int | None = None
     in_flight: InFlightBatch | None = None
     clear_in_flight: bool = False
-    """The batch in flight is done, so forget it."""
+    """The batch in flight is done, so remove it."""
     attempts: int | None = None
     error: str | None = None
     wait: RetryDelay | None = None
@@ -202,7 +204,7 @@ class CursorUpdate(Struct, frozen=True, kw_only=True):
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True):
-    """An item that a consumer gave up on, and why. `in_doubt`: it may have arrived all the same."""
+    """An item that a consumer gave up on, and the reason. `in_doubt`: it may have arrived."""
 
     consumer: str
     session: str
@@ -214,11 +216,11 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     at: float = 0.0
     id: int = 0
     state: Literal["dead", "replaying", "replayed", "dropped"] = "dead"
-    """`replaying`: an operator asked for another try, and the consumer makes it before anything new."""
+    """`replaying`: an operator asked for another attempt, and the consumer makes it before anything new."""
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
-    """What the destination returned for one part: the ids that edits, probes and deletions need."""
+    """The remote id of one delivered part. Edits, probes and deletions need it."""
 
     consumer: str
     session: str
@@ -227,7 +229,7 @@ class Receipt(Struct, frozen=True, kw_only=True):
     key: str = ""
     remote: str = ""
     in_doubt: bool = False
-    """Sent more than once, because nobody could tell whether the first had arrived."""
+    """Sent more than once, because it was unknown whether the first attempt had arrived."""
     at: float = 0.0
 
 
@@ -235,7 +237,7 @@ class Receipt(Struct, frozen=True, kw_only=True):
 
 
 class StateNamespace(StrEnum):
-    """What a state record is about. There are no others."""
+    """What a state record is about. The list is closed."""
 
     PLATFORM_OFFSET = "platform_offset"
     SCHEDULE = "schedule"
@@ -273,17 +275,17 @@ class StateRecord(Struct, frozen=True, kw_only=True):
     version: int
 
     def replace_with(self, value: str | None) -> StateWrite:
-        """The write that puts `value` in the place of what was read; None deletes it."""
+        """Return the write that replaces this version with `value`; None deletes the record."""
         return StateWrite(namespace=self.namespace, key=self.key, scope=self.scope, value=value, version=self.version)
 
 
 def make_state_scope(platform: str, account: str = "") -> str:
-    """The scope of what concerns one account, or with an empty account one platform."""
+    """Return the scope of one account, or with an empty account of one platform."""
     return f"{platform}:{account}"
 
 
 def split_state_scope(scope: str) -> tuple[str, str]:
-    """The platform and the account of a scope."""
+    """Return the platform and the account of a scope."""
     platform, _, account = scope.partition(":")
     return platform, account
 
@@ -291,19 +293,19 @@ def split_state_scope(scope: str) -> tuple[str, str]:
 # -- one change --------------------------------------------------------------------------------------------------------
 
 
-class Opening(Struct, frozen=True, kw_only=True):
-    """Make the session in this very change. Its first address is bound with it."""
+class SessionOpening(Struct, frozen=True, kw_only=True):
+    """Creates the session in the same change, and binds its first address."""
 
     agent: str
     address: str
     parent: str = ""
     parent_at: int = 0
     bind: bool = True
-    """Bind the address with it; a branch takes it over with a `bind` of its own."""
+    """Bind the address in the same change. A branch binds it with an `AddressBound` entry instead."""
 
 
-class Spend(Struct, frozen=True, kw_only=True):
-    """What a call cost, against a budget (`agent:main`, `person:ada`) and a day."""
+class BudgetSpend(Struct, frozen=True, kw_only=True):
+    """An amount spent from a budget (`agent:main`, `person:ada`) on a day."""
 
     budget: str
     day: str
@@ -312,25 +314,26 @@ class Spend(Struct, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """One commit. It appends to one session; every condition holds, or nothing is written."""
+    """One commit. It appends to one session. If a condition does not hold, nothing is written."""
 
     step: Step
     session: str
     at: float
     entries: tuple[EntryDraft, ...] = ()
-    opens: Opening | None = None
+    opens: SessionOpening | None = None
     # conditions
     claim: Claim | None = None
     """Raises LeaseLost unless the cursor is still held under this fence."""
     op: int | None = None
-    """Refused with LeaseLost unless this operation is running under the claim's fence. Entries of the change belong to
-    this one or to one that begins with them; only what is erased ends others, too: whoever had seen it."""
+    """Raises LeaseLost unless this operation is running under the claim's fence. The entries of the change belong to
+    this operation or to one that begins in the change. Only an erasure also ends other operations, namely those that
+    had read an erased entry."""
     generation: int | None = None
-    """Refused with Conflict unless the view generation is still this."""
+    """Raises Conflict unless this is still the context's generation."""
     seen: int | None = None
-    """Refused with Conflict if the session has grown beyond this seq."""
+    """Raises Conflict if the session has grown beyond this seq."""
     bound: tuple[str, str] | None = None
-    """(address, title): refused with Conflict unless the address leads to this session, and that is its title."""
+    """(address, title): raises Conflict unless the address leads to this session and the session has this title."""
     read: int | None = None
     """Raises Conflict if any session has a `thought` after this pos."""
     # the rest of the commit
@@ -338,26 +341,26 @@ class Change(Struct, frozen=True, kw_only=True):
     wakeups: tuple[Wakeup, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
     replayed: tuple[int, ...] = ()
-    """Dead letters (their ids) that were tried again and are settled."""
+    """The ids of dead letters that were replayed and are settled."""
     receipts: tuple[Receipt, ...] = ()
     state_writes: tuple[StateWrite, ...] = ()
     """Raises Conflict unless every record still has the version that its write names."""
-    spends: tuple[Spend, ...] = ()
+    spends: tuple[BudgetSpend, ...] = ()
     blobs: tuple[bytes, ...] = ()
     records: tuple[bytes, ...] = ()
-    """Blobs, too, but they repeat what was said elsewhere: not kept if anything was erased since `op` began."""
+    """Blobs that repeat texts of other entries. They are not stored if anything was erased since `op` began."""
     erase: tuple[int, ...] = ()
-    """Entries whose body and salt go; an `erased` entry must be among `entries`."""
+    """Entries whose body and salt are removed. An `erased` entry must be among `entries`."""
     drop_blobs: tuple[str, ...] = ()
     pause: bool = False
-    """The operation `op` waits on purpose: taking it up again is not another attempt."""
+    """The operation `op` waits on purpose, so resuming it is not counted as another attempt."""
     durable: bool = True
-    """Whether the commit is on the disk before it is answered. False: if a power cut takes it, what it stands for is
-    done again, and nobody sees a difference. A process that is killed does not lose it."""
+    """Whether the commit is on disk before `commit` returns. If False, a power cut may lose the commit; then the same
+    work is done again without a visible difference. Killing the process does not lose it."""
 
 
-class Committed(Struct, frozen=True, kw_only=True):
-    """What a commit did. For a repeated dedup key: where the first one stands, and whether it said the same."""
+class CommitResult(Struct, frozen=True, kw_only=True):
+    """The result of a commit. For a repeated dedup key: the place of the first entry, and whether it differs."""
 
     session: str
     seqs: tuple[int, ...] = ()
@@ -366,16 +369,16 @@ class Committed(Struct, frozen=True, kw_only=True):
     duplicate: bool = False
     differs: bool = False
     claims: tuple[Claim, ...] = ()
-    """The cursors that were claimed with their wakeups. The caller has to work on them now."""
+    """The cursors that were claimed with their wakeups. The caller has to process them now."""
     rests: bool = False
-    """The claimed cursor was released, and it has nothing left to do."""
+    """The claimed cursor was released and has nothing left to do."""
 
 
 # -- what is read ------------------------------------------------------------------------------------------------------
 
 
 class Session(Struct, frozen=True, kw_only=True):
-    """A session as it stands. `generation` rises with whatever changes its view."""
+    """A session's present state. `generation` rises when the selection of its context changes."""
 
     id: str
     agent: str
@@ -392,16 +395,16 @@ class Session(Struct, frozen=True, kw_only=True):
     compressed_upto: int = 0
     choices: Mapping[str, str] = {}
     names: Mapping[str, str] = {}
-    """memory instance -> the name it files this session under."""
+    """memory instance -> the name under which it stores this session."""
 
 
-class Cited(Struct, frozen=True, kw_only=True):
-    """An entry, whose session it stands in, and whether it was said in a turn that is undone."""
+class CitedEntry(Struct, frozen=True, kw_only=True):
+    """An entry, the agent of its session, and whether it belongs to an undone turn."""
 
     agent: str
     entry: Entry
     undone: bool = False
-    """Of what was heard, the last turn that consumed it counts: what goes again is not undone."""
+    """For a `heard` entry the last turn that consumed it counts, so a retried message is not undone."""
 
 
 class Operation(Struct, frozen=True, kw_only=True):
@@ -421,78 +424,78 @@ class Operation(Struct, frozen=True, kw_only=True):
     paused: bool = False
     blocking: bool = False
     covers: int = 0
-    """How far a compression reaches."""
+    """The last operation that a compression covers."""
     undone_at: int = 0
-    """The seq that took it out of the view, 0 if none did."""
+    """The seq of the entry that removed it from the context, 0 if there is none."""
     compression: int = 0
     """The compression pinned by its `began`."""
     stop: bool = False
-    """Somebody asked for it to end."""
+    """A stop was requested."""
 
 
-class Glance(Struct, frozen=True, kw_only=True):
-    """A session at one moment: what whoever answers it has to know before deciding anything."""
+class SessionSnapshot(Struct, frozen=True, kw_only=True):
+    """A session at one moment, as the turn worker needs it to decide what to do."""
 
     session: Session
     pending: list[Entry]
     running: list[Operation]
     newest_turn: int
-    """The newest turn's operation, 0 if there is none."""
+    """The op of the newest turn, 0 if there is none."""
 
 
 Now: TypeAlias = float | Callable[[], float]
-"""A time, or the clock: then it is read when the store's turn to write has come."""
+"""A time, or a clock, which is read when the write begins."""
 
 
 class Store(Protocol):
-    """One append-only log per session, and what follows from it."""
+    """One append-only log per session, and the rows that are derived from it."""
 
     # -- writing
-    async def commit(self, change: Change) -> Committed:
-        """Apply `change` whole or not at all; returns only once it is durable."""
+    async def commit(self, change: Change) -> CommitResult:
+        """Apply `change` completely or not at all. Returns once it is durable."""
 
     async def claim_cursors(
         self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
     ) -> list[Claim]:
-        """Claim up to `limit` due cursors that nobody holds, the longest due first, each under a new fence.
+        """Claim up to `limit` due and unclaimed cursors, the longest due first, each under a new fence.
 
-        `skip` names consumers that are busy, `only` the ones to look at. A name that ends with `*` stands for all that
+        `skip` names consumers to leave out, `only` the ones to consider. A name that ends with `*` stands for all that
         begin with it. A process never takes over a cursor that `skip` names (`Claim.name`), whatever its lease says,
-        because its own worker holds it and the clock may have been set. Operations that the cursor left running come
-        under the same fence; an attempt is counted unless they were paused. Give the clock itself as `at` where other
-        processes claim, too: a time that was read before a stall would make their leases look like future ones.
+        because its own worker holds it and the clock may have been set. Operations that the cursor left running get
+        the same fence; an attempt is counted unless they were paused. Pass the clock itself as `at` if other processes
+        claim, too, because with a time that was read before a stall their leases would appear to begin in the future.
         """
 
     async def renew_leases(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
-        """Prolong the leases of `owner` on these cursors; how many of them it still holds."""
+        """Extend the leases of `owner` on these cursors. Return how many of them it still holds."""
 
     async def revoke_leases(self, *, owner: str, at: float) -> int:
-        """End every lease that is not `owner`'s: for a process that knows it is alone. How many there were."""
+        """End every lease of other owners, for a process that knows that it is alone. Return their number."""
 
     async def retry_now(self, *, at: float, held: Sequence[str] = ()) -> int:
-        """Make due at once what waits after a failure, because something was repaired. Mandatory delays stay.
+        """Make cursors due that wait after a failure, because something was repaired. Mandatory delays stay.
 
-        With `held`, instead: what these consumers (a name that ends with `*` stands for all that begin with it) delay
-        of their own accord. Returns the number of cursors.
+        With `held`: instead, the cursors of these consumers that wait without a failure. A name that ends with `*`
+        stands for all that begin with it. Return the number of cursors.
         """
 
     async def replay_dead_letters(self, ids: Sequence[int], *, at: float) -> int:
-        """Have dead letters tried again before anything new; their cursors become due. Returns their number."""
+        """Replay dead letters before anything new. Their cursors become due. Return their number."""
 
     # -- sessions and their logs
     async def get_session(self, id: str) -> Session: ...
 
-    async def get_session_snapshot(self, id: str) -> Glance:
-        """The session, what it has not consumed and what it is doing, all of one moment."""
+    async def get_session_snapshot(self, id: str) -> SessionSnapshot:
+        """The session, its pending messages and its running operations, all from the same moment."""
 
     async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
-        """Sessions in the order they were made, behind `after`; newest first: before it."""
+        """Sessions in the order of their creation, after the id `after`; with `newest_first` in reverse, before it."""
 
     async def list_sessions_begun_by(
         self, *, author: str, agent: str = "", address: str = "", limit: int = 100, after: str = ""
     ) -> list[Session]:
-        """Sessions that `author` spoke in first or branched off, and those made at `address`; of one agent or of all.
-        Newest first, before `after`.
+        """Sessions whose first message or branch is by `author`, and those created at `address`, of one agent or all.
+        Newest first, before the id `after`.
         """
 
     async def list_branches(self, id: str) -> list[Session]:
@@ -502,14 +505,14 @@ class Store(Protocol):
         """The session an address leads to."""
 
     async def get_session_head(self, id: str) -> tuple[int, int]:
-        """A session's last seq, and its generation: all that most of those need who go on reading."""
+        """A session's last seq and its generation, without the cost of `get_session`."""
 
     async def get_bound_session(self, address: str) -> tuple[str, str] | None:
         """The session an address leads to, and its title."""
 
     async def find_sessions(self, name: str) -> list[str]:
-        """Session ids that an id, a unique prefix, a title, an address or `last` may mean: where somebody was heard
-        last, since notes are filed where nobody talks."""
+        """The ids of the sessions that an id, a prefix, a title, an address or `last` may mean. `last` is the session
+        with the newest message, because notes may be stored in sessions without a conversation."""
 
     async def list_entries(
         self,
@@ -523,11 +526,11 @@ class Store(Protocol):
 
     async def get_entry(self, session: str, seq: int) -> Entry: ...
 
-    async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], Cited]:
-        """Those of these places, session and seq, where an entry stands. All of them are read at once."""
+    async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], CitedEntry]:
+        """The entries that exist at these places (session, seq). All of them are read at once."""
 
     async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
-        """Where the entry with this dedup key stands: session, seq, operation."""
+        """The session, seq and operation of the entry with this dedup key."""
 
     async def read_feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         """Entries of all sessions in commit order."""
@@ -536,13 +539,13 @@ class Store(Protocol):
         """Notes and erasures of all sessions in commit order. Curated facts are derived from them."""
 
     async def list_compressions(self, *, limit: int) -> list[Entry]:
-        """The newest compressions of all sessions, the last one first."""
+        """The newest compressions of all sessions, newest first."""
 
     async def count_waiting(self) -> int:
-        """How many messages of all sessions wait for an answer."""
+        """The number of messages of all sessions that wait for an answer."""
 
     async def list_pending(self, session: str, *, after: int = 0) -> list[Entry]:
-        """Heard entries behind seq `after` that no operation has consumed, in order."""
+        """`heard` entries after seq `after` that no operation has consumed, in order."""
 
     async def list_operations(
         self,
@@ -556,22 +559,22 @@ class Store(Protocol):
         limit: int | None = None,
     ) -> list[Operation]: ...
 
-    # -- cursors and what they leave
+    # -- cursors, receipts, dead letters, state records
     async def get_cursor(self, consumer: str, session: str) -> ConsumerCursor | None: ...
 
     async def list_cursors(
         self, *, consumer: str = "", session: str = "", waiting: bool = False
     ) -> list[ConsumerCursor]: ...
 
-    async def list_backlogs(self, prefix: str) -> list[Backlog]:
+    async def list_backlogs(self, prefix: str) -> list[MemoryBacklog]:
         """The exchanges and notes that consumers whose names begin with `prefix` have yet to deliver, by consumer and
         agent."""
 
-    async def count_receipts(self, consumers: Sequence[str]) -> list[Handed]:
-        """What these consumers have receipts for, by consumer and agent."""
+    async def count_receipts(self, consumers: Sequence[str]) -> list[ReceiptCount]:
+        """The number of receipts of these consumers, by consumer and agent."""
 
     async def get_next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
-        """Seconds until the next unclaimed cursor becomes due (0: now), None if none waits."""
+        """Seconds until the next unclaimed cursor becomes due (0: now), None if there is none."""
 
     async def list_dead_letters(
         self, *, session: str = "", consumer: str = "", state: str = "dead"
@@ -579,7 +582,7 @@ class Store(Protocol):
         """Dead letters in `state` (empty: in any), oldest first."""
 
     async def count_receipts_in_doubt(self) -> int:
-        """The number of receipts for something that may have arrived twice."""
+        """The number of receipts for items that may have arrived twice."""
 
     async def list_receipts(self, session: str, *, seq: int | None = None, consumer: str = "") -> list[Receipt]: ...
 
@@ -590,28 +593,28 @@ class Store(Protocol):
     ) -> list[StateRecord]:
         """The records of one namespace (None: of all) and one scope (None: of all), in order."""
 
-    async def get_spend(self, budget: str, day: str) -> Spend: ...
+    async def get_spend(self, budget: str, day: str) -> BudgetSpend: ...
 
-    async def list_spends(self, prefix: str, day: str) -> list[Spend]:
-        """What was spent on a day against every budget whose name begins with `prefix`, by name."""
+    async def list_spends(self, prefix: str, day: str) -> list[BudgetSpend]:
+        """The spending of a day of every budget whose name begins with `prefix`, by name."""
 
     async def get_blob(self, digest: str) -> bytes | None: ...
 
     # -- people
     async def get_person(self, identity: str) -> str | None:
-        """The person behind a platform identity."""
+        """The person that an identity is linked to."""
 
     async def list_identities(self, person: str) -> list[str]:
-        """The platform identities that were linked to a person."""
+        """The identities that are linked to a person."""
 
     async def link_identity(self, identity: str, person: str, *, at: float) -> None:
-        """This identity is this person from now on; nobody's, if `person` is empty."""
+        """Link an identity to a person; with an empty `person`, remove the link."""
 
     async def list_identity_links(self) -> list[tuple[str, str]]:
-        """(identity, person) of everybody who was linked, in order."""
+        """(identity, person) of every link, in order."""
 
-    # -- the whole
+    # -- the whole store
     async def verify(self, session: str | None = None) -> list[str]:
-        """Everything about the store that contradicts itself: gaps, digests, derived rows. Empty when sound."""
+        """Contradictions in the store: gaps, wrong digests, wrong derived rows. Empty if the store is sound."""
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""A tool's promise, and the one thing it must be honest about: what running it twice would do."""
+"""The interface of a tool. A tool declares what running it twice would do."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from everhold.ports.model import ToolSpec
 
 
 class ToolEffect(StrEnum):
-    """What a repeat does. A tool that does not say is `once`."""
+    """What a repeated call does. A tool that does not declare it is `once`."""
 
     PURE = "pure"
-    """Nothing: run it again."""
+    """A repeat has no effect, so run it again."""
     KEYED = "keyed"
-    """Nothing, if the same key is given."""
+    """A repeat with the same key has no effect."""
     PROBE = "probe"
-    """It can be asked whether a key was done."""
+    """The tool can tell whether a call with a key was done."""
     ONCE = "once"
-    """Harm: never run it again; say that the outcome is unknown."""
+    """A repeat does harm, so never run it again; report that the outcome is unknown."""
 
 
 class ToolContext(Struct, frozen=True, kw_only=True):
-    """On whose behalf a tool runs. `key` is the same when the same call is made again."""
+    """The context of one tool call. `key` is the same when the same call is repeated."""
 
     session: str
     agent: str
@@ -36,13 +36,13 @@ class ToolContext(Struct, frozen=True, kw_only=True):
     origin: ChatLocation | None = None
     hops: int = 0
     said: tuple[str, ...] = ()
-    """What people said in this turn, word for word."""
+    """The literal messages of people in this turn."""
     sources: tuple[str, ...] = ()
-    """Who else had a say in it: `tool:<name>`, `bot:<name>`. What rests on their words alone is no fact."""
+    """Other sources in this turn: `tool:<name>`, `bot:<name>`. A statement that only they make is no fact."""
 
 
 class SendRequest(Struct, frozen=True, kw_only=True):
-    """Something a tool wants said somewhere; committed with its result, delivered by voice."""
+    """A message that a tool sends to a chat. It is committed with the tool's result and delivered by the outbox."""
 
     text: str
     to: ChatLocation
@@ -50,7 +50,7 @@ class SendRequest(Struct, frozen=True, kw_only=True):
 
 
 class ToolFile(Struct, frozen=True, kw_only=True):
-    """A file that a tool made or found. Its name is a label: nobody opens it as a path."""
+    """A file that a tool made or found. Its name is a label and is never used as a path."""
 
     data: bytes
     name: str = ""
@@ -58,27 +58,27 @@ class ToolFile(Struct, frozen=True, kw_only=True):
 
 
 class ToolResult(Struct, frozen=True, kw_only=True):
-    """What a tool gives back; notes, sayings and files commit together with it."""
+    """A tool's result. Its notes, send requests and files are committed together with it."""
 
     text: str
     error: bool = False
     notes: Sequence[Noted] = ()
     send_requests: Sequence[SendRequest] = ()
     files: Sequence[ToolFile] = ()
-    """Kept by content hash, so that they can be attached to a reply, now or later."""
+    """Stored by content hash, so that this or a later turn can attach them to a reply."""
     attached: Sequence[Attachment] = ()
-    """Files that are kept, to go with the turn's reply."""
+    """Stored files to send with the turn's reply."""
 
 
 class Tool(Protocol):
-    """Runs when a model calls it. A failure becomes the result the model sees."""
+    """Runs when a model calls it. A failure becomes the result that the model sees."""
 
     spec: ToolSpec
     effect: ToolEffect
     deadline: float
-    """Seconds after which a run is given up."""
+    """Seconds after which a call is cancelled."""
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult: ...
 
     async def probe(self, context: ToolContext) -> ToolResult | None:
-        """For `probe` tools: the result if this key was done, None if it was not."""
+        """For `probe` tools: return the result if this key was done, or None."""

@@ -1,1 +1,1 @@
-"""The gateway as a service: what a service manager is told, and who may change that. The gateway itself knows none."""
+"""Run the gateway as a service: descriptions for service managers, and their installation."""

@@ -1,6 +1,6 @@
-"""The service of a home: which description it is, whose text that is, and how it is changed without harm.
+"""Install, find and remove the service of a home.
 
-A description that somebody has changed, or that is a link into somebody's own files, is left as it is.
+A description that was changed by hand, or that is a link to another file, is not replaced without `--force`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from everhold.service.unit import ServiceDescription, ServiceSpec
 
 SERVICE_NAME: Final = "everhold"
 FILE_MODE: Final = 0o644
-"""There is nothing secret in it, and some managers want to read it as somebody else."""
+"""The file contains no secret, and some managers read it as another user."""
 
 
 @dataclass(frozen=True)
 class InstalledService:
-    """A description that is there."""
+    """An installed description."""
 
     name: str
     path: Path
@@ -34,7 +34,7 @@ class InstalledService:
 
     @property
     def is_unmodified(self) -> bool:
-        """Whether it stands as everhold wrote it, so that it may be replaced or removed."""
+        """Whether it is as everhold wrote it, so that it may be replaced or removed."""
         return not self.description.edited and not self.linked
 
     def starts_home(self, home: Home) -> bool:
@@ -42,7 +42,7 @@ class InstalledService:
 
 
 def build_program_command() -> tuple[str, ...]:
-    """The words that start this very everhold, wherever a shell would find another."""
+    """Return the command of this installation of everhold, also if a shell would find another one."""
     beside = Path(sys.executable).with_name("everhold.exe" if sys.platform == "win32" else "everhold")
     if os.access(beside, os.X_OK):
         return (str(beside),)
@@ -60,7 +60,7 @@ def build_service_spec(home: Home, environ: Mapping[str, str], *, name: str = SE
 
 
 def read_service(manager: ServiceBackend, name: str) -> InstalledService | None:
-    """The description of this name."""
+    """Return the description with this name, None if there is none."""
     path = manager.get_path(name)
     try:
         text = path.read_bytes().decode("utf-8", "replace")
@@ -74,7 +74,7 @@ def read_service(manager: ServiceBackend, name: str) -> InstalledService | None:
 
 
 def list_services(manager: ServiceBackend) -> list[InstalledService]:
-    """Every description that starts an everhold, as far as its name or its text tells."""
+    """Return every description that starts everhold, by its name or its text."""
     if not manager.description_directory.is_dir():
         return []
     names = sorted(
@@ -85,12 +85,12 @@ def list_services(manager: ServiceBackend) -> list[InstalledService]:
 
 
 def find_service_of_home(manager: ServiceBackend, home: Home) -> InstalledService | None:
-    """The one that starts this home."""
+    """Return the service that starts this home."""
     return next((it for it in list_services(manager) if it.starts_home(home)), None)
 
 
 def select_service(manager: ServiceBackend, home: Home, name: str) -> InstalledService:
-    """The one that is meant: by its name, else by the home it starts. Raises NotFound."""
+    """Return the service with this name, or without a name the service of this home. Raises NotFound."""
     found = read_service(manager, name) if name else find_service_of_home(manager, home)
     if found is None:
         what = f"there is no service called {name}" if name else f"no service starts {home.path}"
@@ -102,9 +102,10 @@ def select_service(manager: ServiceBackend, home: Home, name: str) -> InstalledS
 def install_service(
     manager: ServiceBackend, home: Home, environ: Mapping[str, str], *, name: str, force: bool
 ) -> tuple[InstalledService, str]:
-    """Write the description of this home's service. What was there and is not ours is kept if `force`, else refused.
+    """Write the description of this home's service.
 
-    Returns it, and where the other one is kept now (empty if there was none, or it was ours).
+    An existing description that everhold did not write is renamed with `force`, else Refused is raised. Returns the new
+    service, and the path of the renamed file (empty if there is none).
     """
     if not name:
         there = find_service_of_home(manager, home)
@@ -116,7 +117,7 @@ def install_service(
         if before.description.home is not None and not before.starts_home(home) and not force:
             raise Refused(
                 f"{before.path} starts another home: {before.description.home}",
-                remedy=f"everhold service install --name {SERVICE_NAME}-{_make_safe_name(home.path.name)} makes one beside it",
+                remedy=f"everhold service install --name {SERVICE_NAME}-{_make_safe_name(home.path.name)}",
             )
         if not before.is_unmodified:
             kept = _set_aside_file(before, force=force, verb="install")
@@ -132,7 +133,7 @@ def install_service(
 
 
 def remove_service(found: InstalledService, *, force: bool) -> str:
-    """Take the description away; where it is kept, if it was not ours."""
+    """Remove the description. Returns the path of its copy if everhold did not write it."""
     if not found.is_unmodified:
         return _set_aside_file(found, force=force, verb="uninstall")
     found.path.unlink(missing_ok=True)
@@ -146,44 +147,52 @@ def require_unmodified(found: InstalledService, *, force: bool, verb: str) -> No
             what = "was not written by everhold"
         raise Refused(
             f"{found.path} {what}, and stays as it is",
-            remedy=f"`everhold service {verb} --force` keeps a copy of it beside; `everhold service print` to compare",
+            remedy=f"compare with `everhold service print`; `everhold service {verb} --force` renames the file",
         )
 
 
 def list_complaints(found: InstalledService) -> list[tuple[str, str, str]]:
-    """What is worth knowing about a description: level, text, remedy."""
+    """Return the problems and notes about a description: level, text, remedy."""
     from everhold import __version__
 
-    told: list[tuple[str, str, str]] = []
+    found_problems: list[tuple[str, str, str]] = []
     named, mine = found.description.program, build_program_command()[0]
     if not named or not os.access(named, os.X_OK):
-        told.append(
-            ("wrong", f"{found.path} starts {named or 'nothing'}, which is not there", _format_install_command(found))
+        found_problems.append(
+            ("wrong", f"{found.path} starts {named or 'nothing'}, which does not exist", _format_install_command(found))
         )
     elif not _is_same_path(
         Path(named).parent, Path(mine).parent
-    ):  # the programs themselves may be links to one interpreter
-        told.append(("note", f"{found.path} starts {named}, and this is {mine}", _format_install_command(found)))
+    ):  # compare directories, because the programs may be links to one interpreter
+        found_problems.append(("note", f"{found.path} starts {named}; this is {mine}", _format_install_command(found)))
     if found.linked:
-        told.append(("note", f"{found.path} is a link to a file of yours; everhold leaves it alone", ""))
+        found_problems.append(("note", f"{found.path} is a link to a file of yours; everhold does not replace it", ""))
     elif not found.description.version:
-        told.append(
-            ("note", f"{found.path} was not written by everhold, which leaves it alone", _format_diff_command(found))
+        found_problems.append(
+            (
+                "note",
+                f"{found.path} was not written by everhold, so everhold does not replace it",
+                _format_diff_command(found),
+            )
         )
     elif found.description.edited:
-        told.append(
-            ("note", f"{found.path} was changed by somebody; everhold leaves it alone", _format_diff_command(found))
+        found_problems.append(
+            (
+                "note",
+                f"{found.path} was changed since everhold wrote it; everhold does not replace it",
+                _format_diff_command(found),
+            )
         )
     if found.description.version not in ("", __version__):
         written = found.description.version
-        told.append(
+        found_problems.append(
             (
                 "note",
-                f"{found.path} is of everhold {written}, and this is {__version__}",
+                f"{found.path} was written by everhold {written}; this is {__version__}",
                 _format_install_command(found),
             )
         )
-    return told
+    return found_problems
 
 
 def service_to_json(found: InstalledService) -> dict[str, Any]:
@@ -207,7 +216,7 @@ def _format_diff_command(found: InstalledService) -> str:
 
 
 def _set_aside_file(found: InstalledService, *, force: bool, verb: str) -> str:
-    """Put a file that is not ours aside. Its new name ends in something that no manager reads."""
+    """Rename a file that everhold did not write. No service manager reads the new name."""
     require_unmodified(found, force=force, verb=verb)
     number = 1
     while (aside := found.path.with_name(f"{found.path.name}.kept-{number}")).exists() or aside.is_symlink():

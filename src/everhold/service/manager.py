@@ -1,7 +1,6 @@
-"""The service managers we can speak to, through their own programs: systemd's for the user, and launchd.
+"""Control service managers with their own programs: systemd for the user, and launchd.
 
-A manager is told about files and asked how they are; it never writes one. Windows has no such door: there a wrapper
-takes the printed description.
+This module writes no descriptions. On Windows, WinSW uses the printed description.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from everhold.errors import Refused
 from everhold.service import unit
 
 QUERY_SECONDS: Final = 30.0
-"""What a question may take."""
+"""The time limit of a query."""
 STOP_SECONDS: Final = unit.STOP_SECONDS + 30.0
 
 
 @dataclass(frozen=True)
 class ServiceState:
-    """How a service is. `active` is the manager's own word for it."""
+    """The state of a service. `active` is the manager's own word."""
 
     active: str
     running: bool = False
@@ -34,14 +33,14 @@ class ServiceState:
     pid: int = 0
     restarts: int = 0
     exit: int | None = None
-    """What it last ended with, if it did not end well."""
+    """The last exit code, if the service failed."""
     says: str = ""
-    """What it last said about itself, where the manager listens to that."""
+    """The last status text of the service, if the manager records it."""
 
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """A program that has ended."""
+    """The result of a program."""
 
     code: int
     out: str
@@ -51,7 +50,7 @@ class ProgramResult:
 def run_program(
     *words: str, seconds: float | None = QUERY_SECONDS, environ: Mapping[str, str] | None = None
 ) -> ProgramResult:
-    """Run a manager's program. Raises Refused where there is none, or where it does not answer."""
+    """Run a manager's program. Raises Refused if it does not exist or does not answer."""
     try:
         done = subprocess.run(
             words,
@@ -71,7 +70,7 @@ def run_program(
 
 
 _UNSUPPORTED_REMEDY: Final = (
-    "`everhold service print` shows what would be written; docs/how-to/run-as-a-service.md has other ways"
+    "`everhold service print` shows what would be written; docs/how-to/run-as-a-service.md describes alternatives"
 )
 
 
@@ -89,30 +88,30 @@ class ServiceBackend(ABC):
     @property
     @abstractmethod
     def description_directory(self) -> Path:
-        """Where its descriptions are."""
+        """The directory of the descriptions."""
 
     @abstractmethod
     def parse_description(self, text: str) -> unit.ServiceDescription: ...
 
     @abstractmethod
     def check_available(self) -> None:
-        """Raise Refused if it is not there to be spoken to."""
+        """Raise Refused if the manager is not available."""
 
     @abstractmethod
     def register(self, name: str) -> None:
-        """Take note of a description that was written, and start it from now on at every login."""
+        """Read a new description, and start the service at every login from now on."""
 
     @abstractmethod
     def unregister(self, name: str) -> None:
-        """Stop it, and start it no more. Its description is removed next."""
+        """Stop the service, and no longer start it at login. The caller then removes its description."""
 
     @abstractmethod
     def reload_descriptions(self) -> None:
-        """Take note that a description was removed."""
+        """Read the descriptions again after one was removed."""
 
     @abstractmethod
     def start(self, name: str, *, again: bool = False) -> None:
-        """Start it, `again` if it runs, and wait until it is ready where the manager can tell. Raises Refused."""
+        """Start the service (`again`: restart it). Waits until it is ready, if the manager can tell. Raises Refused."""
 
     @abstractmethod
     def stop(self, name: str) -> None: ...
@@ -121,7 +120,7 @@ class ServiceBackend(ABC):
     def get_state(self, name: str) -> ServiceState: ...
 
     def is_lingering(self) -> bool | None:
-        """Whether services run while the user is not logged in; None where that cannot be told or chosen."""
+        """Whether services run while the user is not logged in; None if that is unknown."""
         return None
 
     def get_path(self, name: str) -> Path:
@@ -145,7 +144,7 @@ class SystemdBackend(ServiceBackend):
 
     def __init__(self, environ: Mapping[str, str], user_home: Path, *, runtimes: Path = Path("/run/user")) -> None:
         mine = runtimes / str(os.getuid()) if sys.platform != "win32" else runtimes
-        if not environ.get("XDG_RUNTIME_DIR") and mine.is_dir():  # a shell by su, or a job of cron's, does not know it
+        if not environ.get("XDG_RUNTIME_DIR") and mine.is_dir():  # a shell of su and a cron job do not have it
             environ = {**environ, "XDG_RUNTIME_DIR": str(mine)}
         super().__init__(environ, user_home)
 
@@ -177,7 +176,7 @@ class SystemdBackend(ServiceBackend):
             state = self.get_state(name)
             if state.exit == unit.EXIT_GIVEN_UP:
                 raise Refused(
-                    f"{name} gave up: {state.says or 'starting it anew would not help'}",
+                    f"{name} gave up: {state.says or 'a restart would not help'}",
                     remedy=f"everhold doctor; journalctl --user -u {name} -n 20",
                 )
             why = state.says or " ".join(done.err.split()) or f"exit {done.code}"
@@ -192,17 +191,17 @@ class SystemdBackend(ServiceBackend):
     def get_state(self, name: str) -> ServiceState:
         asked = "ActiveState,SubState,UnitFileState,MainPID,NRestarts,ExecMainStatus,Result,StatusText"
         done = self._run_checked("systemctl", "--user", "show", f"{name}.service", f"--property={asked}")
-        told = dict(line.split("=", 1) for line in done.out.splitlines() if "=" in line)
-        active, sub = told.get("ActiveState", "unknown"), told.get("SubState", "")
-        failed = told.get("Result", "success") != "success"
+        shown = dict(line.split("=", 1) for line in done.out.splitlines() if "=" in line)
+        active, sub = shown.get("ActiveState", "unknown"), shown.get("SubState", "")
+        failed = shown.get("Result", "success") != "success"
         return ServiceState(
             active=f"{active} ({sub})" if sub and sub != active else active,
             running=active in ("active", "reloading"),
-            enabled=told.get("UnitFileState", "").startswith("enabled"),
-            pid=_parse_integer(told.get("MainPID", "")) or 0,
-            restarts=_parse_integer(told.get("NRestarts", "")) or 0,
-            exit=_parse_integer(told.get("ExecMainStatus", "")) if failed else None,
-            says=told.get("StatusText", ""),
+            enabled=shown.get("UnitFileState", "").startswith("enabled"),
+            pid=_parse_integer(shown.get("MainPID", "")) or 0,
+            restarts=_parse_integer(shown.get("NRestarts", "")) or 0,
+            exit=_parse_integer(shown.get("ExecMainStatus", "")) if failed else None,
+            says=shown.get("StatusText", ""),
         )
 
     def is_lingering(self) -> bool | None:
@@ -211,7 +210,7 @@ class SystemdBackend(ServiceBackend):
         folder = Path("/var/lib/systemd/linger")
         try:
             return (folder / getpass.getuser()).exists() if folder.parent.is_dir() else None
-        except (KeyError, OSError):  # nobody knows our name
+        except (KeyError, OSError):  # the user has no name
             return None
 
     def _suggest_remedy(self, why: str) -> str:
@@ -236,7 +235,7 @@ class LaunchdBackend(ServiceBackend):
         self._run_checked("launchctl", "print", self._domain)
 
     def register(self, name: str) -> None:
-        """launchd reads the folder at every login; until then it is loaded by `start`."""
+        """Enable the service. launchd reads the folder at every login; until then, `start` loads it."""
         self._run_checked("launchctl", "enable", f"{self._domain}/{name}")
 
     def unregister(self, name: str) -> None:
@@ -257,12 +256,12 @@ class LaunchdBackend(ServiceBackend):
             self._run_checked("launchctl", "bootout", f"{self._domain}/{name}", seconds=STOP_SECONDS)
 
     def get_state(self, name: str) -> ServiceState:
-        told = self._query_service(name)
-        if told is None:
+        shown = self._query_service(name)
+        if shown is None:
             return ServiceState(active="not loaded")
-        state = re.search(r"^\s*state = (.+)$", told, re.MULTILINE)
-        pid = re.search(r"^\s*pid = (\d+)$", told, re.MULTILINE)
-        ended = re.search(r"^\s*last exit code = (\d+)", told, re.MULTILINE)
+        state = re.search(r"^\s*state = (.+)$", shown, re.MULTILINE)
+        pid = re.search(r"^\s*pid = (\d+)$", shown, re.MULTILINE)
+        ended = re.search(r"^\s*last exit code = (\d+)", shown, re.MULTILINE)
         return ServiceState(
             active=state[1] if state else "unknown",
             running=pid is not None,
@@ -281,10 +280,10 @@ class LaunchdBackend(ServiceBackend):
 
 
 def detect_service_backend(environ: Mapping[str, str], *, platform: str = sys.platform) -> ServiceBackend:
-    """The manager this system has. Raises Refused on one that we cannot speak to."""
+    """Return the service manager of this system. Raises Refused if it is not supported."""
     if platform == "win32":
         raise Refused(
-            "everhold does not speak to the service manager of Windows",
+            "everhold does not support the service manager of Windows",
             remedy="everhold service print > everhold.xml, for WinSW: docs/how-to/run-as-a-service.md",
         )
     user_home = Path(environ.get("HOME") or "~").expanduser()

@@ -1,6 +1,6 @@
-"""The text by which a service manager starts the gateway, and what such a text says. Pure: reads and runs nothing.
+"""Render and parse the descriptions with which service managers start the gateway. Reads no file and runs no program.
 
-The first comment carries a digest of the rest: so a text that somebody has changed is told from one everhold wrote.
+The first comment contains a digest of the rest, so that a text changed by hand is recognized.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from xml.sax.saxutils import escape, quoteattr
 from everhold.errors import InvalidRequest
 
 EXIT_GIVEN_UP: Final = 78
-"""What the gateway ends with under systemd where starting anew cannot help; nothing else does."""
+"""The exit code of the gateway under systemd when a restart cannot help. No other error uses it."""
 STOP_SECONDS: Final = 60
-"""What a stop may take: running turns get 30 seconds, then everything is closed."""
+"""The time limit of a stop: running turns get 30 seconds, then everything is closed."""
 RESTART_SECONDS: Final = 5
 WATCHDOG_SECONDS: Final = 60
 
@@ -33,13 +33,13 @@ _MARK_PATTERN: Final = re.compile(r"everhold (?P<version>\S+) wrote this; digest
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """What the service shall be."""
+    """The service to describe."""
 
     home: Path
     program: Sequence[str]
-    """The words that start everhold on this machine, the first with its whole path."""
+    """The command that starts everhold on this machine, with an absolute path."""
     search_path: str
-    """Where programs are found ($PATH): a service manager's own is too short for most tool servers."""
+    """$PATH of the service, because a service manager's own is too short for most tool servers."""
     version: str
     name: str = "everhold"
 
@@ -49,7 +49,8 @@ class ServiceSpec:
         for text in (str(self.home), self.search_path, *self.program):
             if not text.isprintable():
                 raise InvalidRequest(
-                    f"{text!r} cannot stand in a service's description", remedy="move it to a plainer path"
+                    f"{text!r} cannot be used in a service description",
+                    remedy="move it to a path without control characters",
                 )
 
     def build_command(self, *flags: str) -> list[str]:
@@ -58,12 +59,12 @@ class ServiceSpec:
 
 @dataclass(frozen=True)
 class ServiceDescription:
-    """What a text says. `version` is empty if everhold did not write it, `edited` if it no longer stands as written."""
+    """A parsed description. `version` is empty if everhold did not write it. `edited`: it was changed since."""
 
     version: str
     edited: bool
     program: str
-    """What it starts; empty if that cannot be told."""
+    """The program that it starts; empty if unknown."""
     home: Path | None
 
 
@@ -71,11 +72,11 @@ class ServiceDescription:
 
 
 def render_systemd(wanted: ServiceSpec) -> str:
-    """A unit for the user's own systemd."""
+    """Return a unit for the user's systemd."""
     words = wanted.build_command("--give-up-with", str(EXIT_GIVEN_UP))
     body = f"""\
-# After an upgrade `everhold service install` writes it anew, unless something in it was changed.
-# Lines of your own go to `systemctl --user edit {wanted.name}`, where they stay.
+# After an upgrade, `everhold service install` replaces this file, unless it was changed.
+# Put your own settings into `systemctl --user edit {wanted.name}`, which is never replaced.
 [Unit]
 Description=everhold gateway ({_escape_specifiers(str(wanted.home))})
 StartLimitIntervalSec=0
@@ -125,7 +126,7 @@ def _escape_specifiers(text: str) -> str:
 
 
 def _quote_word(word: str) -> str:
-    """A word as systemd reads it back."""
+    """Quote a word for systemd."""
     word = _escape_specifiers(word)
     if re.fullmatch(r"[\w%+,./:=@-]+", word, re.ASCII):
         return word
@@ -137,8 +138,8 @@ def _quote_word(word: str) -> str:
 
 
 def render_launchd(wanted: ServiceSpec) -> str:
-    """A property list for the user's own agents. launchd knows no exit codes but 0 and the rest, and no readiness."""
-    told = {
+    """Return a property list for launchd, which distinguishes only exit code 0 from others and has no readiness."""
+    properties = {
         "Label": wanted.name,
         "ProgramArguments": wanted.build_command("--give-up-with", "0", "--quiet"),
         "RunAtLoad": True,
@@ -150,17 +151,17 @@ def render_launchd(wanted: ServiceSpec) -> str:
         "StandardOutPath": "/dev/null",
         "StandardErrorPath": str(wanted.home / "logs" / "service.log"),
     }
-    _, body = plistlib.dumps(told, sort_keys=False).decode().split("\n", 1)
+    _, body = plistlib.dumps(properties, sort_keys=False).decode().split("\n", 1)
     return f"{_PLIST_HEAD}{_build_mark(wanted, body)} -->\n{body}"
 
 
 def parse_launchd(text: str, *, user_home: Path) -> ServiceDescription:
     try:
-        told = plistlib.loads(text.encode())
-    except (ExpatError, ValueError, LookupError, AttributeError, TypeError):  # plistlib lets all of these through
-        told = {}
-    argv = told.get("ProgramArguments") if isinstance(told, dict) else None
-    known = told.get("EnvironmentVariables") if isinstance(told, dict) else None
+        properties = plistlib.loads(text.encode())
+    except (ExpatError, ValueError, LookupError, AttributeError, TypeError):  # plistlib raises all of these
+        properties = {}
+    argv = properties.get("ProgramArguments") if isinstance(properties, dict) else None
+    known = properties.get("EnvironmentVariables") if isinstance(properties, dict) else None
     return _build_description(
         text,
         [str(word) for word in argv] if isinstance(argv, list) else [],
@@ -174,7 +175,7 @@ def parse_launchd(text: str, *, user_home: Path) -> ServiceDescription:
 
 
 def render_winsw(wanted: ServiceSpec) -> str:
-    """A description for WinSW, which makes a service of Windows' from any program and stops it by Ctrl-C."""
+    """Return a description for WinSW, which runs any program as a Windows service and stops it with Ctrl-C."""
     words = wanted.build_command("--give-up-with", "0", "--quiet")
     body = f"""\
 <service>
@@ -200,7 +201,7 @@ RENDERERS: Final[Mapping[str, Callable[[ServiceSpec], str]]] = {
 }
 
 
-# -- whose text it is --------------------------------------------------------------------------------------------------
+# -- recognizing our own text ------------------------------------------------------------------------------------------
 
 
 def _build_mark(wanted: ServiceSpec, body: str) -> str:

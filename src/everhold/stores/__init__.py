@@ -1,1 +1,1 @@
-"""The keepers of the log. Each is a room of its own and answers to `ports/store.py` alone."""
+"""Implementations of `ports/store.py`, each in a package of its own."""

@@ -1,4 +1,7 @@
-"""The names of all log events: a noun and what happened to it. tests/test_names.py refuses a log call with another name."""
+"""The names of all log events: a noun and what happened to it.
+
+tests/test_names.py fails if a log call uses another name.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from enum import StrEnum
 
 
 class LogEvent(StrEnum):
-    """What a log line reports. Its value is the event's name in the log."""
+    """What a log line reports. The value is the name in the log."""
 
     ACCOUNT_CONNECTED = "account.connected"
     ACCOUNT_FAILING = "account.failing"
@@ -16,6 +19,7 @@ class LogEvent(StrEnum):
     API_SOCKET_FAILED = "api_socket.failed"
     API_SOCKET_OPENED = "api_socket.opened"
     API_SOCKET_REFUSED = "api_socket.refused"
+    BACKUP_COMPLETED = "backup.completed"
     BACKUP_FAILED = "backup.failed"
     CHANNEL_UNKNOWN = "channel.unknown"
     CHAT_ALIAS_ADDED = "chat.alias_added"
@@ -57,6 +61,8 @@ class LogEvent(StrEnum):
     JOB_COMPLETED = "job.completed"
     JOB_RETRYING = "job.retrying"
     LEASE_LOST = "lease.lost"
+    LIBRARY_WARNED = "library.warned"
+    LOG_LOST = "log.lost"
     LOOP_STOPPED = "loop.stopped"
     MCP_CONNECTED = "mcp.connected"
     MCP_LOGGED = "mcp.logged"
@@ -77,7 +83,9 @@ class LogEvent(StrEnum):
     MEMORY_REPLACED = "memory.replaced"
     MEMORY_STORED = "memory.stored"
     MEMORY_TOOLS_LOADED = "memory.tools_loaded"
+    MEMORY_UNAVAILABLE = "memory.unavailable"
     MEMORY_UNCONFIRMED = "memory.unconfirmed"
+    MEMORY_WARNED = "memory.warned"
     MESSAGE_ACCEPTED = "message.accepted"
     MESSAGE_CONFLICTING = "message.conflicting"
     MESSAGE_DENIED = "message.denied"

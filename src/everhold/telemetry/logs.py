@@ -1,10 +1,10 @@
-"""Log lines: how they are rendered, what is hidden in them, where they go. Keeps no record and never raises.
+"""Render log lines, hide secrets in them, and write them. Logging never raises.
 
     log = open_log(clock=clock, home=home, form="json")
     log.info("config.loaded", revision=3)
     log.bind(session=claim.session, op=claim.op).info("turn.started")
 
-What cannot be written (a full disk, a closed terminal) is counted, and the count is told once writing works again.
+Lines that cannot be written (a full disk, a closed terminal) are counted. The count is logged when writing works again.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from everhold.ports.clock import Clock
 LogFormat: TypeAlias = Literal["text", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogSink: TypeAlias = Callable[[str], None]
-"""Takes one rendered line; raises OSError or ValueError when it cannot."""
+"""Writes one rendered line. Raises OSError or ValueError if it cannot."""
 
 HIDDEN_TEXT: Final = "***"
 
-# -- what must not be seen ---------------------------------------------------------------------------------------------
+# -- secrets -----------------------------------------------------------------------------------------------------------
 
 _SECRET_NAME: Final = re.compile(r"(?i)(?:^|_)(?:token|secret|password|passwd|api_key|authorization|cookie)$")
 _SECRET_SHAPE: Final = re.compile(
@@ -41,7 +41,7 @@ _SECRET_SHAPE: Final = re.compile(
       (?P<keep> (?i: \bauthorization["']?\s*[:=]\s*["']?(?:\w+\s+)? | \bbearer\s+ ) ) [\w.~+/=-]{16,}
     | (?P<also> (?i: [?&](?:\w*_)?(?:key|token|secret|password|code|sig|signature)= ) ) [^\s&"'<>]+
     | (?P<user> ://[^\s/:@]*: ) [^\s/@]+ (?=@)                      # a password inside an address
-    | \b(?:sk|rk|hf|hch|m0|gh[a-z]|glpat|syt|mct)[-_][\w-]{16,}      # tokens that say what they are
+    | \b(?:sk|rk|hf|hch|m0|gh[a-z]|glpat|syt|mct)[-_][\w-]{16,}      # tokens with a known prefix
     | \bx(?:ox[a-z]|app)-[\w-]{10,}
     | (?<!\d)\d{6,12}:[\w-]{33,36}(?![\w-])                         # an account's number and its key
     | \b[MNO][\w-]{22,27}\.[\w-]{6,7}\.[\w-]{27,}                    # number, time, signature
@@ -67,18 +67,18 @@ def _is_secret_name(name: str) -> bool:
 
 
 class SecretRedaction:
-    """The secrets this process knows, and the shapes that secrets have."""
+    """Hides the secrets that this process knows, and texts that have the shape of a secret."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
         self.rendered_fields: dict[tuple[str, object], str] = {}
-        """Fields and their short values as they look in a line, for whoever renders one; they hold until `hide`."""
+        """Cache of rendered fields with short values. Cleared by `add_secrets`."""
         self._scrubbed_texts: dict[str, str] = {}
-        """Short texts that were looked at before: the same few ids and names are in most lines."""
+        """Cache of scrubbed short texts, because most lines repeat the same ids and names."""
 
     def add_secrets(self, *secrets: str) -> None:
-        """Never show these again, however they are escaped. What is too short to be one would blot out whole lines."""
+        """Hide these secrets from now on, also URL-quoted or JSON-escaped. Very short texts are ignored."""
         for secret in map(str.strip, secrets):
             if len(secret) >= _MIN_SECRET_CHARS:
                 self._known |= {secret, quote(secret, safe=""), json.dumps(secret)[1:-1]}
@@ -88,7 +88,7 @@ class SecretRedaction:
         self.rendered_fields.clear()
 
     def scrub_text(self, text: str) -> str:
-        """`text` without secrets."""
+        """Return `text` with its secrets hidden."""
         if len(text) > _MAX_CACHED_CHARS:
             return self._scrub_uncached(text)
         found = self._scrubbed_texts.get(text)
@@ -106,7 +106,7 @@ class SecretRedaction:
         )
 
     def render_plain(self, value: object, *, name: str = "", depth: int = _MAX_DEPTH) -> object:
-        """`value`, known under `name`, as data that may be shown."""
+        """Return `value` of the field `name` as plain data without secrets."""
         match value:
             case None | bool():
                 return value
@@ -117,8 +117,8 @@ class SecretRedaction:
             case str():
                 return HIDDEN_TEXT if value and _is_secret_name(name) else self.scrub_text(str.__str__(value))
             case BaseException():
-                told = traceback.TracebackException(type(value), value, None).format_exception_only()
-                return self.scrub_text("".join(told).strip())
+                lines = traceback.TracebackException(type(value), value, None).format_exception_only()
+                return self.scrub_text("".join(lines).strip())
             case datetime() | PurePath():
                 return self.scrub_text(str(value))
             case dict() if depth:
@@ -133,18 +133,18 @@ class SecretRedaction:
                 return self.scrub_text(_BOUNDED_REPR.repr(value))
 
     def render_trace(self, values: Iterable[object]) -> str:
-        """The trace of the first exception that has one."""
+        """Return the traceback of the first exception that has one."""
         for value in values:
             if isinstance(value, BaseException) and value.__traceback__ is not None:
                 return self.scrub_text("".join(traceback.TracebackException.from_exception(value).format()).rstrip())
         return ""
 
 
-# -- how a line looks --------------------------------------------------------------------------------------------------
+# -- rendering ---------------------------------------------------------------------------------------------------------
 
 
 class LogLine(NamedTuple):
-    """One event, ready to be rendered: everything in it is plain and scrubbed."""
+    """One event, ready to be rendered. Its fields are plain data without secrets."""
 
     at: str
     level: LogLevel
@@ -167,7 +167,7 @@ def render_text(line: LogLine) -> str:
 
 
 def _render_value(value: object) -> str:
-    """A value as one word, quoted as soon as it could be taken for more: no message can forge a line or a field."""
+    """Render a value as one word. Ambiguous text is quoted, so that a message cannot forge a line or a field."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str):
@@ -180,21 +180,21 @@ def _format_time(seconds: float) -> str:
     try:
         whole = math.floor(seconds)
         return f"{_format_second(whole)}.{int((seconds - whole) * 1000):03d}Z"
-    except (OverflowError, OSError, ValueError):  # a clock far out of this world still gets its lines
+    except (OverflowError, OSError, ValueError):  # a time outside of the calendar
         return repr(seconds)
 
 
 @lru_cache(maxsize=2)
 def _format_second(seconds: int) -> str:
-    """Most lines are of the same second as the one before."""
+    """Render whole seconds. Cached, because most lines fall into the same second as the line before."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 
 
-# -- where lines go ----------------------------------------------------------------------------------------------------
+# -- sinks -------------------------------------------------------------------------------------------------------------
 
 
 def build_stream_sink(stream: TextIO) -> LogSink:
-    """Lines to an open stream, such as stderr, in whatever encoding it has."""
+    """Return a sink that writes to an open stream, such as stderr, in the stream's encoding."""
     encoding = stream.encoding or "utf-8"
 
     def write(line: str) -> None:
@@ -207,7 +207,7 @@ def build_stream_sink(stream: TextIO) -> LogSink:
 
 
 class RotatingLogFile:
-    """Lines to a file that only its owner can read; a full file becomes `.1`, `.1` becomes `.2`, the oldest goes."""
+    """Writes to a file with mode 0600. A full file is renamed to `.1`, `.1` to `.2`, and the oldest is removed."""
 
     def __init__(self, path: Path, *, max_bytes: int = 10_000_000, keep: int = 5) -> None:
         self._max_bytes = max_bytes
@@ -243,14 +243,14 @@ class RotatingLogFile:
                 newer.replace(older)
 
 
-# -- the log -----------------------------------------------------------------------------------------------------------
+# -- loggers -----------------------------------------------------------------------------------------------------------
 
 _LEVEL_RANK: Final[dict[LogLevel, int]] = {"debug": 0, "info": 1, "warning": 2, "error": 3}
 _RESERVED_FIELDS: Final = frozenset({"at", "level", "event", "trace"})
 
 
 class _LogOutlet:
-    """What all logs of a process share."""
+    """The state that all loggers of a process share."""
 
     def __init__(
         self,
@@ -291,12 +291,12 @@ class _LogOutlet:
         return LogLine(at, level, self.redaction.scrub_text(event), shown, trace)
 
     def _render_fields(self, fields: Mapping[str, object]) -> str:
-        """What `as_text` makes of fields. A turn has several lines, and most words of them were in those before."""
-        told = ""
+        """Render fields as `render_text` does. Cached, because the lines of a turn repeat most of their values."""
+        text = ""
         known = self.redaction.rendered_fields
         for name, value in fields.items():
             if type(value) is int and -_MAX_PLAIN_INT < value < _MAX_PLAIN_INT:
-                told += f" {_render_field_name(name)}={value}"
+                text += f" {_render_field_name(name)}={value}"
                 continue
             short = type(value) is str and len(value) <= _MAX_CACHED_CHARS
             word = known.get((name, value)) if short else None
@@ -306,8 +306,8 @@ class _LogOutlet:
                     if len(known) >= _MAX_CACHED_TEXTS:
                         known.clear()
                     known[name, value] = word
-            told += word
-        return told
+            text += word
+        return text
 
 
 def _render_field_name(name: str) -> str:
@@ -315,7 +315,7 @@ def _render_field_name(name: str) -> str:
 
 
 class StructuredLogger:
-    """A `everhold.ports.log.EventLogger`. Binding gives a new one; nobody's lines change under them."""
+    """An `everhold.ports.log.EventLogger`. `bind` returns a new logger and leaves this one unchanged."""
 
     __slots__ = ("_bound", "_outlet")
 
@@ -340,7 +340,7 @@ class StructuredLogger:
 
     @property
     def redaction(self) -> SecretRedaction:
-        """Shared with every log bound from this one: who resolves a secret hides it here."""
+        """The redaction, shared with every logger bound from this one. Add each resolved secret to it."""
         return self._outlet.redaction
 
     def _emit(self, level: LogLevel, event: str, fields: Mapping[str, object]) -> None:
@@ -357,7 +357,7 @@ def open_log(
     stream: TextIO | None = None,
     redaction: SecretRedaction | None = None,
 ) -> StructuredLogger:
-    """A log to `stream` (stderr unless given) and, with a `home`, to its logs/everhold.log."""
+    """Return a logger that writes to `stream` (default: stderr) and, if given a `home`, to its logs/everhold.log."""
     sinks: list[LogSink] = [build_stream_sink(sys.stderr if stream is None else stream)]
     if home is not None:
         sinks.append(RotatingLogFile(home / "logs" / "everhold.log"))
@@ -372,17 +372,17 @@ def open_log(
 
 
 def adopt_stdlib(log: StructuredLogger) -> None:
-    """Warnings of the libraries we use come through `log`, scrubbed like our own lines; their chatter does not."""
+    """Send warnings and errors of libraries to `log`. Their lower levels are dropped."""
     import logging  # only a running gateway needs it
 
-    class Bridge(logging.Handler):
+    class LoggingBridge(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             try:
                 text = record.getMessage()
-            except (TypeError, ValueError, KeyError):  # the caller's arguments do not fit the caller's format
+            except (TypeError, ValueError, KeyError):  # the library's arguments do not fit its format
                 text = str(record.msg)
-            say = log.error if record.levelno >= logging.ERROR else log.warning
+            emit = log.error if record.levelno >= logging.ERROR else log.warning
             error = record.exc_info[1] if record.exc_info else None
-            say("library.warned", library=record.name, text=text, **({"error": error} if error else {}))
+            emit("library.warned", library=record.name, text=text, **({"error": error} if error else {}))
 
-    logging.basicConfig(handlers=[Bridge()], level=logging.WARNING, force=True)
+    logging.basicConfig(handlers=[LoggingBridge()], level=logging.WARNING, force=True)

@@ -63,11 +63,11 @@ async def test_each_of_them_loads_unmodified(tmp_path: Path, python: Path, name:
 async def test_honcho_loses_nothing_that_is_said_while_it_gets_ready(tmp_path: Path, python: Path) -> None:
     """Alone it drops every turn until its session is made in the background."""
     async with HonchoService() as service:
-        stage = HermesPluginHarness(tmp_path)
-        stage.home.mkdir()
+        harness = HermesPluginHarness(tmp_path)
+        harness.home.mkdir()
         known = {"apiKey": "k", "baseUrl": service.url, "enabled": True, "workspace": "w", "peerName": "ada"}
-        (stage.home / "honcho.json").write_text(json.dumps(known))
-        async with stage.open(path=at(python, "honcho"), python=str(python)) as plugin:
+        (harness.home / "honcho.json").write_text(json.dumps(known))
+        async with harness.open(path=at(python, "honcho"), python=str(python)) as plugin:
             for number in range(6):
                 await plugin.store(make_batch(make_exchange(f"turn {number}", key=str(number))))
         said = [row["content"] for row in service.state.messages if row["content"] != "I see."]
@@ -76,11 +76,11 @@ async def test_honcho_loses_nothing_that_is_said_while_it_gets_ready(tmp_path: P
 
 async def test_hindsight_keeps_what_it_is_told(tmp_path: Path, python: Path) -> None:
     async with HindsightService() as service:
-        stage = HermesPluginHarness(tmp_path)
-        (stage.home / "hindsight").mkdir(parents=True)
+        harness = HermesPluginHarness(tmp_path)
+        (harness.home / "hindsight").mkdir(parents=True)
         known = {"mode": "cloud", "api_url": service.url, "api_key": "k", "bank_id": "b"}
-        (stage.home / "hindsight" / "config.json").write_text(json.dumps(known))
-        async with stage.open(path=at(python, "hindsight"), python=str(python)) as plugin:
+        (harness.home / "hindsight" / "config.json").write_text(json.dumps(known))
+        async with harness.open(path=at(python, "hindsight"), python=str(python)) as plugin:
             for number in range(4):
                 await plugin.store(make_batch(make_exchange(f"turn {number}", key=str(number))))
 
@@ -135,8 +135,8 @@ async def test_it_lives_a_whole_life(tmp_path: Path, python: Path, name: str) ->
     """Turns, a search by the model, recall, a switch, a note, and its end: against the service it was written for."""
     # on loopback honcho's plug-in shows no key
     async with SERVICES[name](key=None if name == "honcho" else "k") as service:
-        stage = HermesPluginHarness(tmp_path)
-        configured(stage.home, name, service)
+        harness = HermesPluginHarness(tmp_path)
+        configured(harness.home, name, service)
         here = MemoryScope(agent="main", session="s", name=NAME, person="ada")
         there = MemoryScope(agent="main", session="t", name="agent-main-telegram-dm-43", person="ada")
         context = ToolContext(session="s", agent="main", op=1, key="k", stamp=STAMP)
@@ -145,7 +145,7 @@ async def test_it_lives_a_whole_life(tmp_path: Path, python: Path, name: str) ->
             return all(any(text in one for one in texts(service)) for text in TALK[:count])
 
         settings = {"path": at(python, name), "python": str(python), "deadline_seconds": 120}
-        async with stage.open(**settings) as plugin:
+        async with harness.open(**settings) as plugin:
             for number, text in enumerate(TALK[:2]):
                 await plugin.store(make_batch(make_exchange(text, key=str(number))))
             await wait_until(lambda: kept(2))
@@ -156,7 +156,7 @@ async def test_it_lives_a_whole_life(tmp_path: Path, python: Path, name: str) ->
                     break
                 await asyncio.sleep(0.5)
             assert "Vienna" in recalled or name == "honcho", "which recalls what it derived, and derives nothing here"
-        async with stage.open(**settings) as plugin:  # by now it is known what it offers
+        async with harness.open(**settings) as plugin:  # by now it is known what it offers
             tools = {tool.spec.name: tool for tool in plugin.tools()}
             tool, arguments = ASKS[name]
             answer = await tools[tool].run(arguments, context)
@@ -181,11 +181,11 @@ async def test_it_lives_a_whole_life(tmp_path: Path, python: Path, name: str) ->
 
 
 async def test_holographic_works_on_its_own_store(tmp_path: Path, python: Path) -> None:
-    stage = HermesPluginHarness(tmp_path)
+    harness = HermesPluginHarness(tmp_path)
     context = ToolContext(session="s", agent="main", op=1, key="k", stamp=STAMP)
-    async with stage.open(path=at(python, "holographic"), python=str(python)) as plugin:
+    async with harness.open(path=at(python, "holographic"), python=str(python)) as plugin:
         await plugin.store(make_batch(make_exchange("My cat is called Mimi."), make_note("Ada's cat is called Mimi")))
-    async with stage.open(path=at(python, "holographic"), python=str(python)) as plugin:
+    async with harness.open(path=at(python, "holographic"), python=str(python)) as plugin:
         tools = {tool.spec.name: tool for tool in plugin.tools()}
         fact = {"action": "add", "content": "Mimi is a grey cat", "category": "general"}
         added = await tools["fact_store"].run(fact, context)

@@ -18,7 +18,7 @@ PATIENT = {"leaks", "floods"}
 """Who takes long and does no harm."""
 
 
-def told(path: Path, name: str) -> list[str]:
+def read_received(path: Path, name: str) -> list[str]:
     file = path / f"home-of-{name}" / "diary.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     return [line[1] for line in lines if line[0] == "sync_turn"]
@@ -40,7 +40,7 @@ async def test_whatever_plug_ins_do_the_chat_goes_on_and_the_status_tells(tmp_pa
             began = time.monotonic()
             await t.send_and_wait(text)
             assert time.monotonic() - began < 8, "a turn waits for nobody longer than recall may take"
-        await t.wait_until(lambda: told(tmp_path, "well") == ["hello", "a bad thing", "a good thing"])
+        await t.wait_until(lambda: read_received(tmp_path, "well") == ["hello", "a bad thing", "a good thing"])
 
         async def settled() -> bool:
             rows = {row["memory"]: row for row in (await t.app.memory_admin.collect_status())["memories"]}
@@ -49,7 +49,9 @@ async def test_whatever_plug_ins_do_the_chat_goes_on_and_the_status_tells(tmp_pa
             return not rows["raises"]["waiting"] and blocked and bool(rows["leaves"]["error"])
 
         await t.wait_until(settled)
-        assert told(tmp_path, "raises") == ["hello", "a good thing"], "what it refused is parked, the rest goes on"
+        assert read_received(tmp_path, "raises") == ["hello", "a good thing"], (
+            "what it refused is parked, the rest goes on"
+        )
         conditions = {row["memory"]: row for row in (await t.app.session_admin.collect_status())["memories"]}
         rows = {row["memory"]: row for row in (await t.app.memory_admin.collect_status())["memories"]}
         assert (rows["raises"]["dead_letters"], rows["well"]["dead_letters"]) == (1, 0)
@@ -57,7 +59,7 @@ async def test_whatever_plug_ins_do_the_chat_goes_on_and_the_status_tells(tmp_pa
         assert "ended with 7" in conditions["leaves"]["error"]
         assert (conditions["blocks"]["state"], conditions["leaves"]["state"]) == ("failing", "failing")
         assert (conditions["well"]["state"], rows["well"]["handed_over"]) == ("well", 3)
-        await t.wait_until(lambda: told(tmp_path, "floods") == ["hello", "a bad thing", "a good thing"])
+        await t.wait_until(lambda: read_received(tmp_path, "floods") == ["hello", "a bad thing", "a good thing"])
         assert "x" * 10_000 not in t.log.getvalue(), "ten megabytes are no memory"
         await t.assert_sound()
         began = time.monotonic()
@@ -94,13 +96,15 @@ async def test_in_a_gateway_it_hears_of_every_turn_the_talk_takes(tmp_path: Path
             ("/branch side", [["on_session_switch", None, name, False]]),
             (f"/resume {first}", [["on_session_switch", name, None, False]]),
         )
-        for command, told in turns:
+        for command, expected in turns:
             before = len(diary(*heard))
             await t.send_and_wait(command)
-            await t.wait_until(lambda before=before, told=told: len(diary(*heard)) >= before + len(told))  # type: ignore[misc]
+            await t.wait_until(
+                lambda before=before, expected=expected: len(diary(*heard)) >= before + len(expected)  # type: ignore[misc]
+            )
             found = diary(*heard)[before:]
-            assert [line[0] for line in found] == [line[0] for line in told], command
-            for line, seen in zip(told, found, strict=True):
+            assert [line[0] for line in found] == [line[0] for line in expected], command
+            for line, seen in zip(expected, found, strict=True):
                 given = {place: it for place, it in enumerate(line) if it is not None}
                 assert given == {place: seen[place] for place in given}, command
             await t.send_and_wait(f"words after {command}")

@@ -17,7 +17,6 @@ from everhold.ports.plugin import PluginContext
 from everhold.ports.tool import ToolContext, ToolEffect
 from everhold.testing.conformance import isolation
 from everhold.testing.conformance.scenario import ProviderScenario
-
 from tests.waiting import wait_until
 
 from .harness import (
@@ -56,13 +55,13 @@ def context(**more: object) -> ToolContext:
 
 
 async def test_it_is_told_who_and_where_it_is(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path)
+    async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
-    ((_, session, kwargs),) = stage.read_calls("initialize")
+    ((_, session, kwargs),) = harness.read_calls("initialize")
     assert session == NAME
     assert kwargs == {
-        "hermes_home": str(stage.home),
+        "hermes_home": str(harness.home),
         "agent_context": "primary",
         "platform": "telegram",
         "agent_identity": "main",
@@ -77,15 +76,15 @@ async def test_it_is_told_who_and_where_it_is(tmp_path: Path) -> None:
 
 
 async def test_a_turn_is_a_turn(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path)
+    async with harness.open() as plugin:
         found = await plugin.find(make_query("where is the cat?"))
         assert [it.text for it in found] == ["recalled: where is the cat?"]
         await plugin.store(
             make_batch(make_exchange("where is the cat?", key="1"), make_exchange("and the dog?", key="2"))
         )
         await plugin.store(make_batch(make_note("likes cats"), make_note("no dogs", key="m", action="replace")))
-    assert [line[0] for line in stage.read_calls()] == [
+    assert [line[0] for line in harness.read_calls()] == [
         "initialize",
         "on_turn_start",
         "prefetch",
@@ -98,43 +97,43 @@ async def test_a_turn_is_a_turn(tmp_path: Path) -> None:
         "on_session_end",
         "shutdown",
     ]
-    assert [line[4] for line in stage.read_calls("sync_turn")] == [2, 4], "with the messages so far"
-    assert stage.read_calls("on_memory_write") == [
+    assert [line[4] for line in harness.read_calls("sync_turn")] == [2, 4], "with the messages so far"
+    assert harness.read_calls("on_memory_write") == [
         ["on_memory_write", "add", "user", "likes cats"],
         ["on_memory_write", "replace", "user", "no dogs"],
     ]
-    assert stage.read_calls("on_session_end") == [["on_session_end", 4]]
+    assert harness.read_calls("on_session_end") == [["on_session_end", 4]]
 
 
 async def test_every_conversation_has_a_provider_of_its_own(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path)
+    async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("in private")))
         await plugin.store(make_batch(make_exchange("in company", stamp=GROUP, session="g"), name="group"))
         await plugin.store(make_batch(make_exchange("in private again", key="3")))
-    assert [(line[1], line[2]["user_id"]) for line in stage.read_calls("initialize")] == [
+    assert [(line[1], line[2]["user_id"]) for line in harness.read_calls("initialize")] == [
         (NAME, "ada"),
         ("group", "chat:agent:main:telegram:group:-100"),
     ]
-    assert [line[3] for line in stage.read_calls("sync_turn")] == [NAME, "group", NAME]
+    assert [line[3] for line in harness.read_calls("sync_turn")] == [NAME, "group", NAME]
 
 
 async def test_in_company_it_is_said_who_speaks(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path)
+    harness = HermesPluginHarness(tmp_path)
     both = structs.replace(
         make_exchange("hi", stamp=GROUP),
         heard=(make_utterance("tea", "person:ada", GROUP), make_utterance("coffee", "person:bob", GROUP)),
     )
-    async with stage.open() as plugin:
+    async with harness.open() as plugin:
         await plugin.store(make_batch(both, name="group"))
-    assert stage.read_calls("sync_turn")[0][1] == "ada: tea\n\nbob: coffee"
+    assert harness.read_calls("sync_turn")[0][1] == "ada: tea\n\nbob: coffee"
 
 
 async def test_where_the_talk_turns_it_hears_of_it(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path)
+    async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
-    async with stage.open() as plugin:
+    async with harness.open() as plugin:
         assert {
             MemoryCapability.SESSION_SWITCHED,
             MemoryCapability.BEFORE_COMPRESS,
@@ -145,64 +144,64 @@ async def test_where_the_talk_turns_it_hears_of_it(tmp_path: Path) -> None:
         view = [make_utterance("hello"), make_utterance("hi", "agent:main")]
         assert await plugin.before_compress(here, view) == "keep the cat"
         await plugin.session_switched(SessionSwitch(how="new", before=here, after=here))
-    assert stage.read_calls("on_pre_compress") == [
+    assert harness.read_calls("on_pre_compress") == [
         ["on_pre_compress", [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]]
     ]
-    assert stage.read_calls("on_session_switch") == [["on_session_switch", NAME, NAME, True]]
+    assert harness.read_calls("on_session_switch") == [["on_session_switch", NAME, NAME, True]]
 
 
-@pytest.mark.parametrize("how", ["new", "fold", "branch", "resume"])
+@pytest.mark.parametrize("how", ["new", "compression", "branch", "resume"])
 async def test_what_is_over_ends_before_something_else_begins(tmp_path: Path, how: str) -> None:
     """A fresh start and a summary are the end of what was said before; a branch leaves it as it is."""
-    stage = HermesPluginHarness(tmp_path)
+    harness = HermesPluginHarness(tmp_path)
     here = MemoryScope(agent="main", session="s", name=NAME, person="ada")
     there = (
         MemoryScope(agent="main", session="t", name="elsewhere", person="ada") if how in ("branch", "resume") else here
     )
-    async with stage.open() as plugin:
+    async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
         await plugin.session_switched(SessionSwitch(how=how, before=here, after=there))
         await plugin.session_switched(SessionSwitch(how=how, before=here, after=there))
-        told = stage.read_calls("on_session_end", "on_session_switch")
+        calls = harness.read_calls("on_session_end", "on_session_switch")
         switched = ["on_session_switch", there.name, NAME, how == "new"]
-        assert told == [["on_session_end", 2]] * (there is here) + [switched] * (0 if how == "resume" else 2)
+        assert calls == [["on_session_end", 2]] * (there is here) + [switched] * (0 if how == "resume" else 2)
         elsewhere = structs.replace(STAMP, address="agent:main:telegram:dm:43") if how == "resume" else STAMP
         await plugin.store(make_batch(make_exchange("and now", stamp=elsewhere), name=there.name))
         if how == "resume":  # by now it is known where that is
             await plugin.session_switched(SessionSwitch(how=how, before=here, after=there))
-            assert stage.read_calls("on_session_switch") == [switched]
+            assert harness.read_calls("on_session_switch") == [switched]
     chats = {"branch": ["42", "42"], "resume": ["42", "43"]}.get(how, ["42"])
-    assert [line[2]["chat_id"] for line in stage.read_calls("initialize")] == chats
-    assert stage.read_calls("on_session_end")[-1] == ["on_session_end", 2], "each part once"
+    assert [line[2]["chat_id"] for line in harness.read_calls("initialize")] == chats
+    assert harness.read_calls("on_session_end")[-1] == ["on_session_end", 2], "each part once"
 
 
 async def test_a_note_that_is_replaced_says_what_it_said(tmp_path: Path) -> None:
     source = REGISTERED.replace('write("on_memory_write", action, target, content)', 'write("note", content, metadata)')
-    stage = HermesPluginHarness(tmp_path, source)
+    harness = HermesPluginHarness(tmp_path, source)
     changed = structs.replace(make_note("likes cats", action="replace"), supersedes="s:1:note")
-    async with stage.open() as plugin:
+    async with harness.open() as plugin:
         await plugin.store(structs.replace(make_batch(changed), replaced={"s:1:note": "likes dogs"}))
-    ((_, content, metadata),) = stage.read_calls("note")
+    ((_, content, metadata),) = harness.read_calls("note")
     assert (content, metadata["old_text"], metadata["session_id"]) == ("likes cats", "likes dogs", NAME)
 
 
 async def test_a_job_or_a_switch_alone_initialises_nothing(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path)
+    async with harness.open() as plugin:
         scope = MemoryScope(agent="main", session="s", name=NAME, person="ada")
         assert await plugin.before_compress(scope, [make_utterance("hello")]) == ""
         await plugin.session_switched(SessionSwitch(how="resume", before=scope, after=scope))
-    assert stage.read_calls() == []
+    assert harness.read_calls() == []
 
 
 async def test_its_tools_are_offered_once_they_are_known(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path)
+    async with harness.open() as plugin:
         assert MemoryCapability.TOOLS not in plugin.capabilities
         before = plugin.cache_busting_signature()
         await plugin.store(make_batch(make_exchange("hello")))
         assert plugin.cache_busting_signature() != before, "whoever uses it must build it anew"
-    async with stage.open() as plugin:
+    async with harness.open() as plugin:
         flat, wrapped = plugin.tools()
         assert [tool.spec.name for tool in (flat, wrapped)] == ["flat", "wrapped"]
         assert flat.effect is ToolEffect.ONCE
@@ -210,7 +209,7 @@ async def test_its_tools_are_offered_once_they_are_known(tmp_path: Path) -> None
         failed = await wrapped.run({"fail": True}, context())
         assert failed.error
         assert plugin.cache_busting_signature() == plugin.cache_busting_signature()
-    assert [line[1:] for line in stage.read_calls("tool")] == [["flat", {"a": 1}], ["wrapped", {"fail": True}]]
+    assert [line[1:] for line in harness.read_calls("tool")] == [["flat", {"a": 1}], ["wrapped", {"fail": True}]]
 
 
 async def test_only_so_many_tools_and_only_those_that_are_wanted(tmp_path: Path) -> None:
@@ -218,38 +217,38 @@ async def test_only_so_many_tools_and_only_those_that_are_wanted(tmp_path: Path)
         "def get_tool_schemas(self):",
         "def get_tool_schemas(self):\n        return [{'name': f't{n}'} for n in range(118)]",
     )
-    stage = HermesPluginHarness(tmp_path, many)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, many)
+    async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
-    async with stage.open() as plugin:
+    async with harness.open() as plugin:
         assert len(plugin.tools()) == 16
-        assert any(event == "memory.tools_loaded" for _, event, _ in stage.log.lines)
-    async with stage.open(tools=("t117", "t3")) as plugin:
+        assert any(event == "memory.tools_loaded" for _, event, _ in harness.log.lines)
+    async with harness.open(tools=("t117", "t3")) as plugin:
         assert [tool.spec.name for tool in plugin.tools()] == ["t3", "t117"]
 
 
 async def test_what_is_said_while_it_gets_ready_is_not_lost(tmp_path: Path) -> None:
     """Alone in hermes-agent, a plug-in that gets ready in the background drops what comes before that."""
-    stage = HermesPluginHarness(tmp_path, SLOW_START)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, SLOW_START)
+    async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("the very first words")))
-    assert [line[1] for line in stage.read_calls("sync_turn")] == ["the very first words"]
+    assert [line[1] for line in harness.read_calls("sync_turn")] == ["the very first words"]
 
 
 async def test_a_change_of_its_own_files_calls_for_a_new_one(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path)
+    async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
         before = plugin.cache_busting_signature()
-        (stage.home / "honcho.json").write_text('{"apiKey": "new"}')
+        (harness.home / "honcho.json").write_text('{"apiKey": "new"}')
         await wait_until(lambda: plugin.cache_busting_signature() != before)
 
 
 async def test_what_it_keeps_in_its_home_itself_is_no_change_of_its_settings(tmp_path: Path) -> None:
     """Many keep what they are told in a file among their settings: that built them anew for every message."""
     kept = "json.dump([user_content], open(get_hermes_home() / 'kept.json', 'w')); write(\"sync_turn\", user_content"
-    stage = HermesPluginHarness(tmp_path, REGISTERED.replace('write("sync_turn", user_content', kept))
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, REGISTERED.replace('write("sync_turn", user_content', kept))
+    async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
         before = plugin.cache_busting_signature()
         for number in range(3):
@@ -257,7 +256,7 @@ async def test_what_it_keeps_in_its_home_itself_is_no_change_of_its_settings(tmp
             await asyncio.sleep(0.5)
         await asyncio.sleep(0.7)
         assert plugin.cache_busting_signature() == before
-        (stage.home / "kept.json").unlink()  # by another hand it is one
+        (harness.home / "kept.json").unlink()  # by another hand it is one
         await wait_until(lambda: plugin.cache_busting_signature() != before)
 
 
@@ -267,8 +266,8 @@ async def test_one_that_says_it_has_changed_is_built_anew(tmp_path: Path, hook: 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("one")
     says = f"    def {hook}(self): return {{'key': open({str(elsewhere)!r}).read()}}\n    def shutdown"
-    stage = HermesPluginHarness(tmp_path, REGISTERED.replace("    def shutdown", says))
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, REGISTERED.replace("    def shutdown", says))
+    async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
         before = plugin.cache_busting_signature()
         elsewhere.write_text("two")
@@ -278,10 +277,10 @@ async def test_one_that_says_it_has_changed_is_built_anew(tmp_path: Path, hook: 
 async def test_notes_reach_one_that_only_listens_to_talk(tmp_path: Path) -> None:
     start = RECORDER.index("    def on_memory_write")
     deaf = RECORDER[:start] + RECORDER[RECORDER.index("    def shutdown") :]
-    stage = HermesPluginHarness(tmp_path, deaf)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, deaf)
+    async with harness.open() as plugin:
         await plugin.store(make_batch(make_note("likes tea")))
-    assert stage.read_calls("sync_turn")[0][1] == "Please remember: likes tea"
+    assert harness.read_calls("sync_turn")[0][1] == "Please remember: likes tea"
 
 
 QUEUED = RECORDER.replace(
@@ -303,28 +302,28 @@ QUEUED = RECORDER.replace(
 
 async def test_what_it_puts_in_a_queue_of_its_own_is_waited_for(tmp_path: Path) -> None:
     """Its writer never ends, but it rests: then everything that was handed over has gone out."""
-    stage = HermesPluginHarness(tmp_path, QUEUED)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, QUEUED)
+    async with harness.open() as plugin:
         for number in range(3):
             await plugin.store(make_batch(make_exchange(f"turn {number}", key=str(number))))
-            assert len(stage.read_calls("sent")) == number + 1
+            assert len(harness.read_calls("sent")) == number + 1
 
 
 async def test_what_is_learned_of_it_on_its_first_use_is_no_change_later(tmp_path: Path) -> None:
     """Its tools and hooks are known once its process has run: that makes one new instance, not one for each turn."""
-    stage = HermesPluginHarness(tmp_path)
+    harness = HermesPluginHarness(tmp_path)
 
     def make(agent: str, directory: Path) -> HermesMemory:
-        settings = HermesSettings(path=str(stage.plugin), hermes_home=str(stage.home))
-        context = PluginContext(agent=agent, instance="notes", directory=directory, log=stage.log, clock=WallClock())
+        settings = HermesSettings(path=str(harness.plugin), hermes_home=str(harness.home))
+        context = PluginContext(agent=agent, instance="notes", directory=directory, log=harness.log, clock=WallClock())
         return HermesMemory(settings, context)
 
-    scene = ProviderScenario(tmp_path / "kit", make, seconds=20.0)
+    scenario = ProviderScenario(tmp_path / "kit", make, seconds=20.0)
     try:
-        await isolation.check_signature(scene)
-        assert scene.build_client().has_capability(MemoryCapability.TOOLS)
+        await isolation.check_signature(scenario)
+        assert scenario.build_client().has_capability(MemoryCapability.TOOLS)
     finally:
-        await scene.close()
+        await scenario.close()
 
 
 async def test_who_stops_waiting_while_it_loads_leaves_it_no_stranger(tmp_path: Path) -> None:
@@ -332,39 +331,39 @@ async def test_who_stops_waiting_while_it_loads_leaves_it_no_stranger(tmp_path: 
     nothing, offers no tools, and is told everything again by a replay."""
     loads = tmp_path / "loads"
     waits = f"import os, time\nwhile not os.path.exists({str(loads)!r}): time.sleep(0.02)\n"
-    stage = HermesPluginHarness(tmp_path, waits + KEEPER)
-    told = make_batch(make_exchange("my grey cat is called Mimi and sleeps under the stove"))
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, waits + KEEPER)
+    sent = make_batch(make_exchange("my grey cat is called Mimi and sleeps under the stove"))
+    async with harness.open() as plugin:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await plugin.find(make_query("where is the cat?"))
         loads.touch()
-        assert await plugin.store(told) == {"k": SEEN_REMOTE_ID}
-        assert await plugin.probe(told) == ["k"]
+        assert await plugin.store(sent) == {"k": SEEN_REMOTE_ID}
+        assert await plugin.probe(sent) == ["k"]
     loads.unlink()
-    async with stage.open() as plugin:
+    async with harness.open() as plugin:
         assert MemoryCapability.TOOLS in plugin.capabilities
         for _ in range(2):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.2):
                     await plugin.find(make_query("where is the cat?"))
         loads.touch()
-        assert await plugin.probe(told) == [], "not in this life of it"
-        assert await plugin.store(told) == {"k": SEEN_REMOTE_ID}
+        assert await plugin.probe(sent) == [], "not in this life of it"
+        assert await plugin.store(sent) == {"k": SEEN_REMOTE_ID}
 
 
 async def test_one_that_is_not_available_is_not_used_because_somebody_did_not_wait(tmp_path: Path) -> None:
     unavailable = REGISTERED.replace(
         "    def initialize", "    def is_available(self):\n        import time; time.sleep(0.5)\n    def initialize"
     )
-    stage = HermesPluginHarness(tmp_path, unavailable)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, unavailable)
+    async with harness.open() as plugin:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await plugin.find(make_query("hello"))
         with pytest.raises(Transient, match="not available"):
             await plugin.store(make_batch(make_exchange("hello")))
-    assert stage.read_calls() == []
+    assert harness.read_calls() == []
 
 
 async def test_who_recalls_and_who_hands_over_meet_the_same_one(tmp_path: Path) -> None:
@@ -373,29 +372,29 @@ async def test_who_recalls_and_who_hands_over_meet_the_same_one(tmp_path: Path) 
         "def initialize(self, session_id, **kwargs):",
         "def initialize(self, session_id, **kwargs): import time; time.sleep(0.4);",
     )
-    stage = HermesPluginHarness(tmp_path, slow)
+    harness = HermesPluginHarness(tmp_path, slow)
     for life in (1, 2):  # in its second it is known, and nobody asks it for anything first
-        async with stage.open() as plugin:
+        async with harness.open() as plugin:
             await asyncio.gather(
                 plugin.find(make_query("where is the cat?")), plugin.store(make_batch(make_exchange("hello")))
             )
             await plugin.find(make_query("and the dog?"))
-        assert len(stage.read_calls("initialize")) == len(stage.read_calls("shutdown")) == life
-    assert [line[1] for line in stage.read_calls("on_turn_start")] == [1, 2, 1, 2]
+        assert len(harness.read_calls("initialize")) == len(harness.read_calls("shutdown")) == life
+    assert [line[1] for line in harness.read_calls("on_turn_start")] == [1, 2, 1, 2]
 
 
 async def test_who_has_been_silent_longest_leaves_when_there_are_too_many(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path)
+    async with harness.open() as plugin:
         for number in (*range(64), 0, 64):
             await plugin.store(make_batch(make_exchange("hello", key=str(number)), name=f"chat-{number}"))
-        assert len(stage.read_calls("initialize")) == 65
-        assert len(stage.read_calls("shutdown")) == len(stage.read_calls("on_session_end")) == 1
+        assert len(harness.read_calls("initialize")) == 65
+        assert len(harness.read_calls("shutdown")) == len(harness.read_calls("on_session_end")) == 1
         await plugin.store(make_batch(make_exchange("hello again"), name="chat-0"))
-        assert len(stage.read_calls("initialize")) == 65, "it spoke lately"
+        assert len(harness.read_calls("initialize")) == 65, "it spoke lately"
         await plugin.store(make_batch(make_exchange("hello again"), name="chat-1"))
-        assert [line[1] for line in stage.read_calls("initialize")][-1] == "chat-1"
-    assert len(stage.read_calls("shutdown")) == len(stage.read_calls("initialize")) == 66
+        assert [line[1] for line in harness.read_calls("initialize")][-1] == "chat-1"
+    assert len(harness.read_calls("shutdown")) == len(harness.read_calls("initialize")) == 66
 
 
 LOADS = RECORDER.replace(
@@ -414,8 +413,8 @@ LOADS = RECORDER.replace(
 @pytest.mark.prove
 async def test_a_writer_that_still_loads_what_it_writes_with_is_waited_for(tmp_path: Path) -> None:
     """A stop would find in its hands all that it was given meanwhile."""
-    stage = HermesPluginHarness(tmp_path, LOADS)
+    harness = HermesPluginHarness(tmp_path, LOADS)
     (tmp_path / "slow_to_load.py").write_text("import time; time.sleep(5.5)")
-    async with stage.open(environ={"PYTHONPATH": str(tmp_path)}, deadline_seconds=30) as plugin:
+    async with harness.open(environ={"PYTHONPATH": str(tmp_path)}, deadline_seconds=30) as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
-        assert len(stage.read_calls("sent")) == 1
+        assert len(harness.read_calls("sent")) == 1

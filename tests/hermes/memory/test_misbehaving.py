@@ -35,17 +35,17 @@ FLOODS = RECORDER.replace('return "recalled: " + query', 'return "x" * 10_000_00
 
 
 async def test_one_that_raises_is_quoted_and_goes_on(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path, RAISES)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, RAISES)
+    async with harness.open() as plugin:
         with pytest.raises(Refused, match="I would rather not"):
             await plugin.store(make_batch(make_exchange("bad")))
         await plugin.store(make_batch(make_exchange("good")))
-    assert [line[1] for line in stage.read_calls("sync_turn")] == ["good"]
+    assert [line[1] for line in harness.read_calls("sync_turn")] == ["good"]
 
 
 async def test_one_that_blocks_is_cut_off_and_started_again(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path, BLOCKS)
-    async with stage.open(deadline_seconds=3.0) as plugin:
+    harness = HermesPluginHarness(tmp_path, BLOCKS)
+    async with harness.open(deadline_seconds=3.0) as plugin:
         await plugin.find(make_query("warm up"))
         with pytest.raises(InDoubt, match="did not come back within 3 s"):
             async with asyncio.timeout(LIMIT_SECONDS):
@@ -56,21 +56,21 @@ async def test_one_that_blocks_is_cut_off_and_started_again(tmp_path: Path) -> N
         await wait_until(lambda: plugin._host._restart_after < time.monotonic())
         await plugin.store(make_batch(make_exchange("good")))
         assert (await plugin.health()).well
-    assert [line[1] for line in stage.read_calls("sync_turn")] == ["good"]
+    assert [line[1] for line in harness.read_calls("sync_turn")] == ["good"]
 
 
 async def test_what_it_prints_is_no_answer(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path, SHOUTS)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, SHOUTS)
+    async with harness.open() as plugin:
         assert await plugin.store(make_batch(make_exchange("hello"))) == {"k": ""}
         assert [it.text for it in await plugin.find(make_query("and?"))] == ["recalled: and?"]
-    printed = [fields for _, event, fields in stage.log.lines if event == "memory.printed"]
+    printed = [fields for _, event, fields in harness.log.lines if event == "memory.printed"]
     assert 0 < len(printed) <= 202, "it is heard, up to a point"
 
 
 async def test_one_that_leaves_is_in_doubt(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path, LEAVES)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, LEAVES)
+    async with harness.open() as plugin:
         with pytest.raises(InDoubt, match="ended with 7"):
             await plugin.store(make_batch(make_exchange("bad")))
         await wait_until(lambda: plugin._host._restart_after < time.monotonic())
@@ -78,8 +78,8 @@ async def test_one_that_leaves_is_in_doubt(tmp_path: Path) -> None:
 
 
 async def test_threads_it_leaves_behind_stay_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = HermesPluginHarness(tmp_path, LEAKS)
-    async with stage.open(deadline_seconds=6 * LIMIT_SECONDS) as plugin:
+    harness = HermesPluginHarness(tmp_path, LEAKS)
+    async with harness.open(deadline_seconds=6 * LIMIT_SECONDS) as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
         began = time.monotonic()
     assert time.monotonic() - began < LIMIT_SECONDS

@@ -39,25 +39,25 @@ RELATIVE = (
 
 @pytest.mark.parametrize("source", [REGISTERED, RECORDER], ids=["register", "bare class"])
 async def test_a_directory_loads(tmp_path: Path, source: str) -> None:
-    stage = HermesPluginHarness(tmp_path, source)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, source)
+    async with harness.open() as plugin:
         assert await plugin.store(make_batch(make_exchange("my cat is Mimi"))) == {"k": ""}
-    assert stage.read_calls("sync_turn")[0][1:3] == ["my cat is Mimi", "I see."]
+    assert harness.read_calls("sync_turn")[0][1:3] == ["my cat is Mimi", "I see."]
 
 
 async def test_one_that_is_no_subclass_loads(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path, DUCK)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, DUCK)
+    async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
         assert [found.text for found in await plugin.find(make_query("who?"))] == ["quack who?"]
-    assert stage.read_calls("sync_turn") == [["sync_turn", "hello", "I see.", ["messages", "session_id"]]]
+    assert harness.read_calls("sync_turn") == [["sync_turn", "hello", "I see.", ["messages", "session_id"]]]
 
 
 async def test_hooks_are_called_with_what_they_take(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path, ODD)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, ODD)
+    async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello"), make_note("likes tea")))
-    assert stage.read_calls() == [
+    assert harness.read_calls() == [
         ["initialize", "agent-main-telegram-dm-42", "telegram", "ada"],
         ["sync_turn", "hello", "I see."],
         ["on_memory_write", "add", "likes tea"],
@@ -65,26 +65,26 @@ async def test_hooks_are_called_with_what_they_take(tmp_path: Path) -> None:
 
 
 async def test_a_directory_may_have_more_than_one_file(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path, RELATIVE, name="with-dash")
-    (stage.plugin / "inner.py").write_text(RECORDER)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, RELATIVE, name="with-dash")
+    (harness.plugin / "inner.py").write_text(RECORDER)
+    async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
-    assert len(stage.read_calls("sync_turn")) == 1
+    assert len(harness.read_calls("sync_turn")) == 1
 
 
 @pytest.mark.parametrize("group", ["hermes_agent.plugins", "hermes_agent.memory_providers"])
 @pytest.mark.parametrize("target", ["their_memory:register", "their_memory"])
 async def test_an_installed_package_loads_by_its_name(tmp_path: Path, group: str, target: str) -> None:
-    stage = HermesPluginHarness(tmp_path)
+    harness = HermesPluginHarness(tmp_path)
     site = tmp_path / "site"
     info = site / "their_memory-1.0.dist-info"
     info.mkdir(parents=True)
     (site / "their_memory.py").write_text(REGISTERED)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-memory\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[{group}]\ntheirs = {target}\n")
-    async with stage.open(path="theirs", environ={"PYTHONPATH": str(site)}) as plugin:
+    async with harness.open(path="theirs", environ={"PYTHONPATH": str(site)}) as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
-    assert len(stage.read_calls("sync_turn")) == 1
+    assert len(harness.read_calls("sync_turn")) == 1
 
 
 @pytest.mark.parametrize(
@@ -105,35 +105,35 @@ async def test_one_that_does_not_load_says_why_and_nothing_is_lost(tmp_path: Pat
 
 
 async def test_one_in_the_home_s_plugins_loads_by_its_name(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path)
-    (stage.home / "notes").mkdir(parents=True)  # where it keeps its settings, not where it is
-    (stage.home / "plugins").symlink_to(stage.plugin.parent)
-    stage.plugin.rename(stage.plugin.with_name("notes"))
-    async with stage.open(path="notes") as plugin:
+    harness = HermesPluginHarness(tmp_path)
+    (harness.home / "notes").mkdir(parents=True)  # where it keeps its settings, not where it is
+    (harness.home / "plugins").symlink_to(harness.plugin.parent)
+    harness.plugin.rename(harness.plugin.with_name("notes"))
+    async with harness.open(path="notes") as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
-    assert len(stage.read_calls("sync_turn")) == 1
-    async with stage.open(path="others") as plugin:
+    assert len(harness.read_calls("sync_turn")) == 1
+    async with harness.open(path="others") as plugin:
         with pytest.raises(Transient, match=r"installed: .*notes"):
             await plugin.store(make_batch(make_exchange("hello")))
 
 
 async def test_a_path_is_meant_from_where_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = HermesPluginHarness(tmp_path)
+    harness = HermesPluginHarness(tmp_path)
     monkeypatch.chdir(tmp_path)
-    async with stage.open(path="plugins/recorder") as plugin:
+    async with harness.open(path="plugins/recorder") as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
-    assert len(stage.read_calls("sync_turn")) == 1
+    assert len(harness.read_calls("sync_turn")) == 1
 
 
 async def test_tools_that_no_model_could_be_offered_are_left_out(tmp_path: Path) -> None:
     """With one of them every request would be refused, and every turn lost."""
     odd = "[{'name': 'a tool!'}, {'name': 'x' * 65}, {'name': 'list', 'parameters': ['q']}, None, {'name': 7}]"
-    stage = HermesPluginHarness(tmp_path, REGISTERED.replace("        return [{", f"        return {odd} + [{{", 1))
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, REGISTERED.replace("        return [{", f"        return {odd} + [{{", 1))
+    async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
-    async with stage.open() as plugin:
+    async with harness.open() as plugin:
         assert [tool.spec.name for tool in plugin.tools()] == ["flat", "wrapped"]
-    assert "'a tool!' cannot be offered" in str(stage.log.lines)
+    assert "'a tool!' cannot be offered" in str(harness.log.lines)
 
 
 async def test_one_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -161,8 +161,8 @@ async def test_what_is_not_available_says_what_it_wants(tmp_path: Path) -> None:
 
 async def test_what_is_not_available_gets_nothing(tmp_path: Path) -> None:
     """hermes-agent passes over it in silence; here what is said waits for it."""
-    stage = HermesPluginHarness(tmp_path, RECORDER.replace("name =", "is_available = lambda self: False\n    name ="))
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, RECORDER.replace("name =", "is_available = lambda self: False\n    name ="))
+    async with harness.open() as plugin:
         with pytest.raises(Transient, match="not available"):
             await plugin.store(make_batch(make_exchange("hello")))
-    assert stage.read_calls("sync_turn", "initialize") == []
+    assert harness.read_calls("sync_turn", "initialize") == []

@@ -51,23 +51,23 @@ OTHER = "the train to Vienna leaves at seven from platform nine"
 
 
 async def test_what_it_shows_is_confirmed_and_nothing_else(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path, KEEPER)
-    async with stage.open() as plugin:
-        told = make_batch(
+    harness = HermesPluginHarness(tmp_path, KEEPER)
+    async with harness.open() as plugin:
+        sent = make_batch(
             make_exchange(LONG, key="1"), make_exchange(f"{OTHER}, dropped", key="2"), make_exchange("hi", key="3")
         )
-        assert await plugin.store(told) == {"1": SEEN_REMOTE_ID, "2": "", "3": ""}
+        assert await plugin.store(sent) == {"1": SEEN_REMOTE_ID, "2": "", "3": ""}
         health = await plugin.health()
         assert "3 handed over by this process, 1 seen there, 2 nobody knows of" in health.text
-        assert [line[1] for line in stage.read_calls("tool")] == ["keeper_search"] * 2, (
+        assert [line[1] for line in harness.read_calls("tool")] == ["keeper_search"] * 2, (
             "of a mere `hi` nothing would tell"
         )
-        assert stage.read_calls("prefetch") == []
-    async with stage.open() as plugin:
+        assert harness.read_calls("prefetch") == []
+    async with harness.open() as plugin:
         assert MemoryCapability.PROBE in plugin.capabilities
-        assert await plugin.probe(told) == []
+        assert await plugin.probe(sent) == []
         await plugin.store(make_batch(make_exchange(LONG, key="1")))
-        assert await plugin.probe(told) == ["1"]
+        assert await plugin.probe(sent) == ["1"]
 
 
 async def test_an_answer_that_repeats_the_question_confirms_nothing(tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ async def test_an_answer_that_repeats_the_question_confirms_nothing(tmp_path: Pa
 
 
 async def test_prefetch_is_not_taken_away_from_the_next_turn_for_a_look(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path, TOOLLESS)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, TOOLLESS)
+    async with harness.open() as plugin:
         assert await plugin.store(make_batch(make_exchange(LONG))) == {"k": ""}
-        assert stage.read_calls("prefetch") == []
+        assert harness.read_calls("prefetch") == []
         assert await plugin.probe(make_batch(make_exchange(LONG))) == ["k"], "somebody asked for it"
 
 
@@ -88,15 +88,15 @@ async def test_a_search_that_fails_holds_nothing_up(
     tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("everhold.hermes.memory.provider.CHECK_SECONDS", 0.2)
-    stage = HermesPluginHarness(tmp_path, source)
-    async with stage.open() as plugin:
+    harness = HermesPluginHarness(tmp_path, source)
+    async with harness.open() as plugin:
         for number in range(5):
             assert await plugin.store(make_batch(make_exchange(f"{LONG} {number}", key=str(number)))) == {
                 str(number): ""
             }
         assert [it.text for it in await plugin.find(make_query("cat"))]
-        assert len(stage.read_calls("sync_turn")) == 5
-        assert len(stage.read_calls("tool")) <= 3, "after that it is left alone"
+        assert len(harness.read_calls("sync_turn")) == 5
+        assert len(harness.read_calls("tool")) <= 3, "after that it is left alone"
         assert (await plugin.health()).well
 
 
@@ -105,8 +105,8 @@ async def test_a_search_that_never_ends_does_not_end_the_plug_in(
 ) -> None:
     """Nobody asked it to search: what it has in its hands meanwhile must not be lost for that."""
     monkeypatch.setattr("everhold.hermes.memory.provider.CHECK_SECONDS", 0.1)
-    stage = HermesPluginHarness(tmp_path, HANGING)
-    async with stage.open(deadline_seconds=3.0) as plugin:
+    harness = HermesPluginHarness(tmp_path, HANGING)
+    async with harness.open(deadline_seconds=3.0) as plugin:
         await plugin.store(make_batch(make_exchange(LONG, key="1")))
         pid = plugin.pid
         await asyncio.sleep(3.2)  # longer than it may take to do what it is asked to
@@ -114,54 +114,54 @@ async def test_a_search_that_never_ends_does_not_end_the_plug_in(
         with pytest.raises(Transient, match="earlier search"):
             await plugin.probe(make_batch(make_exchange(LONG, key="1")))
         assert plugin.pid == pid
-        assert len(stage.read_calls("tool")) == 1
+        assert len(harness.read_calls("tool")) == 1
 
 
 async def test_several_sessions_are_looked_for_one_after_another(tmp_path: Path) -> None:
     """A replay of many sessions asks for all of them at once: none is told that it cannot be searched."""
     slow = KEEPER.replace('write("tool", tool_name, args)\n', "import time; time.sleep(0.15)\n")
-    stage = HermesPluginHarness(tmp_path, slow)
-    told = [
+    harness = HermesPluginHarness(tmp_path, slow)
+    sent = [
         make_batch(make_exchange(f"{LONG} {number}", key=str(number)), name=f"chat-{number}") for number in range(4)
     ]
-    async with stage.open() as plugin:
-        receipts = await asyncio.gather(*(plugin.store(it) for it in told))
+    async with harness.open() as plugin:
+        receipts = await asyncio.gather(*(plugin.store(it) for it in sent))
         assert receipts == [{str(number): SEEN_REMOTE_ID} for number in range(4)]
-        assert await asyncio.gather(*(plugin.probe(it) for it in told)) == [[str(number)] for number in range(4)]
+        assert await asyncio.gather(*(plugin.probe(it) for it in sent)) == [[str(number)] for number in range(4)]
 
 
 async def test_one_that_cannot_be_searched_is_waited_for_before_it_is_told_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says so in an answer like any other, and swallows what it is told meanwhile."""
-    stage = HermesPluginHarness(tmp_path, AWAY)
-    stage.home.mkdir()
-    told = make_batch(make_exchange(LONG, key="1"), make_exchange("another one that is dropped again", key="2"))
-    async with stage.open() as plugin:
-        assert await plugin.store(told) == {"1": SEEN_REMOTE_ID, "2": ""}
-        (stage.home / "away").touch()
+    harness = HermesPluginHarness(tmp_path, AWAY)
+    harness.home.mkdir()
+    sent = make_batch(make_exchange(LONG, key="1"), make_exchange("another one that is dropped again", key="2"))
+    async with harness.open() as plugin:
+        assert await plugin.store(sent) == {"1": SEEN_REMOTE_ID, "2": ""}
+        (harness.home / "away").touch()
         for number in range(5):
             assert await plugin.store(make_batch(make_exchange(f"{LONG} {number}", key=str(number)))) == {
                 str(number): ""
             }
-        assert len(stage.read_calls("tool")) == 5, "after three in vain it is left alone"
+        assert len(harness.read_calls("tool")) == 5, "after three in vain it is left alone"
         with pytest.raises(Transient, match="unavailable for the moment"):
-            await plugin.probe(told)
-        (stage.home / "away").unlink()
-        assert await plugin.probe(told) == ["1"]
+            await plugin.probe(sent)
+        (harness.home / "away").unlink()
+        assert await plugin.probe(sent) == ["1"]
         assert await plugin.store(make_batch(make_exchange(f"{LONG} later"))) == {"k": ""}, "left alone still"
         monkeypatch.setattr("everhold.hermes.memory.provider.CHECK_PAUSE_SECONDS", 0.0)
         assert await plugin.store(make_batch(make_exchange(f"{LONG} much later"))) == {"k": SEEN_REMOTE_ID}
-        (stage.home / "away").touch()
+        (harness.home / "away").touch()
         monkeypatch.setattr("everhold.hermes.memory.provider.UNSEARCHABLE_WAIT_SECONDS", 0.0)
-        assert await plugin.probe(told) == [], "not for ever"
+        assert await plugin.probe(sent) == [], "not for ever"
 
 
 async def test_nobody_looks_if_somebody_says_so(tmp_path: Path) -> None:
-    stage = HermesPluginHarness(tmp_path, KEEPER)
-    async with stage.open(read_back=False) as plugin:
+    harness = HermesPluginHarness(tmp_path, KEEPER)
+    async with harness.open(read_back=False) as plugin:
         assert await plugin.store(make_batch(make_exchange(LONG))) == {"k": ""}
-        assert stage.read_calls("tool") == []
+        assert harness.read_calls("tool") == []
 
 
 def test_what_would_tell() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from everhold.core.entries import Changed, ChatLocation, EntryDraft, Heard, Noted, OperationsUndone, Said, Stamp
 from everhold.memories.builtin import BuiltinMemory, IndexHit, MemoryIndex
 from everhold.memories.builtin.embeddings import EmbeddingsMode
-from everhold.ports.store import Change, Opening, Step
+from everhold.ports.store import Change, SessionOpening, Step
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.contracts.store_scenario import StoreScenario
 from everhold.testing.seeded_random import SeededRandom
@@ -114,6 +114,6 @@ class IndexScenario(StoreScenario):
         if session not in self._open:
             self._open.add(session)
             agent = session.partition("/")[0] if "/" in session else "main"
-            opens = Opening(agent=agent, address=f"test:{session}")
+            opens = SessionOpening(agent=agent, address=f"test:{session}")
         change = Change(step=Step.ACCEPT, session=session, at=at, op=draft.op, entries=(draft,), opens=opens)
         return (await self.log.commit(change)).seqs[0]

@@ -16,54 +16,54 @@ facts = st.tuples(audiences, st.sampled_from(("main", "other")))
 
 
 @settings(max_examples=25, deadline=None)
-@given(told=st.lists(facts, min_size=1, max_size=8), present=audiences, agent=st.sampled_from(("main", "other")))
+@given(said=st.lists(facts, min_size=1, max_size=8), present=audiences, agent=st.sampled_from(("main", "other")))
 def test_a_fact_is_found_by_exactly_those_who_may_know_it(
-    told: list[tuple[tuple[str, ...], str]], present: tuple[str, ...], agent: str
+    said: list[tuple[tuple[str, ...], str]], present: tuple[str, ...], agent: str
 ) -> None:
-    asyncio.run(_check(told, present, agent))
+    asyncio.run(_check(said, present, agent))
 
 
-async def _check(told: list[tuple[tuple[str, ...], str]], present: tuple[str, ...], agent: str) -> None:
+async def _check(said: list[tuple[tuple[str, ...], str]], present: tuple[str, ...], agent: str) -> None:
     with tempfile.TemporaryDirectory() as home:
-        stage = IndexScenario(Path(home))
-        for number, (audience, owner) in enumerate(told):
+        scenario = IndexScenario(Path(home))
+        for number, (audience, owner) in enumerate(said):
             # alternate sessions and shared ones, so that neighbours belong to others
-            await stage.say(f"canary number {number} sings", session=f"{owner}/{number % 2}", audience=audience)
+            await scenario.say(f"canary number {number} sings", session=f"{owner}/{number % 2}", audience=audience)
         may = {
             f"canary number {number} sings"
-            for number, (audience, owner) in enumerate(told)
+            for number, (audience, owner) in enumerate(said)
             if present and set(present) <= set(audience) and owner == agent
         }
-        assert set(await stage.find("canary sings", audience=present, agent=agent, limit=50)) == may
-        assert set(await stage.find("bird", audience=present, agent=agent, limit=50)) <= may
-        await stage.close()
+        assert set(await scenario.find("canary sings", audience=present, agent=agent, limit=50)) == may
+        assert set(await scenario.find("bird", audience=present, agent=agent, limit=50)) <= may
+        await scenario.close()
 
 
 async def test_in_company_only_what_each_of_them_may_know_is_found(tmp_path: Path) -> None:
-    stage = IndexScenario(tmp_path)
+    scenario = IndexScenario(tmp_path)
     ada, bob, eve = PEOPLE[:3]
     companies = ((ada,), (bob,), (ada, bob), (bob, eve), (eve, bob, ada))
     for number, company in enumerate(companies):
-        await stage.say(f"canary {number} sings", session=f"s{number}", audience=company)
-    await stage.say("canary of another agent sings", session="other/s", audience=(ada, bob))
+        await scenario.say(f"canary {number} sings", session=f"s{number}", audience=company)
+    await scenario.say("canary of another agent sings", session="other/s", audience=(ada, bob))
 
     async def heard(*present: str) -> set[str]:
-        return {text.split()[1] for text in await stage.find("canary sings", audience=present, limit=50)}
+        return {text.split()[1] for text in await scenario.find("canary sings", audience=present, limit=50)}
 
     assert await heard(ada) == {"0", "2", "4"}
     assert await heard(bob, ada) == await heard(ada, bob, ada) == {"2", "4"}
     assert await heard(ada, eve) == await heard(ada, bob, eve) == {"4"}
     assert await heard("person:nobody", ada) == await heard() == set()
-    await stage.close()
+    await scenario.close()
 
 
 async def test_a_fact_is_superseded_in_every_company_that_could_see_it_and_in_no_other(tmp_path: Path) -> None:
-    stage = IndexScenario(tmp_path, embeddings="table")
+    scenario = IndexScenario(tmp_path, embeddings="table")
     both = ("chat:g", "person:ada")
-    await stage.note("tea at four", fact="f", audience=both)
-    await stage.note("tea at four in the group", fact="f", audience=("chat:g",))
-    await stage.note("tea at five", fact="f", action="replace", audience=ADA)
-    assert await stage.find("tea", audience=ADA) == ["tea at five"]
-    assert await stage.find("tea", audience=both) == []
-    assert await stage.find("tea", audience=("chat:g",)) == ["tea at four in the group"]
-    await stage.close()
+    await scenario.note("tea at four", fact="f", audience=both)
+    await scenario.note("tea at four in the group", fact="f", audience=("chat:g",))
+    await scenario.note("tea at five", fact="f", action="replace", audience=ADA)
+    assert await scenario.find("tea", audience=ADA) == ["tea at five"]
+    assert await scenario.find("tea", audience=both) == []
+    assert await scenario.find("tea", audience=("chat:g",)) == ["tea at four in the group"]
+    await scenario.close()

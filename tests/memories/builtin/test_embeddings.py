@@ -28,18 +28,18 @@ ROOT = Path(__file__).parents[3]
 LOADED = """
 import asyncio, sys
 from pathlib import Path
-from tests.e2e.running_gateway import Town
+from tests.e2e.running_gateway import RunningGateway
 
 def heavy():
     print(*sorted({"numpy", "onnxruntime"} & set(sys.modules)), sep=", ")
 
 async def main():
-    async with Town(Path(sys.argv[1]), "{}") as town:
-        await town.app.control.status()
+    async with RunningGateway(Path(sys.argv[1]), "{}") as gateway:
+        await gateway.app.session_admin.collect_status()
         await asyncio.sleep(0.2)
         heavy()
-        await town.ask("the tea garden lies in Assam", chat="past")
-        await town.ask("where does the tea garden lie?", chat="now")
+        await gateway.send_and_wait("the tea garden lies in Assam", chat="past")
+        await gateway.send_and_wait("where does the tea garden lie?", chat="now")
         heavy()
 
 asyncio.run(main())
@@ -106,10 +106,10 @@ def test_numbers_are_written_as_protocol_buffers_want_them() -> None:
 class Fake:
     """Reads like a model: the same text has the same vector, another one another."""
 
-    def question(self, text: str) -> Any:
+    def embed_question(self, text: str) -> Any:
         return self._vector(text)
 
-    def stored(self, pairs: Sequence[tuple[str, str]]) -> list[bytes]:
+    def embed_chunks(self, pairs: Sequence[tuple[str, str]]) -> list[bytes]:
         return [np.round(self._vector(own) * 127).astype(np.int8).tobytes() for own, _ in pairs]
 
     def _vector(self, text: str) -> Any:
@@ -122,32 +122,32 @@ async def test_the_stronger_model_is_filled_in_beside_the_chat(tmp_path: Path, m
     monkeypatch.setattr(onnx_embeddings, "is_available", lambda _: True)
     monkeypatch.setattr(onnx_embeddings, "load_encoder", lambda _: Fake())
     monkeypatch.setattr(embeddings, "MAX_UNEMBEDDED_CHUNKS", 2)
-    stage = IndexScenario(tmp_path, embeddings="auto")
-    seqs = [await stage.say(f"sentence about number {number}") for number in range(8)]
-    assert stage.index.embedding_level == "model"
-    assert len(await stage.find("number")) == 8  # by the table, meanwhile
-    while await stage.index.fill_embeddings(3):
+    scenario = IndexScenario(tmp_path, embeddings="auto")
+    seqs = [await scenario.say(f"sentence about number {number}") for number in range(8)]
+    assert scenario.index.embedding_level == "model"
+    assert len(await scenario.find("number")) == 8  # by the table, meanwhile
+    while await scenario.index.fill_embeddings(3):
         pass
-    assert (await stage.find("sentence about number 5"))[0] == "sentence about number 5"
-    late = await stage.say("a late arrival about number 9")
-    assert "a late arrival about number 9" in await stage.find("late arrival")
-    await stage.erase_entries(seqs[5], late)
-    assert "sentence about number 5" not in await stage.find("sentence about number 5")
-    while await stage.index.fill_embeddings(3):
+    assert (await scenario.find("sentence about number 5"))[0] == "sentence about number 5"
+    late = await scenario.say("a late arrival about number 9")
+    assert "a late arrival about number 9" in await scenario.find("late arrival")
+    await scenario.erase_entries(seqs[5], late)
+    assert "sentence about number 5" not in await scenario.find("sentence about number 5")
+    while await scenario.index.fill_embeddings(3):
         pass
-    assert len(await stage.find("number")) == 7
-    await stage.close()
+    assert len(await scenario.find("number")) == 7
+    await scenario.close()
 
 
 async def test_a_large_scope_is_found_by_its_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everhold.memories.builtin.vector_cache.MAX_RESIDENT_CHUNKS", 64)
     monkeypatch.setattr("everhold.memories.builtin.ranking.MAX_CANDIDATE_CHUNKS", 20)
-    stage = IndexScenario(tmp_path)
+    scenario = IndexScenario(tmp_path)
     for number in range(120):
-        await stage.say(f"the {number}th crate holds screws and bolts", session=f"s{number % 7}")
-    await stage.say("I adopted a puppy last week.", session="dogs")
-    assert (await stage.find("which dog did they get"))[0] == "I adopted a puppy last week."
-    await stage.close()
+        await scenario.say(f"the {number}th crate holds screws and bolts", session=f"s{number % 7}")
+    await scenario.say("I adopted a puppy last week.", session="dogs")
+    assert (await scenario.find("which dog did they get"))[0] == "I adopted a puppy last week."
+    await scenario.close()
 
 
 def _bert(width: int, layers: int, words: int, places: int) -> dict[str, Any]:
@@ -234,17 +234,17 @@ async def test_weights_that_are_not_the_known_ones_are_not_used_and_that_is_said
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"something else")
     (folder / "vocab.txt").write_text("[PAD]\n")
-    stage = IndexScenario(tmp_path, embeddings="auto", models=tmp_path / "models")
-    await stage.say("I adopted a puppy last week.")
-    assert stage.index.embedding_level == "model"
-    assert await stage.find("which dog") == ["I adopted a puppy last week."]
+    scenario = IndexScenario(tmp_path, embeddings="auto", models=tmp_path / "models")
+    await scenario.say("I adopted a puppy last week.")
+    assert scenario.index.embedding_level == "model"
+    assert await scenario.find("which dog") == ["I adopted a puppy last week."]
     log = Lines()
-    await run_embedding_backfill(stage.index, log, log)
-    assert stage.index.embedding_level == "table"
+    await run_embedding_backfill(scenario.index, log, log)
+    assert scenario.index.embedding_level == "table"
     assert [event for event, _ in log.lines] == ["index.level_changed"]
-    assert "not the model it should be" in (await stage.provider().health()).text
-    assert await stage.find("which dog") == ["I adopted a puppy last week."]
-    await stage.close()
+    assert "not the model it should be" in (await scenario.provider().health()).text
+    assert await scenario.find("which dog") == ["I adopted a puppy last week."]
+    await scenario.close()
 
 
 class Lines:
@@ -275,11 +275,11 @@ async def test_filling_rests_as_long_as_it_works_and_says_how_far_it_is(
 ) -> None:
     monkeypatch.setattr(onnx_embeddings, "is_available", lambda _: True)
     monkeypatch.setattr(onnx_embeddings, "load_encoder", lambda _: Fake())
-    stage = IndexScenario(tmp_path, embeddings="auto")
+    scenario = IndexScenario(tmp_path, embeddings="auto")
     for number in range(40):
-        await stage.say(f"sentence about number {number}")
-    await stage.find("number")
-    assert (await stage.provider().health()).text == "by words and by a model, 40 of 40 passages to go"
+        await scenario.say(f"sentence about number {number}")
+    await scenario.find("number")
+    assert (await scenario.provider().health()).text == "by words and by a model, 40 of 40 passages to go"
     log = Lines()
     rests: list[float] = []
 
@@ -289,11 +289,11 @@ async def test_filling_rests_as_long_as_it_works_and_says_how_far_it_is(
             raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        await run_embedding_backfill(stage.index, log, log, sleep=sleep)
+        await run_embedding_backfill(scenario.index, log, log, sleep=sleep)
     assert rests == [1.0, 1.0, 1.0, IDLE_SECONDS]
     assert log.lines == [("index.filling", {"filled": 40, "left": 0, "passages": 40})]
-    assert (await stage.provider().health()).text == "by words and by a model"
-    await stage.close()
+    assert (await scenario.provider().health()).text == "by words and by a model"
+    await scenario.close()
 
 
 @pytest.mark.skipif(not onnx_embeddings.is_available(), reason="needs the weights of the extra [embeddings]")

@@ -23,34 +23,34 @@ from tests.memories.builtin.index_scenario import ADA, PLACE, IndexScenario
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[IndexScenario]:
-    stage = IndexScenario(tmp_path)
-    yield stage
-    await stage.close()
+async def scenario(tmp_path: Path) -> AsyncIterator[IndexScenario]:
+    scenario = IndexScenario(tmp_path)
+    yield scenario
+    await scenario.close()
 
 
 # -- found -------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_committed_is_found_at_once_with_where_it_came_from(stage: IndexScenario) -> None:
-    await stage.say("The weather was dull.")
-    seq = await stage.say("My cat is called Schrödinger.", name="Ada L", at=77.0)
-    (hit, *_) = await stage.hits("what is the cat's name?")
+async def test_what_is_committed_is_found_at_once_with_where_it_came_from(scenario: IndexScenario) -> None:
+    await scenario.say("The weather was dull.")
+    seq = await scenario.say("My cat is called Schrödinger.", name="Ada L", at=77.0)
+    (hit, *_) = await scenario.hits("what is the cat's name?")
     assert (hit.text, hit.session, hit.seq, hit.person) == ("My cat is called Schrödinger.", "s", seq, "ada")
     assert (hit.kind, hit.author, hit.name, hit.at) == ("heard", "person:ada", "Ada L", 77.0)
 
 
-async def test_words_are_found_in_other_forms_and_without_accents(stage: IndexScenario) -> None:
-    await stage.say("We were running along the Zürich lakeshore.")
-    await stage.say("Nothing to see.")
-    assert (await stage.find("runs in zurich"))[0].startswith("We were running")
+async def test_words_are_found_in_other_forms_and_without_accents(scenario: IndexScenario) -> None:
+    await scenario.say("We were running along the Zürich lakeshore.")
+    await scenario.say("Nothing to see.")
+    assert (await scenario.find("runs in zurich"))[0].startswith("We were running")
 
 
-async def test_meaning_finds_what_shares_no_word(stage: IndexScenario) -> None:
-    await stage.say("The meeting is at noon.")
-    await stage.say("I adopted a puppy last week.")
-    await stage.say("Quarterly revenue fell.")
-    assert (await stage.find("which dog do they have"))[0].startswith("I adopted a puppy")
+async def test_meaning_finds_what_shares_no_word(scenario: IndexScenario) -> None:
+    await scenario.say("The meeting is at noon.")
+    await scenario.say("I adopted a puppy last week.")
+    await scenario.say("Quarterly revenue fell.")
+    assert (await scenario.find("which dog do they have"))[0].startswith("I adopted a puppy")
 
 
 @pytest.mark.parametrize(
@@ -65,58 +65,58 @@ async def test_meaning_finds_what_shares_no_word(stage: IndexScenario) -> None:
         ("Meet at the 🏖️ café", "cafe"),
     ],
 )
-async def test_other_scripts_are_found(stage: IndexScenario, said: str, asked: str) -> None:
+async def test_other_scripts_are_found(scenario: IndexScenario, said: str, asked: str) -> None:
     for filler in ("全然違う話です", "完全不同的内容", "unrelated", "다른 이야기"):
-        await stage.say(filler)
-    await stage.say(said)
-    assert (await stage.find(asked))[0] == said
+        await scenario.say(filler)
+    await scenario.say(said)
+    assert (await scenario.find(asked))[0] == said
 
 
-async def test_a_short_answer_is_found_by_what_was_asked_before_it(stage: IndexScenario) -> None:
-    await stage.say("Where did you spend the summer holidays?", who="bob")
-    await stage.say("In Porto!")
-    await stage.say("Let us talk about taxes.", session="t")
-    assert "In Porto!" in (await stage.find("summer holidays"))[:2]
+async def test_a_short_answer_is_found_by_what_was_asked_before_it(scenario: IndexScenario) -> None:
+    await scenario.say("Where did you spend the summer holidays?", who="bob")
+    await scenario.say("In Porto!")
+    await scenario.say("Let us talk about taxes.", session="t")
+    assert "In Porto!" in (await scenario.find("summer holidays"))[:2]
 
 
-async def test_a_megabyte_is_found_by_its_passage(stage: IndexScenario) -> None:
+async def test_a_megabyte_is_found_by_its_passage(scenario: IndexScenario) -> None:
     filler = "lorem ipsum dolor sit amet " * 20_000
-    await stage.say(f"{filler}The vault opens with opal-seventeen. {filler}")
-    (hit,) = await stage.hits("opal seventeen vault")
+    await scenario.say(f"{filler}The vault opens with opal-seventeen. {filler}")
+    (hit,) = await scenario.hits("opal seventeen vault")
     assert "opal-seventeen" in hit.text
     assert len(hit.text) < 3_000
     assert hit.size > 1_000_000
 
 
-async def test_only_one_session_is_searched_when_one_is_named(stage: IndexScenario) -> None:
-    await stage.say("apples here", session="a")
-    await stage.say("apples there", session="b")
-    assert await stage.find("apples", session="b") == ["apples there"]
+async def test_only_one_session_is_searched_when_one_is_named(scenario: IndexScenario) -> None:
+    await scenario.say("apples here", session="a")
+    await scenario.say("apples there", session="b")
+    assert await scenario.find("apples", session="b") == ["apples there"]
 
 
 @pytest.mark.parametrize("text", ["", "   ", '"', "a AND (b OR", "NEAR(x)", "self:x *", "\x00", "the of and", "?!"])
-async def test_no_question_is_misread_as_a_query(stage: IndexScenario, text: str) -> None:
-    await stage.say("a b x the of and")
-    await stage.find(text)
+async def test_no_question_is_misread_as_a_query(scenario: IndexScenario, text: str) -> None:
+    await scenario.say("a b x the of and")
+    await scenario.find(text)
 
 
-async def test_commands_and_words_without_an_audience_are_found_by_nobody(stage: IndexScenario) -> None:
-    await stage.say("open the session")
-    await stage.say("hidden words", audience=())
+async def test_commands_and_words_without_an_audience_are_found_by_nobody(scenario: IndexScenario) -> None:
+    await scenario.say("open the session")
+    await scenario.say("hidden words", audience=())
     stamp = Stamp(person="ada", audience=ADA)
-    await stage.commit(Heard(origin=PLACE, text="/title hidden", command=ChatCommand(name="title"), stamp=stamp))
-    assert await stage.find("hidden words title") in ([], ["open the session"])
+    await scenario.commit(Heard(origin=PLACE, text="/title hidden", command=ChatCommand(name="title"), stamp=stamp))
+    assert await scenario.find("hidden words title") in ([], ["open the session"])
 
 
-async def test_what_is_found_says_what_it_is_and_whose_words_it_holds(stage: IndexScenario) -> None:
-    await stage.say("the marmot sleeps")
-    await stage.say("so the marmot does", who="agent")
-    await stage.note("marmots sleep in winter")
+async def test_what_is_found_says_what_it_is_and_whose_words_it_holds(scenario: IndexScenario) -> None:
+    await scenario.say("the marmot sleeps")
+    await scenario.say("so the marmot does", who="agent")
+    await scenario.note("marmots sleep in winter")
     stamp = Stamp(person="ada", audience=ADA)
-    await stage.commit(Heard(origin=PLACE, text="marmot for sale", sender="spam", bot=True, stamp=stamp))
-    await stage.commit(Noted(text="a page says marmots fly", origin="tool:web", stamp=stamp))
+    await scenario.commit(Heard(origin=PLACE, text="marmot for sale", sender="spam", bot=True, stamp=stamp))
+    await scenario.commit(Noted(text="a page says marmots fly", origin="tool:web", stamp=stamp))
     query = MemoryQuery(text="marmot", agent="main", session="s", name="n", audience=ADA, person="ada")
-    found = {one.text: (one.kind, one.author, one.origin) for one in await stage.provider().find(query)}
+    found = {one.text: (one.kind, one.author, one.origin) for one in await scenario.provider().find(query)}
     assert found == {
         "the marmot sleeps": ("message", "person:ada", ""),
         "so the marmot does": ("reply", "agent:main", ""),
@@ -126,66 +126,66 @@ async def test_what_is_found_says_what_it_is_and_whose_words_it_holds(stage: Ind
     }
 
 
-async def test_what_says_nothing_recalls_nothing(stage: IndexScenario) -> None:
-    await stage.say("the one that is not")
+async def test_what_says_nothing_recalls_nothing(scenario: IndexScenario) -> None:
+    await scenario.say("the one that is not")
     query = MemoryQuery(text="What about that one?", agent="main", session="t", name="n", audience=ADA, person="ada")
-    assert await stage.provider().find(query) == ()
+    assert await scenario.provider().find(query) == ()
 
 
-async def test_what_is_in_sight_is_not_found_again(stage: IndexScenario) -> None:
-    first = await stage.say("the kettle is red")
-    second = await stage.say("the kettle is new")
-    away = await stage.say("the kettle is loud", session="t")
+async def test_what_is_in_sight_is_not_found_again(scenario: IndexScenario) -> None:
+    first = await scenario.say("the kettle is red")
+    second = await scenario.say("the kettle is new")
+    away = await scenario.say("the kettle is loud", session="t")
     query = MemoryQuery(text="kettle", agent="main", session="s", name="n", audience=ADA, person="ada")
 
     async def found(*seen: int) -> set[str]:
         asked = msgspec.structs.replace(query, seen=frozenset(seen))
-        return {one.text for one in await stage.provider().find(asked)}
+        return {one.text for one in await scenario.provider().find(asked)}
 
     assert await found(first) == {"the kettle is new", "the kettle is loud"}
     assert await found(first, second) == {"the kettle is loud"}  # of session s alone, whatever its number elsewhere
     assert away == first
 
 
-async def test_no_more_is_found_than_can_be_shown(stage: IndexScenario) -> None:
+async def test_no_more_is_found_than_can_be_shown(scenario: IndexScenario) -> None:
     for number in range(20):
-        await stage.say(f"kettle number {number} " + "is very loud indeed " * 20, session=f"s{number}")
+        await scenario.say(f"kettle number {number} " + "is very loud indeed " * 20, session=f"s{number}")
     query = MemoryQuery(text="kettle", agent="main", session="x", name="n", audience=ADA, person="ada", tokens=500)
-    assert 5 <= len(await stage.provider().find(query)) <= 8
-    assert len(await stage.provider().find(msgspec.structs.replace(query, tokens=0))) == 20
+    assert 5 <= len(await scenario.provider().find(query)) <= 8
+    assert len(await scenario.provider().find(msgspec.structs.replace(query, tokens=0))) == 20
 
 
-async def test_what_waits_to_be_taken_in_is_taken_in_when_it_could_be_an_answer(stage: IndexScenario) -> None:
+async def test_what_waits_to_be_taken_in_is_taken_in_when_it_could_be_an_answer(scenario: IndexScenario) -> None:
     """Entries wait in memory for others to be written with, unless somebody could be told of them."""
-    await stage.say("nothing to do with it")
-    await stage.find("kettle")
+    await scenario.say("nothing to do with it")
+    await scenario.find("kettle")
     taken: list[int] = []
-    take = stage.index._index_writer.index_entries
+    take = scenario.index._index_writer.index_entries
 
     def count(entries: Sequence[Entry], agents: Mapping[str, str], position: int) -> IndexedBatch:
         taken.append(len(entries))
         return take(entries, agents, position)
 
-    stage.index._index_writer.index_entries = count  # type: ignore[method-assign]
-    await stage.say("not for ada", session="b", audience=("person:bob",))
-    await stage.find("kettle")
+    scenario.index._index_writer.index_entries = count  # type: ignore[method-assign]
+    await scenario.say("not for ada", session="b", audience=("person:bob",))
+    await scenario.find("kettle")
     assert taken == []
-    assert await stage.find("not for", audience=("person:bob",)) == ["not for ada"]
-    await stage.say("the kettle is blue")
-    assert (await stage.find("kettle"))[0] == "the kettle is blue"
+    assert await scenario.find("not for", audience=("person:bob",)) == ["not for ada"]
+    await scenario.say("the kettle is blue")
+    assert (await scenario.find("kettle"))[0] == "the kettle is blue"
     assert taken == [1, 1]
     for number in range(index_module.BATCH_ENTRIES):
-        await stage.say(f"not for ada {number}", session="b", audience=("person:bob",))
-    await stage.find("kettle")
+        await scenario.say(f"not for ada {number}", session="b", audience=("person:bob",))
+    await scenario.find("kettle")
     assert taken == [1, 1, index_module.BATCH_ENTRIES]
 
 
-async def test_whoever_may_see_everything_finds_where_all_words_stand_newest_first(stage: IndexScenario) -> None:
-    first = await stage.say("the dentist comes on Tuesdays")
-    other = await stage.say("dentist", session="other/b", audience=("person:bob",))
-    hidden = await stage.say("Tuesday is for the dentist", session="b", audience=())
-    long = await stage.say("dentist " + "filler " * 400 + "tuesday", session="c")
-    index, log = stage.index, stage.log
+async def test_whoever_may_see_everything_finds_where_all_words_stand_newest_first(scenario: IndexScenario) -> None:
+    first = await scenario.say("the dentist comes on Tuesdays")
+    other = await scenario.say("dentist", session="other/b", audience=("person:bob",))
+    hidden = await scenario.say("Tuesday is for the dentist", session="b", audience=())
+    long = await scenario.say("dentist " + "filler " * 400 + "tuesday", session="c")
+    index, log = scenario.index, scenario.log
     assert await index.find_entries_with_words(log, "TUESDAY, dentist!", limit=9) == [
         ("c", long),
         ("b", hidden),
@@ -198,7 +198,7 @@ async def test_whoever_may_see_everything_finds_where_all_words_stand_newest_fir
     ]
     assert await index.find_entries_with_words(log, "rhinoceros dentist", limit=3) == []
     assert await index.find_entries_with_words(log, "?!", limit=3) == []
-    chinese = await stage.say("我昨天在东京买了一只猫")
+    chinese = await scenario.say("我昨天在东京买了一只猫")
     assert await index.find_entries_with_words(log, "东京", limit=3) == [("s", chinese)]
     assert {hit.text for hit in await index.search(log, "tuesday", agent=None, audience=None)} >= {
         "the dentist comes on Tuesdays",
@@ -206,85 +206,85 @@ async def test_whoever_may_see_everything_finds_where_all_words_stand_newest_fir
     }
 
 
-async def test_the_provider_finds_with_provenance_and_stores_nothing_itself(stage: IndexScenario) -> None:
-    seq = await stage.note("Ada's locker is 42")
-    builtin = stage.provider()
+async def test_the_provider_finds_with_provenance_and_stores_nothing_itself(scenario: IndexScenario) -> None:
+    seq = await scenario.note("Ada's locker is 42")
+    builtin = scenario.provider()
     query = MemoryQuery(text="locker", agent="main", session="s", name="n", audience=ADA, person="ada")
     (found,) = await builtin.find(query)
     assert (found.text, found.session, found.seq, found.key) == ("Ada's locker is 42", "s", seq, f"s:{seq}:note")
     assert await builtin.store(MemoryBatch(name="n", items=())) == {}
     assert [one.text for one in await builtin.search("locker", agent="main", audience=ADA)] == ["Ada's locker is 42"]
-    assert await stage.provider("other").find(query) == ()
-    assert await stage.provider("other").search("locker", agent="main", audience=ADA) == ()
+    assert await scenario.provider("other").find(query) == ()
+    assert await scenario.provider("other").search("locker", agent="main", audience=ADA) == ()
 
 
 # -- not found any more ------------------------------------------------------------------------------------------------
 
 
-async def test_erased_words_leave_no_byte(stage: IndexScenario) -> None:
-    await stage.say("short one before")
-    seq = await stage.say("xylophonecanary lives at quartzlane", name="Zebulon")
-    await stage.say("short one after")
-    assert len(await stage.find("xylophonecanary")) > 0
-    await stage.erase_entries(seq)
-    assert "xylophonecanary lives at quartzlane" not in await stage.find("xylophonecanary quartzlane")
-    left = stage.files().lower()  # while it is in use: nobody waits for a restart
+async def test_erased_words_leave_no_byte(scenario: IndexScenario) -> None:
+    await scenario.say("short one before")
+    seq = await scenario.say("xylophonecanary lives at quartzlane", name="Zebulon")
+    await scenario.say("short one after")
+    assert len(await scenario.find("xylophonecanary")) > 0
+    await scenario.erase_entries(seq)
+    assert "xylophonecanary lives at quartzlane" not in await scenario.find("xylophonecanary quartzlane")
+    left = scenario.files().lower()  # while it is in use: nobody waits for a restart
     for canary in (b"xylophonecanary", b"xylophon", b"quartzlane", b"quartzlan", b"zebulon"):
         assert canary not in left
 
 
 @pytest.mark.parametrize("by", ["itself", "another process"])
 async def test_what_is_kept_in_memory_is_what_stands_in_the_file_after_an_erasure(
-    stage: IndexScenario, by: str
+    scenario: IndexScenario, by: str
 ) -> None:
-    first = await stage.say("which harbour does the ferry leave from?", who="bob")
-    await stage.say("from the old one")
-    await stage.say("the ferry is late", session="t")
-    other = MemoryIndex(stage.path, inline=True, embeddings="table")
+    first = await scenario.say("which harbour does the ferry leave from?", who="bob")
+    await scenario.say("from the old one")
+    await scenario.say("the ferry is late", session="t")
+    other = MemoryIndex(scenario.path, inline=True, embeddings="table")
 
     async def found(index: MemoryIndex) -> list[tuple[str, float]]:
-        hits = await index.search(stage.log, "ferry harbour", agent="main", audience=ADA)
+        hits = await index.search(scenario.log, "ferry harbour", agent="main", audience=ADA)
         return [(hit.text, hit.score) for hit in hits]
 
-    before = await found(stage.index)
-    await stage.erase_entries(first)
+    before = await found(scenario.index)
+    await scenario.erase_entries(first)
     if by == "another process":
-        await other.catch_up(stage.log)
-    after = await found(stage.index)
-    anew = MemoryIndex(stage.path, inline=True, embeddings="table")
+        await other.catch_up(scenario.log)
+    after = await found(scenario.index)
+    anew = MemoryIndex(scenario.path, inline=True, embeddings="table")
     assert after == await found(anew)
     assert dict(after)["from the old one"] < dict(before)["from the old one"]
     await other.close()
     await anew.close()
 
 
-async def test_an_undone_turn_is_not_found_unless_it_is_to_be_answered_again(stage: IndexScenario) -> None:
-    heard = await stage.say("penguins are nice")
-    op = await stage.begin_operation(heard)
-    await stage.say("Penguins indeed", who="agent", op=op)
-    await stage.end_operation(op)
-    assert len(await stage.find("penguins")) == 2
-    await stage.undo(op, again=True)
-    assert await stage.find("penguins") == ["penguins are nice"]
-    op = await stage.begin_operation(heard)
-    await stage.end_operation(op)
-    await stage.undo(op)
-    assert await stage.find("penguins") == []
+async def test_an_undone_turn_is_not_found_unless_it_is_to_be_answered_again(scenario: IndexScenario) -> None:
+    heard = await scenario.say("penguins are nice")
+    op = await scenario.begin_operation(heard)
+    await scenario.say("Penguins indeed", who="agent", op=op)
+    await scenario.end_operation(op)
+    assert len(await scenario.find("penguins")) == 2
+    await scenario.undo(op, again=True)
+    assert await scenario.find("penguins") == ["penguins are nice"]
+    op = await scenario.begin_operation(heard)
+    await scenario.end_operation(op)
+    await scenario.undo(op)
+    assert await scenario.find("penguins") == []
 
 
-async def test_a_newer_fact_replaces_the_older_one(stage: IndexScenario) -> None:
-    first = await stage.note("favourite colour is red", fact="colour")
-    second = await stage.note("favourite colour is blue", action="replace", fact="colour", supersedes=first)
-    assert await stage.find("favourite colour") == ["favourite colour is blue"]
-    await stage.note("", action="remove", fact="colour", supersedes=second)
-    assert await stage.find("favourite colour") == []
+async def test_a_newer_fact_replaces_the_older_one(scenario: IndexScenario) -> None:
+    first = await scenario.note("favourite colour is red", fact="colour")
+    second = await scenario.note("favourite colour is blue", action="replace", fact="colour", supersedes=first)
+    assert await scenario.find("favourite colour") == ["favourite colour is blue"]
+    await scenario.note("", action="remove", fact="colour", supersedes=second)
+    assert await scenario.find("favourite colour") == []
 
 
 # -- derived -----------------------------------------------------------------------------------------------------------
 
 
-async def contents(stage: IndexScenario) -> list[object]:
-    db = apsw.Connection(str(stage.path))
+async def contents(scenario: IndexScenario) -> list[object]:
+    db = apsw.Connection(str(scenario.path))
     items = db.execute("select session, seq, kind, author, name, state from items order by pos").fetchall()
     chunks = db.execute("select pos, self from chunks order by pos, id").fetchall()
     vectors = db.execute(
@@ -300,53 +300,53 @@ async def contents(stage: IndexScenario) -> list[object]:
     return [items, chunks, vectors, places, names, scopes]
 
 
-async def test_built_at_once_is_what_was_built_bit_by_bit(stage: IndexScenario) -> None:
-    first = await stage.say("one red apple", name="Ada")
-    await stage.find("x")
-    middle = await stage.say("and a pear", who="bob", name="Bob")
-    await stage.say("both are fruit")
-    await stage.find("x")
-    old = await stage.note("pears are green", fact="pear")
-    newer = await stage.note("pears are yellow", action="replace", fact="pear")
-    op = await stage.begin_operation(first)
-    await stage.say("indeed", who="agent", op=op)
-    await stage.end_operation(op)
-    await stage.undo(op)
-    await stage.say("第二 " * 500, session="t")
-    await stage.find("x")
-    await stage.erase_entries(middle, newer)
-    await stage.find("x")
-    bit_by_bit = await contents(stage)
-    await stage.index.rebuild()
-    await stage.find("x")
-    assert await contents(stage) == bit_by_bit
-    assert await stage.find("pears", limit=1) == ["pears are green"]
+async def test_built_at_once_is_what_was_built_bit_by_bit(scenario: IndexScenario) -> None:
+    first = await scenario.say("one red apple", name="Ada")
+    await scenario.find("x")
+    middle = await scenario.say("and a pear", who="bob", name="Bob")
+    await scenario.say("both are fruit")
+    await scenario.find("x")
+    old = await scenario.note("pears are green", fact="pear")
+    newer = await scenario.note("pears are yellow", action="replace", fact="pear")
+    op = await scenario.begin_operation(first)
+    await scenario.say("indeed", who="agent", op=op)
+    await scenario.end_operation(op)
+    await scenario.undo(op)
+    await scenario.say("第二 " * 500, session="t")
+    await scenario.find("x")
+    await scenario.erase_entries(middle, newer)
+    await scenario.find("x")
+    bit_by_bit = await contents(scenario)
+    await scenario.index.rebuild()
+    await scenario.find("x")
+    assert await contents(scenario) == bit_by_bit
+    assert await scenario.find("pears", limit=1) == ["pears are green"]
     assert old
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a database at all" * 400, None])
-async def test_a_damaged_file_is_built_anew(stage: IndexScenario, damage: bytes | None) -> None:
-    await stage.say("something to find again")
-    await stage.find("something")
-    await stage.index.close()
+async def test_a_damaged_file_is_built_anew(scenario: IndexScenario, damage: bytes | None) -> None:
+    await scenario.say("something to find again")
+    await scenario.find("something")
+    await scenario.index.close()
     if damage is None:
-        whole = bytearray(stage.path.read_bytes())
+        whole = bytearray(scenario.path.read_bytes())
         whole[4096:] = b"\xff" * (len(whole) - 4096)
-        stage.path.write_bytes(whole)
+        scenario.path.write_bytes(whole)
     else:
-        stage.path.write_bytes(damage)
-    stage.index = MemoryIndex(stage.path, inline=True, embeddings=stage.embeddings)
-    assert await stage.find("something") == ["something to find again"]
+        scenario.path.write_bytes(damage)
+    scenario.index = MemoryIndex(scenario.path, inline=True, embeddings=scenario.embeddings)
+    assert await scenario.find("something") == ["something to find again"]
 
 
-async def test_an_index_of_another_version_is_built_anew(stage: IndexScenario) -> None:
-    await stage.say("something to find again")
-    await stage.find("something")
-    with stage.index._writer as db:
+async def test_an_index_of_another_version_is_built_anew(scenario: IndexScenario) -> None:
+    await scenario.say("something to find again")
+    await scenario.find("something")
+    with scenario.index._writer as db:
         db.execute("update meta set value = 'older' where key = 'version'")
         db.execute("drop table places")  # as an older one might not have had it
-    await stage.reopen_index()
-    assert await stage.find("something") == ["something to find again"]
+    await scenario.reopen_index()
+    assert await scenario.find("something") == ["something to find again"]
 
 
 async def test_an_index_of_another_log_is_built_anew(tmp_path: Path) -> None:
@@ -364,100 +364,100 @@ async def test_an_index_of_another_log_is_built_anew(tmp_path: Path) -> None:
 
 
 async def test_vectors_of_another_table_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = IndexScenario(tmp_path)
-    await stage.say("I adopted a puppy last week.")
-    assert await stage.find("which dog") == ["I adopted a puppy last week."]
-    with apsw.Connection(str(stage.path)) as db:
+    scenario = IndexScenario(tmp_path)
+    await scenario.say("I adopted a puppy last week.")
+    assert await scenario.find("which dog") == ["I adopted a puppy last week."]
+    with apsw.Connection(str(scenario.path)) as db:
         db.execute("update vectors set vector = zeroblob(length(vector))")
     monkeypatch.setattr(static_embeddings, "TABLE_VERSION", static_embeddings.TABLE_VERSION + 1)
-    await stage.reopen_index()
-    assert await stage.find("which dog") == ["I adopted a puppy last week."]
-    await stage.close()
+    await scenario.reopen_index()
+    assert await scenario.find("which dog") == ["I adopted a puppy last week."]
+    await scenario.close()
 
 
 async def test_what_the_index_cannot_take_in_is_looked_through(
-    stage: IndexScenario, monkeypatch: pytest.MonkeyPatch
+    scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await stage.say("indexed teapot")
-    await stage.find("teapot")
-    await stage.say("a teapot that came later")
-    await stage.say("a teapot of somebody else", session="b", audience=("person:bob",))
+    await scenario.say("indexed teapot")
+    await scenario.find("teapot")
+    await scenario.say("a teapot that came later")
+    await scenario.say("a teapot of somebody else", session="b", audience=("person:bob",))
 
     def full(*_: object) -> None:
         raise apsw.FullError("no room")
 
     monkeypatch.setattr(IndexWriter, "index_entries", full)
-    assert set(await stage.find("teapot")) == {"indexed teapot", "a teapot that came later"}
-    await stage.erase_entries(2)
-    assert await stage.find("teapot") == ["indexed teapot"]  # what was read before it was erased is not told stage
+    assert set(await scenario.find("teapot")) == {"indexed teapot", "a teapot that came later"}
+    await scenario.erase_entries(2)
+    assert await scenario.find("teapot") == ["indexed teapot"]  # what was read before it was erased is not told stage
 
 
 async def test_scopes_that_were_not_asked_about_for_longest_leave_memory_first(
-    stage: IndexScenario, monkeypatch: pytest.MonkeyPatch
+    scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     people = [(f"person:p{number}",) for number in range(4)]
     for number, audience in enumerate(people):
-        await stage.say(f"kettle {number}", session=f"s{number}", audience=audience)
-        assert await stage.find("kettle", audience=audience) == [f"kettle {number}"]
-    kept = stage.index._embeddings._get_scope_cache()._scopes
+        await scenario.say(f"kettle {number}", session=f"s{number}", audience=audience)
+        assert await scenario.find("kettle", audience=audience) == [f"kettle {number}"]
+    kept = scenario.index._embeddings._get_scope_cache()._scopes
     assert len(kept) == 4
     monkeypatch.setattr(shelf_module, "MAX_CACHE_BYTES", 0)
-    await stage.say("kettle 4", session="s4", audience=("person:p4",))
-    assert await stage.find("kettle", audience=("person:p4",)) == ["kettle 4"]
+    await scenario.say("kettle 4", session="s4", audience=("person:p4",))
+    assert await scenario.find("kettle", audience=("person:p4",)) == ["kettle 4"]
     assert len(kept) == 1
-    assert await stage.find("kettle", audience=people[0]) == ["kettle 0"]
+    assert await scenario.find("kettle", audience=people[0]) == ["kettle 0"]
 
 
 async def test_a_large_scope_is_in_memory_before_it_is_asked_about(
-    stage: IndexScenario, monkeypatch: pytest.MonkeyPatch
+    scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(70):
-        await stage.say(f"crate number {number}")
-    while await stage.index.catch_up(stage.log):
+        await scenario.say(f"crate number {number}")
+    while await scenario.index.catch_up(scenario.log):
         pass
     monkeypatch.setattr(index_module, "MAX_INLINE_CHUNKS", 30)
-    await stage.index.warm_cache()
-    (shelf,) = stage.index._embeddings._get_scope_cache()._scopes.values()
+    await scenario.index.warm_cache()
+    (shelf,) = scenario.index._embeddings._get_scope_cache()._scopes.values()
     assert shelf.used == 60
-    await stage.say("the kettle is blue")
-    assert (await stage.find("kettle"))[0] == "the kettle is blue"
+    await scenario.say("the kettle is blue")
+    assert (await scenario.find("kettle"))[0] == "the kettle is blue"
     assert shelf.used == 71
 
 
 async def test_whoever_searches_while_others_write_finds_what_there_is_and_nothing_erased(tmp_path: Path) -> None:
     """With threads, as in use: searches on the loop, writes beside it."""
-    stage = IndexScenario(tmp_path)
-    await stage.index.close()
-    stage.index = MemoryIndex(stage.path, embeddings="table")
+    scenario = IndexScenario(tmp_path)
+    await scenario.index.close()
+    scenario.index = MemoryIndex(scenario.path, embeddings="table")
     said: dict[int, str] = {}
     erased: set[str] = set()
 
     async def write(number: int) -> None:
         text = f"canary {number} sings in cage{number}"
-        said[await stage.say(text, session="s")] = text
+        said[await scenario.say(text, session="s")] = text
         if number % 4 == 0:
             seq, victim = next(iter(said.items()))
             del said[seq]
-            await stage.erase_entries(seq)
+            await scenario.erase_entries(seq)
             erased.add(victim)
 
     async def search(number: int) -> None:
         gone = set(erased)
-        found = set(await stage.find(f"canary cage{number}", limit=200))
+        found = set(await scenario.find(f"canary cage{number}", limit=200))
         assert not found & gone
 
     for low in range(0, 80, 8):
         await asyncio.gather(*(work(number) for number in range(low, low + 8) for work in (write, search)))
-    assert set(await stage.find("canary", limit=200)) == set(said.values())
+    assert set(await scenario.find("canary", limit=200)) == set(said.values())
     assert len(said) == 60
-    await stage.close()
+    await scenario.close()
 
 
 async def test_far_behind_the_newest_of_this_session_is_found_all_the_same(
-    stage: IndexScenario, monkeypatch: pytest.MonkeyPatch
+    scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_module, "MAX_UNINDEXED_ENTRIES", 5)
     for number in range(20):
-        await stage.say(f"message {number}")
-    await stage.say("the kettle is blue")
-    assert (await stage.find("kettle", here="s"))[0] == "the kettle is blue"
+        await scenario.say(f"message {number}")
+    await scenario.say("the kettle is blue")
+    assert (await scenario.find("kettle", here="s"))[0] == "the kettle is blue"

@@ -17,77 +17,77 @@ BOB = ("person:bob",)
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[IndexScenario]:
-    stage = IndexScenario(tmp_path, embeddings="table")
-    yield stage
-    await stage.close()
+async def scenario(tmp_path: Path) -> AsyncIterator[IndexScenario]:
+    scenario = IndexScenario(tmp_path, embeddings="table")
+    yield scenario
+    await scenario.close()
 
 
 async def test_the_audience_is_settled_before_anything_is_ranked(
-    stage: IndexScenario, monkeypatch: pytest.MonkeyPatch
+    scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However much better others' words match, they neither show nor push out what may be shown."""
-    await stage.say("there was a leak in the boiler room, a small one, nothing that could not be mended")
+    await scenario.say("there was a leak in the boiler room, a small one, nothing that could not be mended")
     for number in range(300):
-        await stage.say("boiler leak", session=f"b{number}", audience=BOB, who="bob")
+        await scenario.say("boiler leak", session=f"b{number}", audience=BOB, who="bob")
     mine = "there was a leak in the boiler room, a small one, nothing that could not be mended"
-    assert await stage.find("boiler leak", limit=5) == [mine]
+    assert await scenario.find("boiler leak", limit=5) == [mine]
     everybody = candidates.find_scopes
 
     def planted(db: Any, *, agent: str | None, audience: Any) -> list[IndexScope]:
         return everybody(db, agent=agent, audience=None)
 
     monkeypatch.setattr(candidates, "find_scopes", planted)
-    leaked = await stage.find("boiler leak", limit=5)
+    leaked = await scenario.find("boiler leak", limit=5)
     assert leaked == ["boiler leak"] * 5  # hidden afterwards, nothing would be left
 
 
-async def test_what_is_newer_comes_first_of_equals(stage: IndexScenario) -> None:
-    await stage.say("the boiler was repaired", session="new", at=400 * DAY_SECONDS)
-    await stage.say("the boiler was repaired!", session="old", at=0.0)
-    assert (await stage.hits("boiler repaired"))[0].session == "new"
-    stage.index.ranking_weights = RankingWeights(recent=-0.02)
-    assert (await stage.hits("boiler repaired"))[0].session == "old"
+async def test_what_is_newer_comes_first_of_equals(scenario: IndexScenario) -> None:
+    await scenario.say("the boiler was repaired", session="new", at=400 * DAY_SECONDS)
+    await scenario.say("the boiler was repaired!", session="old", at=0.0)
+    assert (await scenario.hits("boiler repaired"))[0].session == "new"
+    scenario.index.ranking_weights = RankingWeights(recent=-0.02)
+    assert (await scenario.hits("boiler repaired"))[0].session == "old"
 
 
-async def test_an_item_gains_from_what_stands_beside_it(stage: IndexScenario) -> None:
+async def test_an_item_gains_from_what_stands_beside_it(scenario: IndexScenario) -> None:
     long = "I have been wondering for a while, and before we go on with anything else at all I would like to know it: "
-    await stage.say(f"{long * 3} which colour of paint did you choose for the kitchen?", who="bob", session="a")
-    await stage.say("The pale one, I think.", session="a")
-    await stage.say("The pale one, I think.", session="b")
+    await scenario.say(f"{long * 3} which colour of paint did you choose for the kitchen?", who="bob", session="a")
+    await scenario.say("The pale one, I think.", session="a")
+    await scenario.say("The pale one, I think.", session="b")
 
     async def score(session: str) -> float:
-        hits = await stage.hits("paint colour kitchen")
+        hits = await scenario.hits("paint colour kitchen")
         return next((it.score for it in hits if (it.session, it.text) == (session, "The pale one, I think.")), 0.0)
 
     beside, alone = await score("a"), await score("b")
     assert beside > alone + 0.1
-    stage.index.ranking_weights = RankingWeights(smooth=0.0)
+    scenario.index.ranking_weights = RankingWeights(smooth=0.0)
     assert beside > await score("a") + 0.1
     assert abs(alone - await score("b")) < 0.1
 
 
-async def test_an_item_gains_from_what_follows_it(stage: IndexScenario) -> None:
-    await stage.say("The pale one, I think.", session="a")
-    await stage.say("Is that a colour of paint for the kitchen? " + "I had not thought of it. " * 20, session="a")
-    await stage.say("The pale one, I think.", session="b")
+async def test_an_item_gains_from_what_follows_it(scenario: IndexScenario) -> None:
+    await scenario.say("The pale one, I think.", session="a")
+    await scenario.say("Is that a colour of paint for the kitchen? " + "I had not thought of it. " * 20, session="a")
+    await scenario.say("The pale one, I think.", session="b")
 
     async def score(session: str) -> float:
-        hits = await stage.hits("paint colour kitchen")
+        hits = await scenario.hits("paint colour kitchen")
         return next((it.score for it in hits if (it.session, it.text) == (session, "The pale one, I think.")), 0.0)
 
     assert await score("a") > await score("b") + 0.1
 
 
-async def test_a_short_answer_is_read_with_a_short_question_and_with_no_long_one(stage: IndexScenario) -> None:
-    await stage.say("Which colour of paint for the kitchen?", who="bob", session="short")
-    await stage.say("The pale one, I think.", session="short")
+async def test_a_short_answer_is_read_with_a_short_question_and_with_no_long_one(scenario: IndexScenario) -> None:
+    await scenario.say("Which colour of paint for the kitchen?", who="bob", session="short")
+    await scenario.say("The pale one, I think.", session="short")
     long = "I have been wondering for a while, and before we go on with anything else at all I would like to know it: "
-    await stage.say(f"{long * 3} Which colour of paint for the kitchen?", who="bob", session="long")
-    await stage.say("The pale one, I think.", session="long")
-    await stage.say("The pale one, I think.", session="alone")
-    stage.index.ranking_weights = RankingWeights(smooth=0.0)  # what its neighbour gives it is another sign
-    hits = await stage.hits("paint colour kitchen", limit=50)
+    await scenario.say(f"{long * 3} Which colour of paint for the kitchen?", who="bob", session="long")
+    await scenario.say("The pale one, I think.", session="long")
+    await scenario.say("The pale one, I think.", session="alone")
+    scenario.index.ranking_weights = RankingWeights(smooth=0.0)  # what its neighbour gives it is another sign
+    hits = await scenario.hits("paint colour kitchen", limit=50)
     scores = {hit.session: hit.score for hit in hits if hit.text == "The pale one, I think."}
     alone = scores.get(
         "alone", RankingWeights().human + RankingWeights().recent
@@ -96,60 +96,60 @@ async def test_a_short_answer_is_read_with_a_short_question_and_with_no_long_one
     assert scores.get("long", alone) == pytest.approx(alone, abs=0.01)
 
 
-async def test_what_those_said_whom_a_question_names_comes_first(stage: IndexScenario) -> None:
-    await stage.say("the boiler was repaired", session="c", who="caro", name="Caroline")
-    await stage.say("the boiler was repaired", session="m", who="mel", name="Melanie")
+async def test_what_those_said_whom_a_question_names_comes_first(scenario: IndexScenario) -> None:
+    await scenario.say("the boiler was repaired", session="c", who="caro", name="Caroline")
+    await scenario.say("the boiler was repaired", session="m", who="mel", name="Melanie")
     asked = "did Caroline say the boiler was repaired?"
-    assert [hit.session for hit in await stage.hits(asked)] == ["c", "m"]
-    stage.index.ranking_weights = RankingWeights(named=-0.12)
-    assert [hit.session for hit in await stage.hits(asked)] == ["m", "c"]
+    assert [hit.session for hit in await scenario.hits(asked)] == ["c", "m"]
+    scenario.index.ranking_weights = RankingWeights(named=-0.12)
+    assert [hit.session for hit in await scenario.hits(asked)] == ["m", "c"]
 
 
-async def test_what_people_said_comes_before_what_was_answered(stage: IndexScenario) -> None:
-    await stage.say("the boiler was repaired", session="said")
-    await stage.say("the boiler was repaired", session="answered", who="agent")
-    assert [hit.session for hit in await stage.hits("boiler repaired")] == ["said", "answered"]
-    stage.index.ranking_weights = RankingWeights(human=-0.2)
-    assert [hit.session for hit in await stage.hits("boiler repaired")] == ["answered", "said"]
+async def test_what_people_said_comes_before_what_was_answered(scenario: IndexScenario) -> None:
+    await scenario.say("the boiler was repaired", session="said")
+    await scenario.say("the boiler was repaired", session="answered", who="agent")
+    assert [hit.session for hit in await scenario.hits("boiler repaired")] == ["said", "answered"]
+    scenario.index.ranking_weights = RankingWeights(human=-0.2)
+    assert [hit.session for hit in await scenario.hits("boiler repaired")] == ["answered", "said"]
 
 
-async def test_what_was_noted_comes_before_what_was_said(stage: IndexScenario) -> None:
-    await stage.say("the boiler was repaired", session="said")
-    await stage.note("the boiler was repaired", session="noted")
-    assert [hit.session for hit in await stage.hits("boiler repaired")] == ["noted", "said"]
-    stage.index.ranking_weights = RankingWeights(noted=-0.1)
-    assert [hit.session for hit in await stage.hits("boiler repaired")] == ["said", "noted"]
+async def test_what_was_noted_comes_before_what_was_said(scenario: IndexScenario) -> None:
+    await scenario.say("the boiler was repaired", session="said")
+    await scenario.note("the boiler was repaired", session="noted")
+    assert [hit.session for hit in await scenario.hits("boiler repaired")] == ["noted", "said"]
+    scenario.index.ranking_weights = RankingWeights(noted=-0.1)
+    assert [hit.session for hit in await scenario.hits("boiler repaired")] == ["said", "noted"]
 
 
 async def test_whom_a_question_names_is_not_what_it_is_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = IndexScenario(tmp_path)
+    scenario = IndexScenario(tmp_path)
     for number in range(6):
-        await stage.say(f"Hey Caroline! Number {number}?", who="mel", name="Melanie", session=f"m{number}")
+        await scenario.say(f"Hey Caroline! Number {number}?", who="mel", name="Melanie", session=f"m{number}")
     for number in range(20):
-        await stage.say(f"Let us meet at {number}.", who="mel", name="Melanie", session=f"n{number}")
-    await stage.say("I practise the violin every day.", who="caro", name="Caroline", session="c")
+        await scenario.say(f"Let us meet at {number}.", who="mel", name="Melanie", session=f"n{number}")
+    await scenario.say("I practise the violin every day.", who="caro", name="Caroline", session="c")
     asked = "Which instrument does Caroline play?"
-    assert (await stage.find(asked))[0] == "I practise the violin every day."
+    assert (await scenario.find(asked))[0] == "I practise the violin every day."
     monkeypatch.setattr(candidates, "find_named_authors", lambda *_: (set(), set()))
-    assert (await stage.find(asked))[0].startswith("Hey Caroline!")
-    await stage.close()
+    assert (await scenario.find(asked))[0].startswith("Hey Caroline!")
+    await scenario.close()
 
 
 async def test_words_that_stand_everywhere_are_not_followed(
-    stage: IndexScenario, monkeypatch: pytest.MonkeyPatch
+    scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "SAMPLE_POSTINGS", 8)
     monkeypatch.setattr(candidates, "MAX_POSTINGS", 40)
     for number in range(60):
-        await stage.say(f"cup {'of tea' if number % 2 else ''} {number}", session=f"s{number}")
-    await stage.say("a cup of oolong tea", session="rare")
-    assert (await stage.find("cup tea oolong", limit=3))[0] == "a cup of oolong tea"
-    (scope,) = candidates.find_scopes(stage.index._reader, agent="main", audience=ADA)
+        await scenario.say(f"cup {'of tea' if number % 2 else ''} {number}", session=f"s{number}")
+    await scenario.say("a cup of oolong tea", session="rare")
+    assert (await scenario.find("cup tea oolong", limit=3))[0] == "a cup of oolong tea"
+    (scope,) = candidates.find_scopes(scenario.index._reader, agent="main", audience=ADA)
     walked = candidates.find_term_chunks(
-        stage.index._reader, candidates.build_term_queries("cup tea oolong"), scope.id, scope.chunks
+        scenario.index._reader, candidates.build_term_queries("cup tea oolong"), scope.id, scope.chunks
     )
     assert [(term, len(rows)) for _, rows, term in walked] == [('"oolong"', 1)]
     common = candidates.find_term_chunks(
-        stage.index._reader, candidates.build_term_queries("cup"), scope.id, scope.chunks
+        scenario.index._reader, candidates.build_term_queries("cup"), scope.id, scope.chunks
     )
     assert [(term, len(rows), rows[0]) for _, rows, term in common] == [('"cup"', 8, scope.chunks - 1)]  # the newest

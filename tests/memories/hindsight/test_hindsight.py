@@ -169,7 +169,7 @@ async def test_a_service_that_is_not_there_was_told_nothing(memory: HindsightMem
 
 async def test_recall_stays_within_its_company(memory: HindsightMemory, service: HindsightService) -> None:
     await memory.store(make_batch(make_exchange(4, "my secret garden"), name="dm"))
-    await memory.store(make_batch(make_exchange(1, "our secret garden", room="club", session="s2"), name="club"))
+    await memory.store(make_batch(make_exchange(1, "our secret garden", group="club", session="s2"), name="club"))
     (mine,) = await memory.find(make_query("secret garden", name="dm"))
     assert (mine.text, mine.session, mine.seq, mine.person, mine.key) == (
         "ada: my secret garden",
@@ -178,7 +178,9 @@ async def test_recall_stays_within_its_company(memory: HindsightMemory, service:
         "ada",
         "s1:4",
     )
-    assert [it.text for it in await memory.find(make_query("secret garden", room="club"))] == ["ada: our secret garden"]
+    assert [it.text for it in await memory.find(make_query("secret garden", group="club"))] == [
+        "ada: our secret garden"
+    ]
     assert await memory.find(make_query("secret garden", who="bob")) == []
     assert await memory.find(make_query("secret garden", agent="coder")) == ()
     # what somebody else put into the bank without a name on it is nobody's to hear
@@ -202,9 +204,9 @@ async def test_the_tools_carry_the_names_people_know_and_answer(
     await memory.store(make_batch(make_exchange(1, "I grow tea")))
     assert "I grow tea" in (await run["hindsight_recall"]({"query": "tea"}, make_tool_context())).text
     assert "I grow tea" in (await run["hindsight_reflect"]({"query": "tea"}, make_tool_context())).text
-    for who, room in (("bob", ""), ("ada", "club")):
+    for who, group in (("bob", ""), ("ada", "club")):
         for name in ("hindsight_recall", "hindsight_reflect"):
-            assert "grow" not in (await run[name]({"query": "tea"}, make_tool_context(who, room))).text
+            assert "grow" not in (await run[name]({"query": "tea"}, make_tool_context(who, group))).text
     assert (await run["hindsight_recall"]({}, make_tool_context())).error
 
 
@@ -212,7 +214,7 @@ async def test_forgetting_deletes_what_can_be_and_names_what_cannot(
     memory: HindsightMemory, service: HindsightService
 ) -> None:
     await memory.store(make_batch(make_exchange(1, "mine"), make_note(2, "a fact")))
-    hers, his = make_exchange(3, "ours", room="club"), make_exchange(3, "and mine", who="bob", room="club")
+    hers, his = make_exchange(3, "ours", group="club"), make_exchange(3, "and mine", who="bob", group="club")
     await memory.store(make_batch(structs.replace(hers, heard=(*hers.heard, *his.heard))))
     assert sorted([found.text async for found in memory.export("ada")]) == [
         "a fact",
@@ -231,7 +233,7 @@ async def test_forgetting_reaches_every_bank_also_after_a_restart(
 ) -> None:
     await make(bank=bank).store(make_batch(make_exchange(1, "mine alone"), name="dm-ada"))
     await make(bank=bank).store(
-        make_batch(make_exchange(1, "mine in the club", room="club", session="s2"), name="club")
+        make_batch(make_exchange(1, "mine in the club", group="club", session="s2"), name="club")
     )
     await make(bank=bank).store(make_batch(make_exchange(1, "not mine", who="bob", session="s3"), name="dm-bob"))
     await make(bank=bank, agent="main2").store(

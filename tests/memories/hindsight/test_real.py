@@ -44,8 +44,8 @@ async def test_the_real_server_passes_the_suite_of_any_provider(server: Server, 
     outcomes = []
     for name in CHECKS:
         # it may think for a while about each thing
-        scene = ProviderScenario(tmp_path / name, make, seconds=60.0, patience=60.0)
-        outcomes.append(await run_check(name, scene, most=600.0))
+        scenario = ProviderScenario(tmp_path / name, make, seconds=60.0, patience=60.0)
+        outcomes.append(await run_check(name, scenario, most=600.0))
         made += 1  # the next check's banks are new
     failed = {it.check: it.reason for it in outcomes if it.state == "failed"}
     assert not failed

@@ -68,7 +68,7 @@ async def test_nothing_said_sends_nothing(memory: HonchoMemory, service: HonchoS
 
 
 async def test_two_people_in_one_thread_are_two_peers(memory: HonchoMemory, service: HonchoService) -> None:
-    turns = [make_exchange(op, f"turn {op}", "yes", who=("ada", "bob")[op % 2], room="club") for op in range(1, 7)]
+    turns = [make_exchange(op, f"turn {op}", "yes", who=("ada", "bob")[op % 2], group="club") for op in range(1, 7)]
     await memory.store(make_batch(*turns[:3]))
     await memory.close()
     await memory.store(make_batch(*turns[3:]))
@@ -142,9 +142,9 @@ async def test_a_replacement_cut_in_half_is_completed(memory: HonchoMemory, serv
 async def test_nobody_takes_back_what_others_noted_in_the_same_words(
     memory: HonchoMemory, service: HonchoService
 ) -> None:
-    for who, room in (("ada", ""), ("bob", ""), ("bob", "club")):
+    for who, group in (("ada", ""), ("bob", ""), ("bob", "club")):
         await memory.store(
-            make_batch(make_note(2, "likes tea", who=who, room=room, session=f"{who}{room}"), name=f"{who}{room}")
+            make_batch(make_note(2, "likes tea", who=who, group=group, session=f"{who}{group}"), name=f"{who}{group}")
         )
     gone = make_batch(make_note(4, "likes tea", action="remove", who="bob", session="bob"), name="bob")
     assert await memory.probe(gone) == []
@@ -288,8 +288,8 @@ async def test_recall_stays_within_its_company(memory: HonchoMemory) -> None:
     await memory.store(make_batch(make_exchange(1, "my secret garden"), make_note(2, "a secret garden"), name="dm-ada"))
     await memory.store(
         make_batch(
-            make_exchange(1, "our secret garden", room="club", session="s2"),
-            make_note(2, "the club's secret", room="club", session="s2"),
+            make_exchange(1, "our secret garden", group="club", session="s2"),
+            make_note(2, "the club's secret", group="club", session="s2"),
             name="club",
         )
     )
@@ -297,12 +297,12 @@ async def test_recall_stays_within_its_company(memory: HonchoMemory) -> None:
         "my secret garden",
         "a secret garden",
     }
-    assert {it.text for it in await memory.find(make_query("secret garden", room="club", name="club"))} == {
+    assert {it.text for it in await memory.find(make_query("secret garden", group="club", name="club"))} == {
         "our secret garden",
         "the club's secret",
     }
     assert await memory.find(make_query("secret garden", who="bob", name="dm-bob")) == []
-    assert await memory.find(make_query("secret garden", room="elsewhere", name="elsewhere")) == []
+    assert await memory.find(make_query("secret garden", group="elsewhere", name="elsewhere")) == []
 
 
 async def test_another_agent_recalls_nothing_unless_it_may(make: Make) -> None:
@@ -365,11 +365,11 @@ async def test_the_tools_answer(memory: HonchoMemory, service: HonchoService) ->
 
 async def test_the_tools_show_nobody_what_was_said_in_other_company(memory: HonchoMemory) -> None:
     await memory.store(make_batch(make_exchange(1, "my tea secret"), make_note(2, "a tea secret"), name="dm"))
-    for who, room in (("ada", "club"), ("bob", "")):
+    for who, group in (("ada", "club"), ("bob", "")):
         for tool in memory.tools():
             if tool.spec.name != "honcho_conclude":
                 assert (
-                    "secret" not in (await tool.run({"query": "tea"}, make_tool_context(who, room, session="s9"))).text
+                    "secret" not in (await tool.run({"query": "tea"}, make_tool_context(who, group, session="s9"))).text
                 )
 
 
@@ -389,8 +389,8 @@ async def test_what_is_held_about_the_agent_itself_leads_from_no_chat_to_another
     service.state.cards["home", "main", "main"] = ["ada told a secret"]
     await memory.store(make_batch(make_exchange(1, "hi", who="bob", session="s2"), name="dm-bob"))
     run = {tool.spec.name: tool.run for tool in memory.tools()}[name]
-    for who, room in (("bob", ""), ("bob", "club")):
-        result = await run({"peer": "ai", **arguments}, make_tool_context(who, room, session="s2"))
+    for who, group in (("bob", ""), ("bob", "club")):
+        result = await run({"peer": "ai", **arguments}, make_tool_context(who, group, session="s2"))
         assert result.error
         assert "one for everybody" in result.text
         assert "secret" not in result.text
@@ -401,8 +401,8 @@ async def test_forgetting_deletes_what_can_be_and_names_what_cannot(
     memory: HonchoMemory, service: HonchoService
 ) -> None:
     await memory.store(make_batch(make_exchange(1, "mine"), make_note(2, "a fact"), name="dm"))
-    await memory.store(make_batch(make_exchange(1, "ours", room="club", session="s2"), name="club"))
-    await memory.store(make_batch(make_exchange(3, "bob's", who="bob", room="club", session="s2"), name="club"))
+    await memory.store(make_batch(make_exchange(1, "ours", group="club", session="s2"), name="club"))
+    await memory.store(make_batch(make_exchange(3, "bob's", who="bob", group="club", session="s2"), name="club"))
     exported = [found.text async for found in memory.export("ada")]
     assert exported == ["a fact", "mine", "ours"]
     forgotten = await memory.forget("ada")
@@ -445,7 +445,7 @@ async def test_forgetting_one_of_several_who_share_a_peer_leaves_the_others(
 
 
 async def test_forgetting_names_what_was_noted_in_company(memory: HonchoMemory, service: HonchoService) -> None:
-    await memory.store(make_batch(make_note(2, "ours", room="club", session="s2"), name="club"))
+    await memory.store(make_batch(make_note(2, "ours", group="club", session="s2"), name="club"))
     forgotten = await memory.forget("ada")
     assert (forgotten.deleted, service.list_conclusion_texts()) == (0, ["ours"])
     assert forgotten.kept == ("1 conclusions of what was noted in company: whose notes they were is not told",)

@@ -129,7 +129,7 @@ async def test_a_wrong_key_waits_for_the_right_one_and_is_not_repeated(make: Mak
 async def test_recall_stays_within_its_company(make: Make, service: Mem0Service) -> None:
     memory = make()
     await memory.store(make_batch(make_exchange(4, "my secret garden"), name="dm"))
-    await memory.store(make_batch(make_exchange(1, "our secret garden", room="club", session="s2"), name="club"))
+    await memory.store(make_batch(make_exchange(1, "our secret garden", group="club", session="s2"), name="club"))
     (mine,) = await memory.find(make_query("secret garden"))
     assert (mine.text, mine.session, mine.seq, mine.person, mine.key) == (
         "ada: my secret garden",
@@ -138,7 +138,9 @@ async def test_recall_stays_within_its_company(make: Make, service: Mem0Service)
         "ada",
         "s1:4",
     )
-    assert [it.text for it in await memory.find(make_query("secret garden", room="club"))] == ["ada: our secret garden"]
+    assert [it.text for it in await memory.find(make_query("secret garden", group="club"))] == [
+        "ada: our secret garden"
+    ]
     assert await memory.find(make_query("secret garden", who="bob")) == []
     assert await make(agent="coder").find(make_query("secret garden", agent="coder")) == []
     # a user for each: what others put there is theirs, and still nobody else's
@@ -170,7 +172,7 @@ async def test_the_tools_carry_the_names_people_know_and_answer(memory: Mem0Memo
 
 
 async def test_forgetting_deletes_what_was_said_alone(memory: Mem0Memory, service: Mem0Service) -> None:
-    await memory.store(make_batch(make_exchange(1, "mine"), make_exchange(3, "ours", room="club")))
+    await memory.store(make_batch(make_exchange(1, "mine"), make_exchange(3, "ours", group="club")))
     assert [found.text async for found in memory.export("ada")] == ["ada: mine"]
     forgotten = await memory.forget("ada")
     assert forgotten.deleted == 1

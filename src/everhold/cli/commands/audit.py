@@ -15,10 +15,10 @@ _LOG_PROMISES: Final = ("P1", "P2", "P3", "P4", "P5", "P6", "P8")
 
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
-    return asyncio.run(_run(args, screen))
+    return asyncio.run(_run_command(args, screen))
 
 
-async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
+async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
     async with connect_for_reading(args, screen) as calls, show_waiting(screen, "checking every entry"):
         report = await calls.run_audit(args.id)
     if screen.json:

@@ -16,10 +16,10 @@ from everhold.cli.render import CommandScreen, escape_control, format_count, for
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     if args.list:
         return _list_backups(args, screen)
-    return asyncio.run(_run(args, screen))
+    return asyncio.run(_run_command(args, screen))
 
 
-async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
+async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
     to = os.path.abspath(os.path.expanduser(args.to)) if args.to else ""  # noqa: ASYNC240  # no file is touched
     async with connect_for_reading(args, screen) as calls, show_waiting(screen, "copying and checking every entry"):
         made = await calls.create_backup(to=to)

@@ -1,4 +1,4 @@
-"""`everhold chat`: the terminal on the main thread, the conversation on a loop beside it."""
+"""`everhold chat`: the terminal on the main thread, the conversation on a loop background it."""
 
 from __future__ import annotations
 
@@ -34,26 +34,29 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     terminal = ChatTerminal(screen)
     terminal.offer_completions(complete_command)
     # Windows has no such signal, and its line editor no such wait
-    with BackgroundLoop() as beside, contextlib.nullcontext() if sys.platform == "win32" else _SignalWakeup(beside):
-        talk = beside.wait(_prepare_chat(args, screen, terminal))
+    with (
+        BackgroundLoop() as background,
+        contextlib.nullcontext() if sys.platform == "win32" else _SignalWakeup(background),
+    ):
+        conversation = background.wait(_prepare_chat(args, screen, terminal))
         try:
-            terminal.set_history(beside.wait(talk.open_session(args.session, agent=args.agent)))
-            return _run_conversation(beside, talk, terminal)
+            terminal.set_history(background.wait(conversation.open_session(args.session, agent=args.agent)))
+            return _run_conversation(background, conversation, terminal)
         finally:
-            beside.wait(talk.close())
+            background.wait(conversation.close())
 
 
 async def _prepare_chat(
     args: argparse.Namespace, screen: CommandScreen, terminal: ChatTerminal
 ) -> TerminalConversation:
-    def remark(text: str) -> None:
+    def print_remark(text: str) -> None:
         terminal.finish_growing_reply()
         terminal.print_remark(text, "yellow")
 
-    return TerminalConversation(terminal, make_reconnecting_client(args, screen, role="chat", remark=remark))
+    return TerminalConversation(terminal, make_reconnecting_client(args, screen, role="chat", remark=print_remark))
 
 
-def _run_conversation(beside: BackgroundLoop, talk: TerminalConversation, terminal: ChatTerminal) -> int:
+def _run_conversation(background: BackgroundLoop, conversation: TerminalConversation, terminal: ChatTerminal) -> int:
     code = DONE
     with _InterruptKey(terminal) as keys:
         while True:
@@ -63,7 +66,9 @@ def _run_conversation(beside: BackgroundLoop, talk: TerminalConversation, termin
                 if terminal.live:
                     terminal.screen.print_line()
                     # where nothing was said, or nobody confirmed that it is kept, there is no session to speak of
-                    terminal.print_remark(f"left {talk.describe_session()}; it is kept" if talk.session else "left")
+                    terminal.print_remark(
+                        f"left {conversation.describe_session()}; it is kept" if conversation.session else "left"
+                    )
                 return code
             except KeyboardInterrupt:
                 if not terminal.live:
@@ -71,18 +76,26 @@ def _run_conversation(beside: BackgroundLoop, talk: TerminalConversation, termin
                 terminal.screen.print_line()
                 terminal.print_remark("Ctrl-D leaves")
                 continue
-            if text.strip() and not _exchange_message(beside, talk, terminal, keys, text) and not terminal.live:
+            if (
+                text.strip()
+                and not _exchange_message(background, conversation, terminal, keys, text)
+                and not terminal.live
+            ):
                 code = WRONG
 
 
 def _exchange_message(
-    beside: BackgroundLoop, talk: TerminalConversation, terminal: ChatTerminal, keys: _InterruptKey, text: str
+    background: BackgroundLoop,
+    conversation: TerminalConversation,
+    terminal: ChatTerminal,
+    keys: _InterruptKey,
+    text: str,
 ) -> bool:
     """Say it and wait for the answer; whether there was one. Ctrl-C asks for the reply to end, twice stops waiting."""
-    saying = beside.start(talk.send_and_wait(text))
+    saying = background.start(conversation.send_and_wait(text))
     stopped = False
     while keys.wait_or_interrupt(saying):
-        if not talk.acknowledged:
+        if not conversation.acknowledged:
             saying.cancel()
             terminal.print_error("nobody has confirmed that this is kept; say it again when somebody is there")
             return False
@@ -93,7 +106,7 @@ def _exchange_message(
         stopped = True
         terminal.hide_growing_reply()
         terminal.print_remark("stopping")
-        beside.start(talk.stop_turn())
+        background.start(conversation.stop_turn())
     try:
         return saying.result() in ("done", "waiting")
     except EverholdError as error:

@@ -18,32 +18,32 @@ def iter_completions(parser: argparse.ArgumentParser, path: str = "") -> Iterato
     """For every place in the tree of commands: what may be written next."""
     inner = list_subcommands(parser)
     given = [option for action in list_options(parser) for option in action.option_strings if option.startswith("--")]
-    choices = [choice for action in list_positionals(parser) for choice in _offers(action)]
+    choices = [choice for action in list_positionals(parser) for choice in _list_values(action)]
     yield path, [*inner, *choices, *given]
     for name, below in inner.items():
         yield from iter_completions(below, f"{path} {name}".strip())
 
 
-def _offers(action: argparse.Action) -> list[str]:
+def _list_values(action: argparse.Action) -> list[str]:
     """What a value may be, as far as that is known without asking the gateway: an ID can always be `last`."""
     return ["last"] if action.metavar == "ID" else [str(choice) for choice in action.choices or ()]
 
 
-def _generator(action: argparse.Action) -> str:
+def _get_generator(action: argparse.Action) -> str:
     """The `compgen` option that lists an argument's values; nothing where only the gateway knows them."""
     if action.choices:
         return f'-W "{" ".join(map(str, action.choices))}"'
     return {"DIR": "-d", "FILE": "-f", "PATH": "-f", "JOURNAL": "-f"}.get(str(action.metavar), "")
 
 
-def _file_arguments(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
+def _render_file_cases(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
     """A line for every command that takes a file or a directory: what lists them."""
     for action in list_positionals(parser):
-        what = _generator(action)
+        what = _get_generator(action)
         if what in ("-d", "-f"):
             yield f'    "{path}") COMPREPLY+=($(compgen {what} -- "$cur")) ;;'
     for name, below in list_subcommands(parser).items():
-        yield from _file_arguments(below, f"{path} {name}".strip())
+        yield from _render_file_cases(below, f"{path} {name}".strip())
 
 
 def render_bash() -> str:
@@ -69,7 +69,7 @@ _everhold() {{
   esac; fi
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
   case "$path" in
-{chr(10).join(_file_arguments(build_parser()))}
+{chr(10).join(_render_file_cases(build_parser()))}
   esac
 }}
 complete -F _everhold everhold"""
@@ -81,7 +81,7 @@ def _render_value_cases(parser: argparse.ArgumentParser) -> str:
     found: dict[str, str] = {}
     flags: set[str] = set()
     for action in _iter_options(parser):
-        what = _generator(action)
+        what = _get_generator(action)
         offer = f'$(compgen {what} -- "$cur")' if what else ""
         for option in action.option_strings:
             if action.nargs in (0, "?", "*"):
@@ -138,9 +138,9 @@ def render_fish() -> str:
                         what = _quote_text(action.help or "")
                         lines.append(f"complete -c everhold -n {condition} -l {option[2:]} -d {what}")
             for action in list_positionals(leaf):
-                for choice in _offers(action):
+                for choice in _list_values(action):
                     lines.append(f"complete -c everhold -n {condition} -a {choice}")
-                if _generator(action) in ("-d", "-f"):
+                if _get_generator(action) in ("-d", "-f"):
                     lines.append(f"complete -c everhold -n {condition} -F")
     return "\n".join(lines)
 

@@ -11,13 +11,13 @@ from everhold.cli.render import CommandScreen, escape_control
 
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
-    return asyncio.run(_run(args, screen))
+    return asyncio.run(_run_command(args, screen))
 
 
-async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
+async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
     if args.preview:
         async with connect_for_reading(args, screen) as calls:
-            done = await calls.compress(args.id, keep=args.keep, focus=args.focus, preview=True)
+            done = await calls.compress_session(args.id, keep=args.keep, focus=args.focus, preview=True)
         _print_result(screen, done)
         return 0
     async with connect_for_reading(args, screen) as calls:
@@ -25,7 +25,7 @@ async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
     reached = await connect_gateway(args, screen, role="compress", starts=True)
     try:
         async with show_waiting(screen, "compressing"):
-            done = await reached.calls.compress(session["id"], keep=args.keep, focus=args.focus, preview=False)
+            done = await reached.calls.compress_session(session["id"], keep=args.keep, focus=args.focus, preview=False)
     finally:
         await reached.close()
     _print_result(screen, done)

@@ -12,18 +12,18 @@ from everhold.cli.render import CommandScreen, format_count, format_duration, fo
 
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
-    return asyncio.run(_run(args, screen))
+    return asyncio.run(_run_command(args, screen))
 
 
-async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
+async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
     async with connect_for_reading(args, screen) as calls:
         if args.action == "replay":
-            return await _replay(calls, args.ids, screen)
-        await _list(calls, screen)
+            return await _replay_dead_letters(calls, args.ids, screen)
+        await _list_dead_letters(calls, screen)
     return 0
 
 
-async def _list(calls: ApiClient, screen: CommandScreen) -> None:
+async def _list_dead_letters(calls: ApiClient, screen: CommandScreen) -> None:
     found = await calls.list_dead_letters()
     if screen.json:
         screen.print_json(found)
@@ -46,7 +46,7 @@ async def _list(calls: ApiClient, screen: CommandScreen) -> None:
     screen.print_note("`everhold dead-letters replay` sends them again.")
 
 
-async def _replay(calls: ApiClient, ids: list[int], screen: CommandScreen) -> int:
+async def _replay_dead_letters(calls: ApiClient, ids: list[int], screen: CommandScreen) -> int:
     done = await calls.replay_dead_letters(ids)
     if screen.json:
         screen.print_json(done)

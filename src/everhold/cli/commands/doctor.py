@@ -13,7 +13,7 @@ from everhold.cli.connect import find_home, find_running_gateway
 from everhold.cli.progress import show_waiting, show_working
 from everhold.cli.render import CommandScreen, escape_control, format_count, format_one_line
 from everhold.doctor import bundle
-from everhold.doctor.finding import DoctorFinding, convert_finding_to_json, describe_edits as changes
+from everhold.doctor.finding import DoctorFinding, convert_finding_to_json, describe_edits
 from everhold.doctor.home import FixableFinding, HomeCheckup
 from everhold.errors import EverholdError, HomeBusy, InvalidRequest
 from everhold.hermes.doctor import checks, repair
@@ -38,50 +38,60 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
 async def _check_own_home(args: argparse.Namespace, screen: CommandScreen) -> int:
     home = find_home(args)
     async with show_waiting(screen, "looking at everything"):
-        look, cures = await _examine_home(home, live=not args.offline)
+        checkup, problems = await _examine_home(home, live=not args.offline)
     done: list[str] = []
     if args.fix:
-        done = [cure.fix() for cure in cures if cure.fix is not None]
+        done = [problem.fix() for problem in problems if problem.fix is not None]
         if done:
-            look, cures = await _examine_home(home, live=False)
-    findings = [cure.finding for cure in cures]
-    told: dict[str, Any] = {
+            checkup, problems = await _examine_home(home, live=False)
+    findings = [problem.finding for problem in problems]
+    result: dict[str, Any] = {
         "home": str(home.path),
         "wrong": any(finding.level == "wrong" for finding in findings),
-        "findings": [{**convert_finding_to_json(cure.finding), "fixable": cure.fix is not None} for cure in cures],
+        "findings": [
+            {**convert_finding_to_json(problem.finding), "fixable": problem.fix is not None} for problem in problems
+        ],
         "fixed": done,
     }
     if args.bundle is not None:
-        known = [secret.reveal() for secret in look.settings.list_secrets()] if look.settings else []
+        known = [secret.reveal() for secret in checkup.settings.list_secrets()] if checkup.settings else []
         logs = sorted(home.logs.glob("*.log*"))[:3]
-        told["bundle"] = str(_write_bundle(args.bundle, told, logs, [home.store], known))
+        result["bundle"] = str(_write_bundle(args.bundle, result, logs, [home.store], known))
     if screen.json:
-        screen.print_json(told)
+        screen.print_json(result)
     else:
         _print_findings(screen, str(home.path), findings)
         for line in done:
             screen.print_line(f"{screen.paint('mended', 'green')} {format_one_line(line)}")
-        if not args.fix and any(cure.fix for cure in cures):
+        if not args.fix and any(problem.fix for problem in problems):
             screen.print_line("`everhold doctor --fix` mends what is safe to mend")
-        _print_bundle(screen, told)
-    return 1 if told["wrong"] else 0
+        _print_bundle(screen, result)
+    return 1 if result["wrong"] else 0
 
 
 async def _examine_home(home: Home, *, live: bool) -> tuple[HomeCheckup, list[FixableFinding]]:
     reached = await find_running_gateway(home)
     status = await reached.calls.show_status() if reached and reached.role == "gateway" else None
-    look = HomeCheckup(home, os.environ, time.time(), holds_home=reached is None and _is_home_free(home), status=status)
-    cures = list(look.find_problems())
-    if live and look.holds_home and look.settings is not None and not any(c.finding.check == "store" for c in cures):
+    checkup = HomeCheckup(
+        home, os.environ, time.time(), holds_home=reached is None and _is_home_free(home), status=status
+    )
+    problems = list(checkup.find_problems())
+    if (
+        live
+        and checkup.holds_home
+        and checkup.settings is not None
+        and not any(c.finding.check == "store" for c in problems)
+    ):
         from everhold.doctor.live_checks import try_configuration
 
         try:
-            cures += [
-                FixableFinding(finding) async for finding in try_configuration(home, look.settings, environ=os.environ)
+            problems += [
+                FixableFinding(finding)
+                async for finding in try_configuration(home, checkup.settings, environ=os.environ)
             ]
         except EverholdError as error:
-            cures.append(FixableFinding(DoctorFinding("store", error.message, remedy=error.remedy)))
-    return look, cures
+            problems.append(FixableFinding(DoctorFinding("store", error.message, remedy=error.remedy)))
+    return checkup, problems
 
 
 def _is_home_free(home: Home) -> bool:
@@ -101,42 +111,43 @@ def _check_hermes_home(args: argparse.Namespace, screen: CommandScreen) -> int:
     path = Path(args.path).expanduser()
     now = time.time()
     if args.undo:
-        count_ = repair.undo_repair(_find_database(path), Path(args.undo).expanduser())
-        screen.print_json({"undone": count_}) if screen.json else screen.print_line(
-            f"{format_count(count_, 'change')} taken back"
+        count = repair.undo_repair(_find_database(path), Path(args.undo).expanduser())
+        screen.print_json({"undone": count}) if screen.json else screen.print_line(
+            f"{format_count(count, 'change')} taken back"
         )
         return 0
     with show_working(screen, f"looking at {escape_control(str(path))}"):
         reports = checks.examine_path(path, now=now)
-    told: dict[str, Any] = {"reports": [checks.convert_report_to_json(report) for report in reports]}
-    mended: list[repair.RepairResult] = []
+    result: dict[str, Any] = {"reports": [checks.convert_report_to_json(report) for report in reports]}
+    repairs: list[repair.RepairResult] = []
     if args.fix:
         _print_reports(args, screen, reports)
         if not args.dry_run:
             with show_working(screen, f"copying and mending {escape_control(str(path))}"):
-                mended = [
+                repairs = [
                     repair.repair_store(Path(report.path), now=now) for report in reports if report.kind == "store"
                 ]
-            told["mended"] = [
-                {"backup": str(it.backup or ""), "journal": str(it.journal or ""), "changes": it.edits} for it in mended
+            result["mended"] = [
+                {"backup": str(it.backup or ""), "journal": str(it.journal or ""), "changes": it.edits}
+                for it in repairs
             ]
             with show_working(screen, f"looking again at {escape_control(str(path))}"):
                 reports = checks.examine_path(path, now=now)
-            told["reports"] = [checks.convert_report_to_json(report) for report in reports]
-    told["wrong"] = any(report.has_problems for report in reports)
+            result["reports"] = [checks.convert_report_to_json(report) for report in reports]
+    result["wrong"] = any(report.has_problems for report in reports)
     if args.bundle is not None:
         logs = [Path(report.path) for report in reports if report.kind == "log"]
         stores = [Path(report.path) for report in reports if report.kind == "store"]
-        told["bundle"] = str(_write_bundle(args.bundle, told, logs, stores, []))
+        result["bundle"] = str(_write_bundle(args.bundle, result, logs, stores, []))
     if screen.json:
-        screen.print_json(told)
-        return 1 if told["wrong"] else 0
-    for it in mended:
+        screen.print_json(result)
+        return 1 if result["wrong"] else 0
+    for it in repairs:
         _print_repair(screen, it)
     if not args.fix or not args.dry_run:
         _print_reports(args, screen, reports)
-    _print_bundle(screen, told)
-    return 1 if told["wrong"] else 0
+    _print_bundle(screen, result)
+    return 1 if result["wrong"] else 0
 
 
 def _find_database(path: Path) -> Path:
@@ -200,17 +211,17 @@ def _print_findings(screen: CommandScreen, head: str, findings: list[DoctorFindi
             screen.print_line(f"    lost: {format_one_line(finding.lost)}")
         if finding.remedy:
             screen.print_line(f"    → {format_one_line(finding.remedy)}")
-        for line in changes(finding.edits) if edits else ():
+        for line in describe_edits(finding.edits) if edits else ():
             screen.print_line(screen.paint(f"      {format_one_line(line)}", "dim"))
     if not findings:
         screen.print_line(f"{screen.paint('✓', 'green')} nothing is wrong")
 
 
-def _write_bundle(wanted: str, told: Any, logs: list[Path], stores: list[Path], known: list[str]) -> Path:
+def _write_bundle(wanted: str, result: Any, logs: list[Path], stores: list[Path], known: list[str]) -> Path:
     target = Path(wanted or f"everhold-bundle-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz").expanduser()
-    return bundle.write_bundle(target, bundle.collect_bundle_parts(told, logs, stores, bundle.BundleScrubber(known)))
+    return bundle.write_bundle(target, bundle.collect_bundle_parts(result, logs, stores, bundle.BundleScrubber(known)))
 
 
-def _print_bundle(screen: CommandScreen, told: dict[str, Any]) -> None:
-    if "bundle" in told:
-        screen.print_line(f"bundle: {escape_control(told['bundle'])}; look into it before you give it away")
+def _print_bundle(screen: CommandScreen, result: dict[str, Any]) -> None:
+    if "bundle" in result:
+        screen.print_line(f"bundle: {escape_control(result['bundle'])}; look into it before you give it away")

@@ -19,7 +19,7 @@ from everhold.hermes.importer.run import (
     ImportReport,
     convert_report_to_json,
     is_hermes_source,
-    run_import as bring,
+    run_import,
 )
 from everhold.telemetry.logs import open_log
 
@@ -55,9 +55,9 @@ async def _run_import(args: argparse.Namespace, screen: CommandScreen) -> Import
         settings = load_home_settings(home, environ=os.environ)
         job = ImportJob(source, home, settings, os.environ, get_local_user(), agent=args.agent)
         try:
-            return await bring(job, progress=progress)
+            return await run_import(job, progress=progress)
         finally:
-            progress.end()
+            progress.clear_line()
     home.create()
     settings = load_home_settings(home, environ=os.environ)
     log = open_log(clock=SystemClock(), stream=io.StringIO())
@@ -74,13 +74,13 @@ async def _run_import(args: argparse.Namespace, screen: CommandScreen) -> Import
         job = ImportJob(
             source, home, settings, os.environ, get_local_user(), agent=args.agent, store=app.store, now=app.clock.now()
         )
-        return await bring(job, progress=progress)
+        return await run_import(job, progress=progress)
     except asyncio.CancelledError:
-        progress.end()
+        progress.clear_line()
         screen.print_note("interrupted; the same command goes on from here")
         raise
     finally:
-        progress.end()
+        progress.clear_line()
         await app.stop(seconds=0)
 
 
@@ -97,7 +97,7 @@ class _ImportProgressLine:
             self.screen.err.write(f"\r{done:,} of {of:,} messages ")
             self.screen.err.flush()
 
-    def end(self) -> None:
+    def clear_line(self) -> None:
         if self.last:
             self.screen.err.write("\r\x1b[K")
             self.screen.err.flush()

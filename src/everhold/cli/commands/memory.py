@@ -28,10 +28,10 @@ _UNKNOWN_PERSON_TEXT = (
 
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
-    return asyncio.run(_run(args, screen))
+    return asyncio.run(_run_command(args, screen))
 
 
-async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
+async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
     async with connect_for_reading(args, screen) as calls:
         match args.action:
             case "status":
@@ -44,7 +44,7 @@ async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
                 noted = await calls.add_note(args.session, args.text)
                 _print_answer(screen, noted, f"noted as entry {noted['seq']} of session {noted['session']}")
             case "resend":
-                await _resend(calls, args, screen)
+                await _resend_to_memory(calls, args, screen)
             case "backfill":
                 await _start_backfill(calls, args, screen)
             case "forget":
@@ -90,7 +90,7 @@ async def _print_status(calls: ApiClient, screen: CommandScreen) -> int:
         name = f"{format_one_line(row['memory'])} of {format_one_line(row['agent'])}"
         if row["handed_over"] is not None:
             screen.print_line(
-                f"{name} is {row['delivery']}: {describe_handed_over(row['handed_over'], row['confirmed'])}"
+                f"{name} is {row['delivery']}: {describe_unacknowledged(row['handed_over'], row['confirmed'])}"
             )
         elif row["says"]:
             screen.print_line(f"{name}: {format_one_line(row['says'])}")
@@ -101,7 +101,7 @@ async def _print_status(calls: ApiClient, screen: CommandScreen) -> int:
     return 1 if wrong else 0
 
 
-def describe_handed_over(handed: int, seen: int) -> str:
+def describe_unacknowledged(handed: int, seen: int) -> str:
     """What is known of a memory that never says what it kept, and what is not."""
     return f"{handed} handed over, {seen} confirmed by reading back, {handed - seen} unknown"
 
@@ -153,7 +153,7 @@ def _format_location(item: dict[str, Any]) -> str:
     return format_one_line(" · ".join(part for part in parts if part))
 
 
-async def _resend(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> None:
+async def _resend_to_memory(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> None:
     async with show_waiting(screen, "looking through every session"):
         found = await calls.resend_to_memory(args.memory, since=args.since, agent=args.agent, dry_run=args.dry_run)
     if screen.json:

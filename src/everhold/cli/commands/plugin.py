@@ -209,10 +209,10 @@ def _make_provider_factory(
     section = MemorySettings.model_validate({"provider": "it", "=extra": dict(given), "=name": name})
     settings = build_plugin_settings(section, factory.Settings)
 
-    def make(agent: str, directory: Path) -> MemoryProvider:
+    def make_provider(agent: str, directory: Path) -> MemoryProvider:
         return factory(settings, make_plugin_context(agent=agent, instance=name, directory=directory))
 
-    return settings, make
+    return settings, make_provider
 
 
 async def _try_factory(factory: PluginFactory[MemoryProvider], settings: Any) -> None:

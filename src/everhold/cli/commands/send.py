@@ -26,47 +26,47 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
 
 
 async def _send_message(args: argparse.Namespace, screen: CommandScreen, text: str) -> int:
-    line = make_reconnecting_client(args, screen, role="send")
+    client = make_reconnecting_client(args, screen, role="send")
     seconds = 0.0
     try:
-        spot = await (await line.open()).find_chat_location(args.session, agent=args.agent)
-        given = message.make_message(spot, text, id=args.id)
-        verdict = await _deliver_message(line, given, seconds=max(args.timeout, MAX_HANDOVER_SECONDS))
-        answer = ReplyWait(verdict["seq"])
+        location = await (await client.open()).find_chat_location(args.session, agent=args.agent)
+        given = message.make_message(location, text, id=args.id)
+        accepted = await _deliver_message(client, given, seconds=max(args.timeout, MAX_HANDOVER_SECONDS))
+        answer = ReplyWait(accepted["seq"])
         try:
             async with asyncio.timeout(args.timeout):
-                await _wait_for_reply(line, verdict["session"], answer)
+                await _wait_for_reply(client, accepted["session"], answer)
             seconds = DRAIN_SECONDS
         except TimeoutError:
             pass  # it is kept
     finally:
-        await line.close(seconds=seconds)
-    return _print_reply(screen, verdict, answer)
+        await client.close(seconds=seconds)
+    return _print_reply(screen, accepted, answer)
 
 
-async def _deliver_message(line: ReconnectingClient, given: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+async def _deliver_message(client: ReconnectingClient, given: dict[str, Any], *, seconds: float) -> dict[str, Any]:
     """Until somebody has taken the message. Under its id it counts once, however often it is tried."""
     try:
         async with asyncio.timeout(seconds):
-            return await line.call(lambda calls: calls.send_message(given))
+            return await client.call(lambda calls: calls.send_message(given))
     except TimeoutError:
         remedy = f"send it again with --id {given['id']}, then it counts once"
         raise Transient("the gateway went away and nobody has confirmed the message", remedy=remedy) from None
 
 
-async def _wait_for_reply(line: ReconnectingClient, session: str, answer: ReplyWait) -> None:
+async def _wait_for_reply(client: ReconnectingClient, session: str, answer: ReplyWait) -> None:
     """Until the message is answered; a gateway that restarts meanwhile answers it after that."""
-    async with aclosing(line.follow_session(session, after=answer.seq)) as events:
+    async with aclosing(client.follow_session(session, after=answer.seq)) as events:
         async for event in events:
             if "entry" in event and answer.observe_entry(event["entry"]):
                 return
 
 
-def _print_reply(screen: CommandScreen, verdict: dict[str, Any], answer: ReplyWait) -> int:
+def _print_reply(screen: CommandScreen, accepted: dict[str, Any], answer: ReplyWait) -> int:
     if screen.json:
         screen.print_json(
             {
-                "session": verdict["session"],
+                "session": accepted["session"],
                 "seq": answer.seq,
                 "outcome": answer.outcome or "waiting",
                 "reply": answer.reply_text if answer.outcome else None,
@@ -91,12 +91,12 @@ def _print_reply(screen: CommandScreen, verdict: dict[str, Any], answer: ReplyWa
         return errors.WRONG
     if answer.released:
         screen.print_failure(
-            f"kept as entry {answer.seq} of session {verdict['session']}; the model cannot be reached right now",
+            f"kept as entry {answer.seq} of session {accepted['session']}; the model cannot be reached right now",
             "a running gateway answers it when the model is back; `everhold status` shows why",
         )
         return errors.AGAIN
     screen.print_failure(
-        f"kept as entry {answer.seq} of session {verdict['session']}, not answered yet",
+        f"kept as entry {answer.seq} of session {accepted['session']}, not answered yet",
         "it will be, while a gateway runs: `everhold up`",
     )
     return errors.AGAIN

@@ -16,10 +16,10 @@ from everhold.cli.render import CommandScreen, escape_control, format_count, for
 
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
-    return asyncio.run(retry_if_gone(lambda: _run(args, screen)))
+    return asyncio.run(retry_if_gone(lambda: _run_command(args, screen)))
 
 
-async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
+async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
     async with connect_for_reading(args, screen) as calls:
         match args.action or "list":
             case "list":

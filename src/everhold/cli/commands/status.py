@@ -7,7 +7,7 @@ import asyncio
 import time
 from typing import Any, Final
 
-from everhold.cli.commands.memory import describe_handed_over as known
+from everhold.cli.commands.memory import describe_unacknowledged
 from everhold.cli.connect import connect_for_reading
 from everhold.cli.render import CommandScreen, escape_control, format_count, format_duration, format_one_line
 
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
 async def _print_once(args: argparse.Namespace, screen: CommandScreen) -> int:
     async with connect_for_reading(args, screen) as calls:
         found = await calls.show_status()
-    wrong = list_complaints(found)
+    wrong = list_problems(found)
     if screen.json:
         screen.print_json({**found, "wrong": [{"what": what, "remedy": remedy} for what, remedy in wrong]})
     else:
@@ -39,7 +39,7 @@ async def _print_once(args: argparse.Namespace, screen: CommandScreen) -> int:
     return 1 if wrong else 0
 
 
-def list_complaints(found: dict[str, Any]) -> list[tuple[str, str]]:
+def list_problems(found: dict[str, Any]) -> list[tuple[str, str]]:
     """Everything that needs somebody, with what helps."""
     wrong: list[tuple[str, str]] = []
     if found["store"]:
@@ -143,7 +143,7 @@ def _format_memory(it: dict[str, Any]) -> str:
     if it["state"] == "failing" and it["again"]:
         parts.append(f"tried again in {format_duration(max(0.0, it['again'] - now))}")
     if it["handed"] is not None:
-        parts.append(f"{it['delivery']}: {known(it['handed'], it['seen'])}")
+        parts.append(f"{it['delivery']}: {describe_unacknowledged(it['handed'], it['seen'])}")
     elif it["says"]:
         parts.append(format_one_line(it["says"]))
     return " · ".join(parts)

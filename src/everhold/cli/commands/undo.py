@@ -10,13 +10,13 @@ from everhold.cli.render import CommandScreen, escape_control
 
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
-    return asyncio.run(_run(args, screen))
+    return asyncio.run(_run_command(args, screen))
 
 
-async def _run(args: argparse.Namespace, screen: CommandScreen) -> int:
+async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
     async with connect_for_reading(args, screen) as calls:
         if args.command == "undo":
-            done = await calls.undo(args.id, what=args.what, count=args.count)
+            done = await calls.undo_operations(args.id, what=args.what, count=args.count)
         else:
             done = await calls.stop_turn(args.id)
     if screen.json:

@@ -57,7 +57,7 @@ async def _run_gateway(args: argparse.Namespace, screen: CommandScreen, notify: 
     adopt_stdlib(log)
     app = GatewayApp(home, settings, log=log, environ=os.environ)
     signals = _StopSignals()
-    signals.install()
+    signals.install_handlers()
     for problem in settings.problems:
         log.warning("config.invalid", text=str(problem))
     beating: asyncio.Task[None] | None = None
@@ -137,17 +137,17 @@ class _StopSignals:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
 
-    def install(self) -> None:
+    def install_handlers(self) -> None:
         loop = asyncio.get_running_loop()
 
-        def ring(_number: int, _frame: FrameType | None) -> None:
+        def forward_signal(_number: int, _frame: FrameType | None) -> None:
             loop.call_soon_threadsafe(self._on_signal)
 
         for number in {signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGBREAK", signal.SIGINT)}:
             try:
                 loop.add_signal_handler(number, self._on_signal)
             except NotImplementedError:  # on Windows, where a service is stopped by Ctrl-C or Ctrl-Break
-                signal.signal(number, ring)
+                signal.signal(number, forward_signal)
 
     def _on_signal(self) -> None:
         (self.second if self.first.is_set() else self.first).set()

@@ -1,1 +1,1 @@
-"""Carries out chat commands as operations of their own."""
+"""Handles chat commands, each as a separate operation."""

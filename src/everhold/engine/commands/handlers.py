@@ -1,6 +1,7 @@
-"""One function per chat command. The command worker (`engine/commands/worker.py`) looks the function up by the command's name.
+"""The handlers of chat commands, one function per command. `engine/commands/worker.py` finds a handler by the command's
+name.
 
-A handler reads, and returns a `CommandResult` for the worker to commit. Only `/branch` and `/resume` commit by
+A handler reads, and returns a `CommandResult` that the worker commits. Only `/branch` and `/resume` commit by
 themselves, because their entries belong to another session.
 """
 
@@ -16,7 +17,7 @@ from everhold.core.commands import (
     BARRED,
     COMMANDS,
     QUIETLY,
-    Subcommand,
+    ParsedSubcommand,
     TitleArguments,
     UndoArguments,
     render_help,
@@ -49,22 +50,22 @@ from everhold.engine.commands.schedule import run_schedule_command
 from everhold.engine.context_cache import load_context_at
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory import health as memory_health
-from everhold.ports.store import Change, Opening, Session, StateWrite, Step, Store, Wakeup
+from everhold.ports.store import Change, Session, SessionOpening, StateWrite, Step, Store, Wakeup
 
 MOST_LISTED: Final = 50
 """How many sessions `/sessions` lists."""
 DEFAULT: Final = "default"
-"""Instead of a model's name: the one that is configured."""
+"""Stands for the configured model in `/model`."""
 ALONE_REPLIES: Final = {
-    "halt": "/halt is for chats with others; here I go on answering you. /stop ends what is running.",
-    "wake": "/wake is for chats with others. Nobody is silenced here.",
+    "halt": "/halt is for chats with other people, so I continue to answer here. /stop ends the running turn.",
+    "wake": "/wake is for chats with other people. No agent is silenced here.",
     "link": "/link is for direct chats on two platforms. In this chat, use `everhold people link` instead.",
 }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRequest:
-    """One command that a person gave in a session, and what its handler works with."""
+    """One command that a person gave in a session, and what its handler needs."""
 
     name: str
     session: Session
@@ -77,7 +78,7 @@ class CommandRequest:
     runtime: AgentRuntime
     gates: Gates
     runtimes: AgentRuntimes
-    bells: Wakeups
+    wakeups: Wakeups
     today: str
 
     @property
@@ -98,7 +99,7 @@ class CommandResult:
     """What the worker commits for a command, in one change."""
 
     reply: str
-    """The answer to the person; empty: nothing is said."""
+    """The reply to the person; empty: no reply."""
     changes: tuple[EntryBody, ...] = ()
     takes: tuple[int, ...] = ()
     """Waiting messages that the command consumes, so that no turn answers them."""
@@ -140,7 +141,7 @@ async def handle_command(request: CommandRequest, argument: str) -> CommandResul
 @handles("new")
 async def start_fresh_context(request: CommandRequest, _: str) -> CommandResult:
     return CommandResult(
-        reply="A fresh start. The session and its memory stay.",
+        reply="The context is empty now. The session and its memory stay.",
         changes=(Changed(change=ContextReset()),),
         wakes=tuple(request.runtime.list_switch_wakeups()),
     )
@@ -153,7 +154,7 @@ async def undo_turns(request: CommandRequest, arguments: UndoArguments) -> Comma
     elif arguments.turns:
         amendment = await session_changes.plan_undo(request.store, request.session, count=arguments.turns)
     else:
-        return CommandResult(reply="Say /undo, /undo N for the last N turns, or /undo compress.")
+        return CommandResult(reply="Use /undo, /undo N for the last N turns, or /undo compress.")
     wakes = tuple(request.runtime.list_memory_wakeups()) if amendment.bodies else ()
     return CommandResult(reply=amendment.reply, changes=amendment.bodies, wakes=wakes)
 
@@ -179,7 +180,7 @@ async def request_compression(request: CommandRequest, arguments: tuple[int | No
     if preview:
         return CommandResult(reply=compression.render_preview(planned))
     return CommandResult(
-        reply="I am compressing our conversation. What you write meanwhile is kept.",
+        reply="I am compressing our conversation. I answer what you write now afterwards.",
         changes=(Changed(change=CompressionRequested(keep=keep, focus=focus, tell=request.heard.origin)),),
         wakes=(Wakeup(consumer=consumers.COMPRESSION),),
     )
@@ -199,30 +200,30 @@ async def stop_turn(request: CommandRequest, _: str) -> CommandResult:
 
 @handles("halt")
 async def halt_session(request: CommandRequest, argument: str) -> CommandResult:
-    """Stop the running turn and put waiting messages aside. The admission has silenced the chat already."""
+    """Stop the running turn and put waiting messages aside. The admission has already silenced the chat."""
     amendment = await session_changes.plan_stop(request.store, request.session)
-    reply = "" if argument == QUIETLY else "Halted. Nobody answers here until a human says so (/wake)."
+    reply = "" if argument == QUIETLY else "Halted. No agent answers here until a human sends /wake."
     return CommandResult(reply=reply, changes=amendment.bodies, takes=request.find_waiting_messages())
 
 
 @handles("wake")
 async def confirm_wake(_request: CommandRequest, _: str) -> CommandResult:
-    return CommandResult(reply="Listening again.")
+    return CommandResult(reply="The agents in this chat answer again.")
 
 
 @handles("queue", "steer")
 async def ask_for_text(request: CommandRequest, _: str) -> CommandResult:
-    """With a text, these are messages, and do not arrive here."""
-    return CommandResult(reply=f"Say what: {request.usage}")
+    """Ask for the text. With a text these commands are messages, so they do not arrive here."""
+    return CommandResult(reply=f"Add a text: {request.usage}")
 
 
 @handles("background")
 async def request_task(request: CommandRequest, text: str) -> CommandResult:
     if not text:
-        return CommandResult(reply=f"Say what to work on: {request.usage}")
+        return CommandResult(reply=f"Add a task: {request.usage}")
     task = TaskRequested(text=text, tell=request.heard.origin, stamp=request.heard.stamp)
     return CommandResult(
-        reply="I will work on that, and say so here when it is done.",
+        reply="I am working on that, and will report here when it is done.",
         changes=(Changed(change=task),),
         wakes=(Wakeup(consumer=consumers.TASKS),),
     )
@@ -241,7 +242,7 @@ async def change_schedules(request: CommandRequest, argument: str) -> CommandRes
 
 @handles("title")
 async def change_title(request: CommandRequest, arguments: TitleArguments) -> CommandResult:
-    """Change the title. With `--memory`, memories store what follows under the new name, too."""
+    """Change the title. With `--memory`, memories also use the new name from now on."""
     session, title = request.session, arguments.title
     if not title:
         return CommandResult(reply=f"This session is called “{session.title or session.id}”. /title NAME renames it.")
@@ -254,13 +255,13 @@ async def change_title(request: CommandRequest, arguments: TitleArguments) -> Co
             Changed(change=MemoryNameSet(memory=it, name=runtime.choose_memory_name(it, origin)))
             for it in runtime.memories
         ]
-    follow = " Memories follow." if arguments.memory else ""
+    follow = " Memories use the new name, too." if arguments.memory else ""
     return CommandResult(reply=f"Named “{title}”.{follow}", changes=tuple(changes))
 
 
 @handles("model")
 async def choose_model(request: CommandRequest, name: str) -> CommandResult:
-    """Choose another model for this session, return to the configured one, or only show the present one."""
+    """Choose another model for this session, return to the configured one, or show the current one."""
     session, runtime = request.session, request.runtime
     if not name:
         return CommandResult(reply=_describe_model(session, runtime))
@@ -271,10 +272,10 @@ async def choose_model(request: CommandRequest, name: str) -> CommandResult:
     return CommandResult(
         reply=f"Model for this session: {then.model}{'' if value else ', as configured'}.",
         changes=(Changed(change=SettingChosen(setting="model", value=value)),),
-        # operations that wait for the previous model are retried with this one now, however long they were to wait
+        # Wake up operations that wait for the previous model, so that they retry with this one now.
         wakes=tuple(
-            Wakeup(consumer=reader, waits_for=then.waits_for)
-            for reader in model_waits.MODEL_CONSUMERS
+            Wakeup(consumer=consumer, waits_for=then.waits_for)
+            for consumer in model_waits.MODEL_CONSUMERS
             if then.waits_for
         ),
     )
@@ -282,23 +283,27 @@ async def choose_model(request: CommandRequest, name: str) -> CommandResult:
 
 def _describe_model(session: Session, runtime: AgentRuntime) -> str:
     chosen = session.choices.get("model", "")
-    how = "chosen here" if chosen else "as configured"
+    how = "chosen for this session" if chosen else "as configured"
     if chosen not in ("", runtime.model):
         how = f"as configured, since {chosen} cannot be used"
-    there = f"There are: {', '.join(runtime.model_choices)}. /model NAME chooses, /model {DEFAULT} goes back."
-    return f"Model for this session: {runtime.model}, {how}. {there}"
+    choices = f"Available: {', '.join(runtime.model_choices)}. /model NAME chooses one, /model {DEFAULT} resets it."
+    return f"Model for this session: {runtime.model}, {how}. {choices}"
 
 
 @handles("branch")
 async def branch_session(request: CommandRequest, _: str) -> CommandResult:
-    """Lead this address to a branch. The branch is committed first; the backlink in this session follows from it."""
+    """Bind this address to a branch. The branch is committed first, and the backlink worker writes the backlink into
+    this session.
+    """
     gates, session, entry, address = request.gates, request.session, request.entry, request.heard.stamp.address
     if not await session_access.can_bind_address(gates.store, session, author=entry.author, here=address):
-        return CommandResult(reply="This conversation began elsewhere, and is not yours to branch.")
+        return CommandResult(
+            reply="This conversation began in another chat and belongs to another person, so you cannot branch it."
+        )
     new = make_session_id(gates.clock.now(), gates.chance.bytes(10))
     at = entry.seq - 1
     branched = Changed(change=BranchedFrom(parent=session.id, at=at, by=entry.author))
-    # an earlier command may have led the address away after this one was heard
+    # An earlier command may have bound the address elsewhere after this one was heard.
     leads_to = await gates.store.resolve_address(address) or session.id
     bound = Changed(change=AddressBound(address=address, previous=leads_to, by=entry.author))
     done = await gates.commit(
@@ -306,7 +311,7 @@ async def branch_session(request: CommandRequest, _: str) -> CommandResult:
             step=Step.BACKLINK,
             session=new,
             at=gates.clock.now(),
-            opens=Opening(agent=session.agent, address=address, parent=session.id, parent_at=at, bind=False),
+            opens=SessionOpening(agent=session.agent, address=address, parent=session.id, parent_at=at, bind=False),
             entries=(
                 EntryDraft(body=branched, author=entry.author, dedup=f"branch:{session.id}:{entry.seq}"),
                 EntryDraft(body=bound, author=entry.author),
@@ -317,25 +322,25 @@ async def branch_session(request: CommandRequest, _: str) -> CommandResult:
     log = gates.log.bind(session=session.id)
     log.info("session.branched", parent=session.id, branch=done.session)
     log.info("session.bound", session=done.session, address=address, previous=leads_to)
-    request.bells.notify(done.session)
+    request.wakeups.notify(done.session)
     return CommandResult(reply=f"Branched into session {done.session}. /resume {session.id} brings you back.")
 
 
 @handles("resume")
 async def resume_session(request: CommandRequest, name: str) -> CommandResult:
-    """Lead this address to another session of the same person."""
+    """Bind this address to another session of the same person."""
     if not name:
-        return CommandResult(reply=f"Say which one: {request.usage}. /sessions lists yours.")
-    # whose a session is counts before what it is called
+        return CommandResult(reply=f"Name a session: {request.usage}. /sessions lists yours.")
+    # Select by ownership first and by name second, so that a name cannot select a session of another person.
     mine = [one async for one in _list_open_sessions(request)]
     led = await request.store.resolve_address(name)
     found = [one for one in mine if one.id == name] or [one for one in mine if _may_mean(name, one, led=led)]
     if not found:
-        return CommandResult(reply=f"You have no session {name!r} to go on in here. /sessions lists yours.")
+        return CommandResult(reply=f"You have no session {name!r} that can be continued here. /sessions lists yours.")
     if len(found) > 1:
         some = ", ".join(one.id for one in found[:5])
         return CommandResult(
-            reply=f"{name!r} names {len(found)} sessions of yours: {some}. /resume ID takes one of them."
+            reply=f"{name!r} matches {len(found)} of your sessions: {some}. Choose one with /resume ID."
         )
     leads_to = await request.store.resolve_address(request.heard.stamp.address) or request.session.id
     if found[0].id == leads_to:
@@ -358,11 +363,11 @@ async def _bind_address(request: CommandRequest, session: str, *, previous: str)
         )
     )
     gates.log.info("session.bound", session=session, address=address, previous=previous)
-    request.bells.notify(session)
+    request.wakeups.notify(session)
 
 
 def _list_open_sessions(request: CommandRequest) -> AsyncIterator[Session]:
-    """The sessions that the sender may continue at this address, newest first."""
+    """Return the sessions that the sender may continue at this address, newest first."""
     here = request.heard.stamp.address
     return session_access.list_bindable_sessions(
         request.store, author=request.entry.author, agent=request.session.agent, here=here
@@ -370,7 +375,7 @@ def _list_open_sessions(request: CommandRequest) -> AsyncIterator[Session]:
 
 
 def _may_mean(name: str, session: Session, *, led: str | None) -> bool:
-    """Whether `name` is a session's title, the beginning of its id, or the address that `led` to it."""
+    """Return whether `name` is a session's title, the beginning of its id, or an address that is bound to it."""
     return session.id == led or session.id.startswith(name) or session.title.casefold() == name.casefold()
 
 
@@ -389,7 +394,7 @@ async def list_sessions(request: CommandRequest, _: str) -> CommandResult:
 
 
 @handles("memory")
-async def use_memory(request: CommandRequest, arguments: Subcommand) -> CommandResult:
+async def use_memory(request: CommandRequest, arguments: ParsedSubcommand) -> CommandResult:
     changes, reply = await commands_memory.run_memory_command(
         request.gates, request.runtimes, request.session, request.runtime, request.heard, arguments
     )
@@ -404,20 +409,20 @@ async def use_memory(request: CommandRequest, arguments: Subcommand) -> CommandR
 @handles("status")
 async def show_status(request: CommandRequest, _: str) -> CommandResult:
     session = request.session
-    waiting = f"{session.pending} waiting" if session.pending > 1 else "nothing else waiting"
+    waiting = f"{session.pending} waiting" if session.pending > 1 else "no other message waiting"
     lines = [f"session {session.id} · {request.runtime.models[0].name} · {session.running or 'idle'} · {waiting}"]
     for memory in await memory_health.collect_conditions(
         request.gates, request.runtimes.list_memories(), agent=session.agent
     ):
         if memory.state != "well":
-            behind = f", {memory.lag} not yet there" if memory.lag else ""
-            lines.append(f"memory {memory.memory} is {memory.state}{behind}")
+            backlog = f", {memory.lag} not yet stored" if memory.lag else ""
+            lines.append(f"memory {memory.memory} is {memory.state}{backlog}")
     return CommandResult(reply="\n".join(lines))
 
 
 @handles("usage")
 async def show_usage(request: CommandRequest, _: str) -> CommandResult:
-    """What this session has cost, and what the sender has spent today with every agent."""
+    """Show what this session has cost, and what the sender has spent today with all agents."""
     total = ModelUsage()
     for entry in await request.store.list_entries(request.session.id, kinds=(EntryKind.ENDED,)):
         if isinstance(entry.body, Ended):
@@ -425,7 +430,7 @@ async def show_usage(request: CommandRequest, _: str) -> CommandResult:
     today = await request.store.get_spend(f"person:{request.heard.stamp.person}", request.today)
     return CommandResult(
         reply=f"{total.input} tokens in, {total.output} out, {total.usd:.4f} USD.\n"
-        f"You, everywhere, today: {today.tokens} tokens, {today.usd:.4f} USD."
+        f"You today, with all agents: {today.tokens} tokens, {today.usd:.4f} USD."
     )
 
 
@@ -437,8 +442,8 @@ async def show_identity(request: CommandRequest, _: str) -> CommandResult:
 
 @handles("link")
 async def refuse_link(_request: CommandRequest, _: str) -> CommandResult:
-    """In direct chats the admission links, and the command does not arrive here."""
-    return CommandResult(reply="Say this in a direct chat with me.")
+    """Refuse the command outside direct chats. In direct chats the admission handles it."""
+    return CommandResult(reply="Use this command in a direct chat with me.")
 
 
 @handles("help")
@@ -446,7 +451,7 @@ async def show_help(_request: CommandRequest, _: str) -> CommandResult:
     return CommandResult(reply=render_help())
 
 
-# -- what the admission makes of a command ---------------------------------------------------------------------------
+# -- commands that the admission has replaced ------------------------------------------------------------------------
 
 
 @handles(BARRED)

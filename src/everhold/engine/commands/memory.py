@@ -1,4 +1,4 @@
-"""What people ask of memory in a chat: what is kept in mind, why an answer was what it was, note this, forget that."""
+"""`/memory`: list facts, explain an answer, search, note and forget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from everhold.core.commands import Subcommand
+from everhold.core.commands import ParsedSubcommand
 from everhold.core.entries import Entry, EntryBody, EntryKind, Heard, Noted, Said, Stamp, Thought
 from everhold.core.facts import Fact, match_facts, render_fact_list
 from everhold.core.recall import RecallRecord, list_cited_places, render_recall_record, render_search_results
@@ -18,21 +18,26 @@ from everhold.engine.memory.recall import recall_for_turn
 from everhold.ports.store import Session, Store
 
 MAX_TURNS_BACK: Final = 20
-"""How many turns back a reason is looked for."""
+"""How many turns back a recall record is searched."""
 MAX_REPLY_CHARS: Final = 8_000
 MAX_LISTED_NOTES: Final = 5
 """How many notes are listed."""
 MEMORY_USAGE: Final = (
-    "/memory shows what I keep in mind, /memory why what my last answer rested on, /memory search WORDS what I remember"
-    " of something; /memory note TEXT notes something, /memory forget WORDS takes back a fact or a note that contains"
+    "/memory shows my facts, /memory why shows what I recalled for my last answer, /memory search WORDS shows what I"
+    " know about a topic; /memory note TEXT adds a note, /memory forget WORDS takes back a fact or a note that contains"
     " them."
 )
 
 
 async def run_memory_command(
-    gates: Gates, runtimes: AgentRuntimes, session: Session, runtime: AgentRuntime, heard: Heard, arguments: Subcommand
+    gates: Gates,
+    runtimes: AgentRuntimes,
+    session: Session,
+    runtime: AgentRuntime,
+    heard: Heard,
+    arguments: ParsedSubcommand,
 ) -> tuple[tuple[EntryBody, ...], str]:
-    """What `/memory ...` writes, and what it says."""
+    """Return the entries that `/memory ...` writes, and its reply."""
     store = gates.store
     rest = arguments.text
     match arguments.word:
@@ -40,21 +45,21 @@ async def run_memory_command(
             return (), await _explain_last_answer(store, session, heard.stamp)
         case "search":
             if not rest:
-                return (), "Say what to look for: /memory search WORDS"
+                return (), "Add words to search for: /memory search WORDS"
             searching = dataclasses.replace(runtime, recall_memories=runtime.all_memories)
             looked = await recall_for_turn(
                 gates, runtimes, searching, session, op=0, takes=(), text=rest, stamp=heard.stamp, visible=()
             )
             if looked.record is None:
-                return (), "Nothing can be looked for here: recall is off, or it is not known who is present."
+                return (), "I cannot search here, because recall is off or the people present are unknown."
             return (), render_search_results(
                 looked.record, await read_cited_texts(store, looked.record, session.agent, present=heard.stamp.audience)
             )
         case "note":
             if not heard.stamp.audience:
-                return (), "Nothing can be noted here: it is not known who is present."
+                return (), "I cannot note anything here, because the people present are unknown."
             if not rest or len(rest) > MAX_REPLY_CHARS:
-                return (), f"Say what to note, in at most {MAX_REPLY_CHARS} characters: /memory note TEXT"
+                return (), f"Add a text of at most {MAX_REPLY_CHARS} characters: /memory note TEXT"
             return (Noted(text=rest, stamp=heard.stamp),), "Noted."
         case "forget":
             return await _forget_matching(store, session, runtime, heard.stamp, rest)
@@ -63,8 +68,8 @@ async def run_memory_command(
             notes = [
                 f"- {note.text}" for _, note in (await _list_notes(store, session, heard.stamp))[-MAX_LISTED_NOTES:]
             ]
-            lately = ["Noted here lately:", *notes] if notes else []
-            return (), "\n".join([f"I keep in mind:\n{render_fact_list(facts)}", *lately, MEMORY_USAGE])
+            lately = ["Recent notes in this session:", *notes] if notes else []
+            return (), "\n".join([f"Facts:\n{render_fact_list(facts)}", *lately, MEMORY_USAGE])
         case _:
             return (), MEMORY_USAGE
 
@@ -76,7 +81,7 @@ async def _list_facts(runtime: AgentRuntime, session: Session, stamp: Stamp) -> 
 async def _explain_last_answer(store: Store, session: Session, stamp: Stamp) -> str:
     newest = await find_recall_record(store, session, present=stamp.audience)
     if newest is None:
-        return "Nothing was recalled for any answer that was given to those who are here."
+        return "Nothing was recalled for my recent answers to the people present."
     _, why = newest
     return render_recall_record(why, await read_cited_texts(store, why, session.agent, present=stamp.audience))
 
@@ -84,9 +89,9 @@ async def _explain_last_answer(store: Store, session: Session, stamp: Stamp) -> 
 async def _forget_matching(
     store: Store, session: Session, runtime: AgentRuntime, stamp: Stamp, rest: str
 ) -> tuple[tuple[EntryBody, ...], str]:
-    """Take back the fact or the notes that are meant. The log keeps that they were there; `forget PERSON` erases."""
+    """Take back the matching fact or notes. The log keeps the entries; `forget PERSON` erases them."""
     if not rest:
-        return (), "Say what to forget: /memory forget WORDS"
+        return (), "Add words of what to forget: /memory forget WORDS"
     facts = match_facts(await _list_facts(runtime, session, stamp), rest)
     removed: list[EntryBody] = [
         Noted(
@@ -105,13 +110,15 @@ async def _forget_matching(
         if rest in note.text
     ]
     if not removed:
-        return (), "I have noted nothing that contains that. What was said stays in the log: /undo takes back turns."
+        return (), "No fact or note contains that. Messages stay in the log; /undo takes back turns."
     lines = "\n".join(f"- {note.text}" for note in removed if isinstance(note, Noted))
     return tuple(removed), f"Taken back:\n{lines}"
 
 
 async def _list_notes(store: Store, session: Session, stamp: Stamp) -> list[tuple[int, Noted]]:
-    """What was noted here for those who are present, is no fact, and was not taken back."""
+    """Return the notes of this session that everybody present may see, that are not facts, and that were not taken
+    back.
+    """
     noted = [
         (entry.seq, entry.body)
         for entry in await store.list_entries(session.id, kinds=(EntryKind.NOTED,))
@@ -129,15 +136,16 @@ def _can_hear(note: Noted, stamp: Stamp) -> bool:
     return bool(stamp.audience) and set(stamp.audience) <= set(note.stamp.audience)
 
 
-# -- what a turn was shown ---------------------------------------------------------------------------------------------
+# -- recall records ----------------------------------------------------------------------------------------------------
 
 
 async def find_recall_record(
     store: Store, session: Session, *, present: Collection[str] | None = None, at: int | None = None
 ) -> tuple[Entry, RecallRecord] | None:
-    """The newest thought, up to entry `at`, with the record of what was recalled for it.
+    """Return the newest thought up to entry `at`, with the record of what was recalled for it.
 
-    With `present`, only one that was thought for all of them: a session can be led to from elsewhere.
+    With `present`, only a thought that all of them may see counts, because other addresses can be bound to the session,
+    too.
     """
     before = None if at is None else at + 1
     turns = await store.list_operations(
@@ -150,7 +158,7 @@ async def find_recall_record(
                 continue
             blob = await store.get_blob(entry.body.why)
             if blob is None:
-                continue  # it told of something that was erased
+                continue  # the record contained an erased text and is gone
             why = msgspec.json.decode(blob, type=RecallRecord)
             if present is None or (present and set(present) <= set(why.audience)):
                 return entry, why
@@ -160,7 +168,7 @@ async def find_recall_record(
 async def read_cited_texts(
     store: Store, why: RecallRecord, agent: str, *, present: Collection[str] | None = None
 ) -> dict[tuple[str, int], str]:
-    """The words a record refers to, as far as they are still there, and may be read by those present."""
+    """Return the texts that a record refers to, if they still exist and everybody present may read them."""
     read: dict[tuple[str, int], str] = {}
     agents: dict[str, str] = {}
     for session, seq in list_cited_places(why):

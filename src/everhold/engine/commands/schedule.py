@@ -1,4 +1,4 @@
-"""`/schedule`: what a command makes of the schedules of its conversation. Commits nothing by itself."""
+"""`/schedule`: list, add and remove the schedules of a conversation. Nothing here commits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_SCHEDULES: Final = 20
 
 
 class ScheduleReply(Struct, frozen=True, kw_only=True):
-    """What to answer, and what to keep with the answer."""
+    """The reply, and the state record to write with it."""
 
     reply: str
     state_write: StateWrite | None = None
@@ -41,17 +41,19 @@ async def run_schedule_command(
         case "remove" | "delete":
             kept = next((record for record, it in mine if it.id == rest.strip()), None)
             if kept is None:
-                return ScheduleReply(reply="There is no such schedule here. /schedule lists them.")
+                return ScheduleReply(reply="This chat has no such schedule. /schedule lists its schedules.")
             return ScheduleReply(reply="Removed.", state_write=kept.replace_with(None))
     found = parse_rule(argument)
     if found is None or not found[2]:
-        return ScheduleReply(reply=f"Say when, and what: {SCHEDULE_HELP}")
+        return ScheduleReply(reply=f"Add a time and a text: {SCHEDULE_HELP}")
     if len(mine) >= MAX_SCHEDULES:
-        return ScheduleReply(reply=f"There are {MAX_SCHEDULES} schedules here already. /schedule remove ID makes room.")
+        return ScheduleReply(
+            reply=f"This chat already has {MAX_SCHEDULES} schedules. Remove one first: /schedule remove ID."
+        )
     rule, words, text = found
     tick = find_next_tick(rule, after=now, made=now, zone=zone)
     if tick is None:
-        return ScheduleReply(reply="That time never comes.")
+        return ScheduleReply(reply="That time never occurs.")
     body = entry.body
     schedule = Schedule(
         id=make_session_id(now, gates.chance.bytes(10))[-6:],
@@ -73,11 +75,11 @@ async def run_schedule_command(
 
 
 async def _list_own_schedules(gates: Gates, body: Heard) -> list[tuple[StateRecord, Schedule]]:
-    """The schedules of this very conversation."""
+    """Return the schedules of this conversation."""
     place = msgspec.structs.replace(body.origin, message="")
     found = await gates.store.list_state_records(StateNamespace.SCHEDULE)
     every = [(record, msgspec.json.decode(record.value, type=Schedule)) for record in found]
-    # one that does not say where it was made is older than that
+    # A schedule without an address was made by an older version.
     return [
         (record, it) for record, it in every if (it.address == body.stamp.address if it.address else it.place == place)
     ]

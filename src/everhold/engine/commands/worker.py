@@ -1,6 +1,6 @@
-"""Commands -> one commit each. They do not wait behind messages and need no model.
+"""The command worker: each command becomes one commit. Commands do not wait for pending messages and need no model.
 
-What each command does is in `engine/commands/handlers.py`.
+`engine/commands/handlers.py` has the handler of each command.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from everhold.errors import Conflict
 from everhold.ports.store import Change, Claim, CursorUpdate, Session, StateWrite, Step, Wakeup
 
 MAX_FAILURES: Final = 4
-"""A command that fell over so often is given up."""
+"""A command that crashed so often is given up."""
 
 
 class CommandWorker:
-    """Obeys the commands of one session, in order."""
+    """Handles the commands of one session, in order."""
 
     def __init__(
         self, gates: Gates, claim: Claim, *, runtimes: AgentRuntimes, wakeups: Wakeups, get_today: Callable[[], str]
@@ -50,16 +50,16 @@ class CommandWorker:
                 if self.failures >= MAX_FAILURES:
                     await self._give_up(session, entry)
                 else:
-                    await self._obey(session, entry, pending)
+                    await self._handle(session, entry, pending)
             except Conflict:
-                continue  # the session moved while we looked: look again
+                continue  # the session changed after we read it: read it again
             self.failures = 0
 
     async def _give_up(self, session: Session, entry: Entry) -> None:
-        """A command that fell over again and again must not keep the others waiting: it ends failed, and says so."""
+        """End a command that crashed repeatedly, so that the next commands are not delayed, and notify the person."""
         assert isinstance(entry.body, Heard)
         runtime = self.runtimes.get_runtime(session.agent, session.choices)
-        reason = self.claim.cursor.error or "it fell over"
+        reason = self.claim.cursor.error or "it crashed"
         text = f"That command could not be carried out: {reason}"
         told = _notice(entry.body, text, about="command", runtime=runtime)
         bodies: tuple[EntryBody, ...] = (
@@ -69,8 +69,8 @@ class CommandWorker:
         )
         await self._commit(Step.COMMAND, bodies, seen=session.last_seq, wakeups=runtime.list_platform_wakeups(bodies))
 
-    async def _obey(self, session: Session, entry: Entry, pending: list[Entry]) -> None:
-        """Have the command's handler carry it out, and commit the result as one operation."""
+    async def _handle(self, session: Session, entry: Entry, pending: list[Entry]) -> None:
+        """Run the command's handler, and commit the result as one operation."""
         assert isinstance(entry.body, Heard)
         assert entry.body.command is not None
         heard, command = entry.body, entry.body.command
@@ -84,7 +84,7 @@ class CommandWorker:
             runtime=runtime,
             gates=self.gates,
             runtimes=self.runtimes,
-            bells=self.wakeups,
+            wakeups=self.wakeups,
             today=self.get_today(),
         )
         result = await handle_command(request, command.argument)
@@ -119,7 +119,7 @@ class CommandWorker:
                 step=step,
                 session=self.claim.session,
                 at=self.gates.clock.now(),
-                # what somebody has noted is theirs; the rest is the gateway's doing
+                # The person is the author of their notes; the gateway is the author of the other entries.
                 entries=tuple(
                     EntryDraft(body=body, author=by if isinstance(body, Noted) else "system", op=OWN_OPERATION)
                     for body in bodies
@@ -136,5 +136,5 @@ class CommandWorker:
 
 
 def _notice(heard: Heard, text: str, *, about: str, runtime: AgentRuntime) -> Notified:
-    """A notice to the chat that a command came from."""
+    """Return a notice to the chat that a command came from."""
     return Notified(text=text, about=about, to=heard.origin, parts=split_text(text, runtime.text_limit(heard.origin)))

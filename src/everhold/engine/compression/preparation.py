@@ -1,6 +1,6 @@
-"""What is done with a part of a conversation before a summary stands for it: memories are asked, and things are noted.
+"""Prepare a compression: memories advise what the summary should keep, and the review notes facts.
 
-Never holds the summary up for long: a memory that does not answer in time is gone without.
+The preparation never delays the summary for long. A memory that does not answer in time is skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ADVICE_DEADLINE_SECONDS: Final = 10.0
 
 
 class MemoryCompressionPreparer:
-    """One for all sessions of a process."""
+    """Prepares the compressions of all sessions of a process."""
 
     def __init__(self, gates: Gates, *, runtimes: AgentRuntimes, wakeups: Wakeups, budgets: BudgetLedger) -> None:
         self.gates = gates
@@ -33,7 +33,7 @@ class MemoryCompressionPreparer:
         self.budgets = budgets
 
     async def collect_advice(self, session: Session, part: SessionContext) -> str:
-        """What the memories of an agent do not want lost of a part of the conversation; empty if nothing."""
+        """Return what the agent's memories want to keep of a part of the conversation; empty if nothing."""
         runtime = self.runtimes.get_runtime(session.agent, session.choices)
         asked = [
             (name, provider)
@@ -53,7 +53,7 @@ class MemoryCompressionPreparer:
     async def note_before_compression(
         self, claim: Claim, session: Session, part: SessionContext, *, advice: str
     ) -> None:
-        """Note what is worth remembering."""
+        """Note facts of a part of the conversation."""
         jobs = jobs_worker.JobWorker(
             self.gates, claim, runtimes=self.runtimes, wakeups=self.wakeups, budgets=self.budgets
         )
@@ -87,7 +87,7 @@ class MemoryCompressionPreparer:
 
 
 def list_utterances(part: SessionContext) -> tuple[MemoryUtterance, ...]:
-    """Who said what, in order."""
+    """Return the messages and replies of a part of the conversation, in order."""
     return tuple(
         MemoryUtterance(author=entry.author, text=entry.body.text, at=entry.at, stamp=entry.body.stamp, seq=entry.seq)
         for exchange in part.turns

@@ -1,4 +1,6 @@
-"""Old operations -> one summary, appended to the log they came from. Fails closed: what people said stays as it is."""
+"""The compression worker: replaces old operations by a summary, which is appended to the same log. If it fails, the
+context stays as it was.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,10 @@ from everhold.ports.model import ModelRequest
 from everhold.ports.store import Change, Claim, CursorUpdate, Operation, RetryDelay, Session, Step, Wakeup
 
 MAX_REFUSALS: Final = 5
-"""So often in a row a fold ahead of need is tried; every try is an operation in the log."""
+"""How often in a row a background compression is tried. Every try is an operation in the log."""
 SUMMARY_DEADLINE_SECONDS: Final = 180.0
 BUSY_RETRY_SECONDS: Final = 1.0
-"""How long a compression that was asked for waits for a running turn before it looks again."""
+"""How long a requested compression waits for a running turn before it checks again."""
 
 
 class CompressionOutcome(StrEnum):
@@ -52,27 +54,27 @@ class CompressionOutcome(StrEnum):
 
     DONE = "done"
     REFUSED = "refused"
-    """It was tried, and the context is as it was."""
+    """It was tried, and the context did not change."""
     BUSY = "busy"
-    """It could not be begun now."""
+    """It could not begin now."""
     NOTHING = "nothing"
-    """There was nothing to fold."""
+    """There was nothing to compress."""
 
 
 class CompressionPreparer(Protocol):
-    """What is done with a part of the conversation before a summary stands for it."""
+    """Prepares a part of the conversation for its compression."""
 
     async def collect_advice(self, session: Session, part: SessionContext) -> str:
-        """What the summary should not lose, as memories see it."""
+        """Return what the summary should keep, according to the memories."""
 
     async def note_before_compression(
         self, claim: Claim, session: Session, part: SessionContext, *, advice: str
     ) -> None:
-        """Note what is worth remembering."""
+        """Note facts of a part of the conversation."""
 
 
 class SessionCompressor:
-    """Makes one fold at a time, for the session of its claim and no other."""
+    """Makes one compression at a time, for the session of its claim."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class SessionCompressor:
         self.preparer = preparer
         self.log = gates.log.bind(session=claim.session)
         self.thoughts: list[Thought] = []
-        """What was answered and is not yet paid for."""
+        """Usage of answered calls that is not committed yet."""
         self.reservation: list[BudgetReservation] = []
 
     async def compress(
@@ -109,10 +111,11 @@ class SessionCompressor:
         available_tokens: float = 0.0,
         used: int | None = None,
     ) -> CompressionOutcome:
-        """Fold what `view` shows, if it can be and helps; with `room`, only if enough is new. `used`: what it weighs.
+        """Compress what `view` shows, if that is possible and helps; with `available_tokens`, only if enough is new.
+        `used` is the size of the context.
 
-        The mark is taken before the summary is asked for; what arrives meanwhile is after it, and stays live. A view
-        that was changed by somebody else meanwhile makes the summary void.
+        The last covered operation is fixed before the summariser is asked. What arrives later comes after it and stays
+        in the context. If the context changes before the commit, the summary is discarded.
         """
         plan = compression.plan_compression(view, keep=keep, session=session.id, used=used)
         if plan is None or not compression.is_worthwhile(plan, available_tokens):
@@ -127,12 +130,12 @@ class SessionCompressor:
         )
         notice: tuple[EntryBody, ...] = ()
         if tell is not None:
-            text = "I am compressing our conversation. Your message is kept and will be answered right after."
+            text = "I am compressing our conversation. I answer your message right after."
             notice = (Notified(text=text, about="compression", to=tell, parts=(text,)),)
         try:
             op = await self._commit(Step.COMPRESSION_BEGIN, (began, *notice), op=None, generation=session.generation)
         except Conflict:
-            return CompressionOutcome.BUSY  # something runs that must not run beside it, or the view moved: decide anew
+            return CompressionOutcome.BUSY  # another operation is running, or the context has changed
         messages_ = sum(len(exchange.heard) for exchange in plan.covered_context.turns)
         log = self.log.bind(
             op=op, trigger=trigger, mark=plan.covers, messages=messages_, model=self.runtime.summariser.name
@@ -188,15 +191,15 @@ class SessionCompressor:
                 generation=session.generation,
             )
         except Conflict:
-            return await self._end_refused(op, "the view changed while the summary was made", log)
+            return await self._end_refused(op, "the context changed while the summary was made", log)
         log.info("compression.completed", tokens_before=compressed.tokens_before, tokens_after=compressed.tokens_after)
         return CompressionOutcome.DONE
 
     async def _summarise_plan(self, plan: CompressionPlan, *, focus: str, advice: str) -> TurnEvent:
-        """The summary of all of a plan, or why there is none.
+        """Return the summary of a plan, or why there is none.
 
-        What does not fit the summariser at once is summarised a portion at a time, each from the summary of those
-        before it. Only the last summary is ever shown to anybody: if one of them fails, nothing has happened.
+        A plan that does not fit the summariser is summarised in portions, each with the summary of the portions before
+        it. Only the last summary is used. If one call fails, the context stays as it was.
         """
         most = self.runtime.summariser.context_tokens
         used = ModelUsage()
@@ -207,7 +210,9 @@ class SessionCompressor:
                 tight = compression.build_summary_request(portion, focus=focus, advice=advice, tight=True)
                 asked = await self._ask_summariser(tight)
                 if isinstance(asked, RequestTooLong) and len(portion.covered_context.turns) > 1:
-                    most = min(most, weigh_request(tight)) // 2  # it holds less than it says, or counts otherwise
+                    most = (
+                        min(most, weigh_request(tight)) // 2
+                    )  # the model's window is smaller than configured, or it counts tokens differently
                     continue
             if not isinstance(asked, ModelAnswered):
                 return asked
@@ -219,7 +224,7 @@ class SessionCompressor:
             plan = left
 
     async def _ask_summariser(self, request: ModelRequest) -> TurnEvent:
-        """One question to the summariser, out of the purse for work beside the conversation."""
+        """Ask the summariser once, paid from the budget for background work."""
         runtime = self.runtime
         reading, writing = runtime.meter.estimate_max_tokens(runtime.weigh_request(request)), runtime.max_output_tokens
         worst = WorstCaseCost(usd=runtime.price_usd(reading, writing), tokens=reading + writing)
@@ -241,7 +246,7 @@ class SessionCompressor:
         return asked
 
     async def close_abandoned(self, operation: Operation, reason: str) -> None:
-        """End a fold that somebody left running."""
+        """End a compression that another worker left running."""
         await self._end_refused(operation.op, reason, self.log.bind(op=operation.op))
 
     async def _end_refused(self, op: int, reason: str, log: EventLogger) -> CompressionOutcome:
@@ -274,7 +279,7 @@ class SessionCompressor:
 
 
 class CompressionWorker:
-    """The fold lane: makes a summary beside the conversation, before it is needed."""
+    """The worker of the compression consumer: makes a summary in background, before it is needed."""
 
     def __init__(
         self,
@@ -328,7 +333,7 @@ class CompressionWorker:
                 available_tokens=available_tokens,
                 used=seen.tokens,
             )
-        # a summary that was refused again and again waits until there is more to summarise
+        # After repeated refusals the next try waits until there is more to summarise.
         tired = outcome is CompressionOutcome.REFUSED and self.claim.cursor.attempts + 1 >= MAX_REFUSALS
         again = outcome in (CompressionOutcome.REFUSED, CompressionOutcome.BUSY) and not tired
         if not again:
@@ -336,15 +341,16 @@ class CompressionWorker:
         await self._settle_cursor(session, position=session.last_seq, again=again)
 
     async def _reload_session(self, session: Session) -> Session:
-        """The session as it is by now, unless somebody asked for a compression meanwhile: then there is more to do.
+        """Return the session as it is now, unless a compression was requested since.
 
-        That it has grown is no reason to look once more: a turn that makes a summary needful says so at its end.
+        A longer log alone is no reason to check again, because the turn that makes a compression necessary wakes this
+        consumer.
         """
         now = await self.gates.store.get_session(session.id)
         return now if await self._find_request(now) is None else session
 
     async def _find_request(self, session: Session) -> Entry | None:
-        """The next compression that somebody asked for."""
+        """Return the next requested compression."""
         after = self.claim.cursor.processed_seq
         for entry in await self.gates.store.list_entries(session.id, after=after, kinds=(EntryKind.CHANGED,)):
             if isinstance(entry.body, Changed) and isinstance(entry.body.change, CompressionRequested):
@@ -354,7 +360,7 @@ class CompressionWorker:
     async def _compress_on_request(
         self, compressor: SessionCompressor, session: Session, runtime: AgentRuntime, entry: Entry
     ) -> None:
-        """Make a compression that was asked for. The chat waits for it, and hears how it went."""
+        """Make a requested compression. The chat waits for it and gets a notice with the result."""
         assert isinstance(entry.body, Changed)
         assert isinstance(entry.body.change, CompressionRequested)
         wanted = entry.body.change
@@ -389,7 +395,7 @@ class CompressionWorker:
         if outcome is CompressionOutcome.NOTHING:
             return "There is nothing to compress."
         reason = next((entry.body.reason for entry in entries if isinstance(entry.body, Ended)), "")
-        return f"Not compressed: {reason}. Everything is as it was."
+        return f"Not compressed: {reason}. The context is unchanged."
 
     async def _settle_cursor(
         self,

@@ -1,7 +1,7 @@
-"""Work beside the conversation: background tasks and reviews. A model call over a view, with tools that change nothing.
+"""The job worker: background tasks and reviews. A job calls a model with a context, and with tools that change nothing.
 
-A job is no agent. It makes no session anywhere; what it learns is written to the session it works for, citing the
-entries it rests on, and what it found out is heard there by the next turn.
+A job opens no session. Its notes are written to the session it works for and cite entries. Its result is heard in that
+session by the next turn.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from everhold.engine.context_cache import ContextCache, load_context_at
 from everhold.engine.gates import Gates, Wakeups
 from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
-from everhold.ports.store import Change, Claim, CursorUpdate, RetryDelay, Session, Spend, Step, Store, Wakeup
+from everhold.ports.store import BudgetSpend, Change, Claim, CursorUpdate, RetryDelay, Session, Step, Store, Wakeup
 from everhold.ports.tool import ToolContext, ToolEffect
 
 MAX_JOB_ROUNDS: Final = 8
 JOB_DEADLINE_SECONDS: Final = 300.0
 CUT_OFF_SUFFIX: Final = " … (cut off at the model's length limit)"
 BEYOND_ANY_SEQ: Final = 2**62
-"""Further than any session goes: a lane that is idle at it is idle whatever was said meanwhile."""
+"""Higher than any seq: a cursor that is idle at this seq stays idle whatever is committed."""
 
 TASK_PROMPT: Final = (
-    "You work on a task beside the conversation above; nobody is waiting for you and you cannot ask back. Use tools to "
+    "You work on a task beside the conversation above; you cannot ask questions. Use tools to "
     "find things out; you cannot change anything. Answer with the result, short and complete. The task: "
 )
 
@@ -68,7 +68,7 @@ class JobFailed(Exception):
 
 
 class JobWorker:
-    """The lane of a session's jobs: tasks that were asked for, or the review of what was said since the last one."""
+    """Works on a session's jobs: requested tasks, or the review of what was said since the last review."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class JobWorker:
         self.budgets = budgets
         self.contexts = contexts or ContextCache()
         self.thoughts: list[Thought] = []
-        """Every answer so far: it was paid for, whatever becomes of the job."""
+        """Every answer so far. They are paid for, whatever the outcome of the job."""
         self.reservation: list[BudgetReservation] = []
         self.log = gates.log.bind(session=claim.session)
 
@@ -108,7 +108,7 @@ class JobWorker:
                 await self._run_task(session, runtime)
         except JobFailed as failure:
             attempts = self.claim.cursor.attempts + 1
-            self.log.warning("job.retrying", reader=self.claim.consumer, reason=failure.reason, attempt=attempts)
+            self.log.warning("job.retrying", consumer=self.claim.consumer, reason=failure.reason, attempt=attempts)
             chance = self.gates.chance
             await self._commit(
                 Step.DELIVERY_RETRY,
@@ -124,7 +124,7 @@ class JobWorker:
                 spends=build_job_spends(runtime, tuple(self.thoughts), day=self.budgets.get_today()),
             )
 
-    # -- a task somebody asked for -----------------------------------------------------------------------------------
+    # -- tasks --------------------------------------------------------------------------------------------------------
 
     async def _run_task(self, session: Session, runtime: AgentRuntime) -> None:
         entry = await self._find_next_task(session)
@@ -190,7 +190,7 @@ class JobWorker:
     async def _work_on_task(
         self, session: Session, runtime: AgentRuntime, view: SessionContext, task: TaskRequested
     ) -> tuple[str, tuple[Thought, ...]]:
-        """Ask, run what changes nothing, ask again, until there is a result."""
+        """Ask the model, run tools that change nothing, and repeat until there is a result."""
         tools = {name: tool for name, tool in runtime.tools.items() if tool.effect is ToolEffect.PURE}
         shown = (
             *render_messages(view, stubs=list_context_stubs(view)),
@@ -220,7 +220,7 @@ class JobWorker:
                 shown = (*shown, ModelMessage(role="tool", call=call.id, text=result.text, error=result.error))
         raise JobFailed(f"no result after {MAX_JOB_ROUNDS} rounds", can_retry=False)
 
-    # -- the review of what was said -----------------------------------------------------------------------------------
+    # -- reviews ------------------------------------------------------------------------------------------------------
 
     async def _run_review(self, session: Session, runtime: AgentRuntime) -> None:
         view = await self.load_unreviewed(session, after=self.claim.cursor.processed_seq)
@@ -250,7 +250,7 @@ class JobWorker:
         self.log.info("review.completed", notes=len(notes))
 
     async def _is_review_due(self, session: Session, runtime: AgentRuntime) -> bool:
-        """Whether so much was said during a review that the next one is due: a few words wait for their turn."""
+        """Return whether so much was said during a review that the next one is due."""
         every = max(1, runtime.review_every_turns)
         turns = await self.store.list_operations(
             session.id, types=("turn",), states=("done",), after=session.last_seq, limit=every
@@ -258,8 +258,9 @@ class JobWorker:
         return len(turns) >= every
 
     async def note_before_compression(self, session: Session, part: SessionContext, *, advice: str = "") -> None:
-        """Note what a part of the conversation holds before a summary stands for it. Never holds the summary up: what
-        cannot be noted now is left to the next review, and the originals stay in the log."""
+        """Note facts of a part of the conversation before it is compressed. It never delays the summary: what cannot be
+        noted now is left to the next review, and the originals stay in the log.
+        """
         try:
             await self._note_context(session, part, advice=advice)
         finally:
@@ -290,7 +291,7 @@ class JobWorker:
                 Step.JOB,
                 bodies,
                 generation=session.generation,
-                # a fold that is tried again notes nothing twice
+                # A repeated compression notes nothing twice.
                 dedup=f"flush:{session.id}:{after}:{fresh.turns[-1].op}",
                 update=None,
                 wakeups=runtime.list_memory_wakeups(),
@@ -300,7 +301,7 @@ class JobWorker:
             self.log.warning("review.skipped", reason=str(error))
 
     async def load_unreviewed(self, session: Session, *, after: int) -> SessionContext:
-        """What was said since the last review, as far as it is still in the view."""
+        """Return what was said since the last review and is still in the context."""
         seen = self.contexts.get_cached(await self.store.get_session_snapshot(session.id))
         if seen is not None:
             view = seen.context
@@ -317,7 +318,7 @@ class JobWorker:
     async def extract_notes(
         self, session: Session, runtime: AgentRuntime, view: SessionContext, *, advice: str = ""
     ) -> tuple[tuple[Noted, ...], Thought | None]:
-        """What is worth noting about a view: facts that cite what they rest on, and no false claim of absence."""
+        """Return the notes about a context. Each cites entries, and none contains a false claim of absence."""
         request = review.build_review_request(view, advice=advice)
         if request is None:
             return (), None
@@ -337,7 +338,7 @@ class JobWorker:
         notes = []
         for finding in review.parse_findings(thought.text, stamps):
             if (contradiction := await find_contradicting_entry(self.store, session.id, finding.text)) is not None:
-                # what was said is in the log of the session, and nowhere that no erasure reaches
+                # The text is not logged, because erasure would not reach it there.
                 self.log.warning("note.refused", cites=list(finding.cites), because=f"entry {contradiction}")
                 continue
             origin = next((bots[seq] for seq in finding.cites if seq in bots), "")
@@ -345,10 +346,10 @@ class JobWorker:
             notes.append(Noted(text=finding.text, cites=finding.cites, origin=origin, stamp=stamp))
         return tuple(notes), thought
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- model calls -------------------------------------------------------------------------------------------------
 
     async def _ask_model(self, runtime: AgentRuntime, request: ModelRequest, session: Session) -> Thought:
-        """One question to the model that works beside the conversation, out of its own purse."""
+        """Ask the model for jobs once, paid from the budget for background work."""
         await self._check_unchanged(session)
 
         def record(answer: ModelResponse) -> Thought:
@@ -379,22 +380,23 @@ class JobWorker:
             case RequestTooLong(reason=reason) | TurnBroken(reason=reason):
                 raise JobFailed(reason, can_retry=False)
             case _:
-                raise JobFailed("it was cut short", can_retry=True)
+                raise JobFailed("it was cut off", can_retry=True)
 
     def _release_reservation(self) -> None:
-        """What was asked is booked, or never will be."""
+        """Release the reservation, after its cost was committed or if it never will be."""
         for reservation in self.reservation:
             reservation.release()
         self.reservation.clear()
 
     async def _check_unchanged(self, session: Session) -> None:
-        """Between its questions a job commits nothing that would tell it that it was taken over, or that something
-        it has read was erased."""
+        """Check between model calls that the claim still holds and that nothing was erased, because a job commits
+        nothing in between that would show it.
+        """
         cursor = await self.store.get_cursor(self.claim.consumer, session.id)
         if cursor is None or cursor.fence != self.claim.fence:
-            raise LeaseLost(f"session {session.id}: {self.claim.consumer} is in other hands")
+            raise LeaseLost(f"session {session.id}: another worker holds {self.claim.consumer}")
         if (await self.store.get_session(session.id)).generation != session.generation:
-            raise Conflict(f"session {session.id} changed its view while a job was at work")
+            raise Conflict(f"the context of session {session.id} changed while a job was running")
 
     async def _commit(
         self,
@@ -406,7 +408,7 @@ class JobWorker:
         heard: tuple[EntryDraft, ...] = (),
         update: CursorUpdate | None,
         wakeups: tuple[Wakeup, ...] = (),
-        spends: tuple[Spend, ...] = (),
+        spends: tuple[BudgetSpend, ...] = (),
     ) -> None:
         own = [EntryDraft(body=body, author="system", op=OWN_OPERATION) for body in bodies]
         if dedup is not None:
@@ -418,7 +420,8 @@ class JobWorker:
                 at=self.gates.clock.now(),
                 entries=(*own, *heard),
                 claim=self.claim,
-                # what a job read may have been erased while it worked: then nothing it made of it may be kept
+                # An entry that the job read may have been erased meanwhile. In that case nothing of its result may be
+                # stored.
                 generation=generation,
                 cursor=update,
                 wakeups=wakeups,
@@ -429,7 +432,9 @@ class JobWorker:
 
 
 async def find_contradicting_entry(store: Store, session: str, text: str) -> int | None:
-    """The entry that contradicts a claim that something was never said; None if none does, or nothing is claimed."""
+    """Return the entry that contradicts a claim of absence; None if there is none, or if the text makes no such
+    claim.
+    """
     about = denial_detection.extract_denied_words(text)
     if not about:
         return None
@@ -446,7 +451,7 @@ async def find_contradicting_entry(store: Store, session: str, text: str) -> int
 
 
 def _merge_stamps(stamps: dict[int, Stamp], cites: tuple[int, ...]) -> Stamp:
-    """The identity a note is filed under: that of the last entry it rests on, for those who heard all of them."""
+    """Return the stamp of a note: that of the last cited entry, with the audience that heard all cited entries."""
     last = stamps[cites[-1]]
     heard_all = tuple(one for one in last.audience if all(one in stamps[seq].audience for seq in cites))
     return last if heard_all == last.audience else structs.replace(last, audience=heard_all)

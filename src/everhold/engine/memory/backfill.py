@@ -1,8 +1,9 @@
-"""History -> a memory that came later: a bounded range of each session, at a rate, beside what is being said.
+"""Send older history to a memory that was added later: a bounded range of each session, at a limited rate, beside new
+items.
 
-A lane of its own for each session, so it survives whatever the log survives. It ends where the memory's own lane began:
-nothing is handed over twice. What it has to do is written down with the commit that starts it. What was undone,
-replaced or taken back by now is passed over: the memory was told so before it had it, or never will be.
+Each session has a separate backfill cursor, so a crash loses nothing. The range ends where the memory's own cursor
+began, so nothing is sent twice. The order is stored in the commit that starts the backfill. Turns and notes that were
+undone, replaced or taken back are skipped.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from everhold.engine.facts import FactCache
 from everhold.engine.gates import Gates
 from everhold.engine.memory.destination import MAX_BATCH_ITEMS, PAGE_ENTRIES, MemoryDestination
 from everhold.engine.outbox.delivery import BatchScan
-from everhold.ports.store import Change, Claim, Item, Session, StateNamespace, StateWrite, Step, Store, Wakeup
+from everhold.ports.store import Change, Claim, DeliveryItem, Session, StateNamespace, StateWrite, Step, Store, Wakeup
 
 DEFAULT_ITEMS_PER_MINUTE: Final = 60
-"""Exchanges and notes, unless somebody says otherwise: services charge, and limit."""
+"""The default rate of exchanges and notes, because services charge for requests and limit them."""
 _BACKFILL_KINDS: Final = (EntryKind.HEARD, EntryKind.SAID, EntryKind.NOTED, EntryKind.ENDED, EntryKind.CHANGED)
 
 
@@ -34,11 +35,11 @@ class BackfillOrder(Struct, frozen=True, kw_only=True):
     per_minute: int
     after: int = 0
     stood: int = -1
-    """Where the lane stood when this was asked for: if it still does, it goes to `after`, which may lie before that."""
+    """Where the cursor was when this was ordered. If it is still there, it moves to `after`, which may be earlier."""
 
 
 class BackfillRange(Struct, frozen=True, kw_only=True):
-    """The part of one session that a memory has never been handed."""
+    """The part of one session that a memory never received."""
 
     session: str
     agent: str
@@ -46,7 +47,7 @@ class BackfillRange(Struct, frozen=True, kw_only=True):
     upto: int
     stood: int
     version: int
-    """Of the order that was there when this was found out."""
+    """The version of the order that existed when this was computed."""
     items: int
     tokens: int
     since: float
@@ -54,7 +55,7 @@ class BackfillRange(Struct, frozen=True, kw_only=True):
 
 
 class BackfillRateLimit:
-    """How soon the next hand-over of an instance may be. In memory: a restart costs one batch that comes early."""
+    """When the next batch of a memory may be sent. It is kept in memory, so after a restart one batch may come early."""
 
     def __init__(self) -> None:
         self.free_at = float("-inf")
@@ -67,7 +68,7 @@ class BackfillRateLimit:
 
 
 class BackfillDestination(MemoryDestination):
-    """The courier of the past: like the one of the present, but it ends, and takes its time."""
+    """The destination of a backfill: like the memory destination, but with an end and a rate limit."""
 
     delivered_event = "memory.backfilled"
 
@@ -82,21 +83,22 @@ class BackfillDestination(MemoryDestination):
 
     @property
     def _receives_jobs(self) -> bool:
-        return False  # of the past only what was said and noted goes: what came of a task was heard by the next turn
+        return False  # a backfill sends only exchanges and notes; the result of a task was heard in the session
 
     async def _select_places(self, session: Session, places: list[Entry]) -> list[Entry]:
         places = [entry for entry in places if entry.seq not in self._done]
         return await select_valid_entries(self.store, self.notes, session, places)
 
-    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> BatchScan:
+    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[DeliveryItem] = ()) -> BatchScan:
         now = self.gates.clock.monotonic()
-        # what comes after its end is nothing to it: it does not stay due for that
+        # Entries after the end of the range do not keep this cursor due.
         last = (await self.store.get_session(claim.session)).last_seq
         if (seconds := self.rate_limit.get_wait_seconds(now)) > 0:
             return BatchScan(batch=None, scanned_upto_seq=last, wait_seconds=seconds)
         if after == self.order.stood:
             after = self.order.after
-        # it may have been sent back to what an earlier order left out: what it passes again is not handed over again
+        # The cursor may have been moved back to what an earlier order left out. Items that were sent before are
+        # skipped.
         self._done = await _list_backfilled_seqs(self.store, claim.session, self.instance) | {item.seq for item in done}
         look = await super().next_batch(claim, after=after, done=done)
         if look.batch is not None:
@@ -109,7 +111,7 @@ def _order_key(instance: str, session: str) -> str:
 
 
 async def load_backfill_order(store: Store, instance: str, session: str) -> BackfillOrder:
-    """As it was written down; nothing to do if it was not."""
+    """Return the stored order; without one there is nothing to do."""
     record = await store.get_state_record(StateNamespace.BACKFILL, _order_key(instance, session))
     upto, per_minute, after, stood = map(int, ("0 1 0 -1" if record is None else record.value).split(" "))
     return BackfillOrder(upto=upto, per_minute=per_minute, after=after, stood=stood)
@@ -118,7 +120,7 @@ async def load_backfill_order(store: Store, instance: str, session: str) -> Back
 async def select_valid_entries(
     store: Store, notes: FactCache | None, session: Session, places: Sequence[Entry]
 ) -> list[Entry]:
-    """Those of these places at which something stands that holds by now: turns that are not undone, and notes."""
+    """Return those of these places whose item is still valid: turns that are not undone, and notes."""
     ops = [entry.op for entry in places if entry.op is not None and isinstance(entry.body, Ended)]
     turns = (
         await store.list_operations(session.id, types=("turn",), after=min(ops) - 1, before=max(ops) + 1) if ops else []
@@ -142,7 +144,7 @@ async def find_backfill_range(
     since: float = 0.0,
     until: float = float("inf"),
 ) -> BackfillRange | None:
-    """What of a session a memory was never handed and would be, within a time; None if there is nothing."""
+    """Return the part of a session within a time range that a memory never received; None if there is none."""
     ordered = await store.get_state_record(StateNamespace.BACKFILL, _order_key(instance, session.id))
     begun = await store.get_cursor(backfill_consumer(instance), session.id)
     stood = begun.processed_seq if begun is not None else -1
@@ -185,7 +187,7 @@ async def find_backfill_range(
 
 
 async def _find_own_start(store: Store, session: Session, instance: str) -> int:
-    """The last entry before those that the memory's own lane takes care of."""
+    """Return the last entry before the range of the memory's own cursor."""
     consumer = memory_consumer(instance)
     cursor = await store.get_cursor(consumer, session.id)
     if cursor is None:
@@ -197,7 +199,7 @@ async def _find_own_start(store: Store, session: Session, instance: str) -> int:
 
 
 async def _list_backfilled_seqs(store: Store, session: str, instance: str) -> set[int]:
-    """What a backfill is done with, on its way, or has given up."""
+    """Return the seqs that a backfill has sent, is sending, or has given up."""
     consumer = backfill_consumer(instance)
     handed = {one.seq for one in await store.list_receipts(session, consumer=consumer)}
     handed |= {one.seq for one in await store.list_dead_letters(session=session, consumer=consumer, state="")}
@@ -206,7 +208,7 @@ async def _list_backfilled_seqs(store: Store, session: str, instance: str) -> se
 
 
 async def _has_text_left(store: Store, place: Entry) -> bool:
-    """Whether anything is left to hand over at a place that was passed: of a turn, unless all of it was erased."""
+    """Return whether a place still has text. Of a turn this is so unless all of it was erased."""
     if place.op is None or isinstance(place.body, Noted):
         return True
     steps = await store.list_entries(place.session, after=place.op - 1, upto=place.seq)
@@ -218,21 +220,21 @@ async def _has_text_left(store: Store, place: Entry) -> bool:
 
 
 async def _estimate_page_tokens(store: Store, page: Sequence[Entry], places: Sequence[Entry]) -> int:
-    """Tokens of what was said on a page and is not undone, and of the notes among `places`."""
+    """Estimate the tokens of what was said on a page and is not undone, and of the notes among `places`."""
     said = {(entry.session, entry.seq) for entry in page if isinstance(entry.body, Heard | Said)}
     stand = [it.entry for it in (await store.get_cited_entries(said)).values() if not it.undone]
     return sum(weigh_text(it.body.text) for it in (*stand, *places) if isinstance(it.body, Heard | Said | Noted))
 
 
 def count_requests(stretches: Sequence[BackfillRange]) -> int:
-    """Hand-overs it takes; what each of them costs is the service's to say."""
+    """Return the number of requests that a backfill needs."""
     return sum(-(-one.items // MAX_BATCH_ITEMS) for one in stretches)
 
 
 async def start_backfill(gates: Gates, one: BackfillRange, instance: str, *, per_minute: int) -> None:
-    """Write down what is to be done, and let it be done. Begun again, it goes on, or back to what it left out.
+    """Store the order and wake up the backfill. A repeated order continues, or returns to what was left out.
 
-    Raises Conflict if another operator ordered a backfill of the session since `one` was found out.
+    Raises Conflict if another operator ordered a backfill of the session after `one` was computed.
     """
     order = StateWrite(
         namespace=StateNamespace.BACKFILL,

@@ -1,4 +1,6 @@
-"""exchanges and notes -> provider: the courier of one memory instance, under the identity of their time."""
+"""The memory destination: sends a session's exchanges and notes to one memory, under the names and stamps of their
+time.
+"""
 
 from __future__ import annotations
 
@@ -51,17 +53,15 @@ from everhold.ports.memory import (
     MemoryRetraction,
 )
 from everhold.ports.platform import DeliveryGuarantee
-from everhold.ports.store import Claim, InFlightBatch, Item, Operation, Session, Wakeup
+from everhold.ports.store import Claim, DeliveryItem, InFlightBatch, Operation, Session, Wakeup
 
 MAX_BATCH_ITEMS: Final = 20
 PAGE_ENTRIES: Final = 200
 NOTICE_AT_ATTEMPT: Final = 3
-"""The attempt that, when it fails, is worth a word in the chat: a short hiccup is not."""
-OUTAGE_TEXT: Final = (
-    "My memory {memory} is not answering. Nothing is lost: what we say is kept, and goes there once it is back."
-)
+"""After so many failed attempts the chat gets a notice. A short outage is not worth one."""
+OUTAGE_TEXT: Final = "My memory {memory} is not answering. Nothing is lost: our messages are stored, and I send them there when it is back."
 HOOK_DEADLINE_SECONDS: Final = 10.0
-"""For a provider to take note of something that concerns nobody else."""
+"""For hooks of a provider that nothing else depends on."""
 READ_KINDS: Final = (*MEMORY_KINDS, EntryKind.COMPRESSED)
 
 
@@ -69,7 +69,7 @@ DeliverableItem: TypeAlias = MemoryItem | JobResult
 
 
 class MemoryDestination:
-    """Hands one session's memories to one provider, in order, a batch at a time."""
+    """Sends one session's exchanges and notes to one provider, in order, in batches."""
 
     delivered_event = "memory.stored"
     dead_letter_event = "memory.dead_lettered"
@@ -89,9 +89,9 @@ class MemoryDestination:
         wakeups_for: Callable[[Sequence[EntryBody]], tuple[Wakeup, ...]] = lambda _: (),
         upto: int | None = None,
     ) -> None:
-        """`now` is asked for the provider before every call: the one there was may have been replaced.
+        """`now` returns the provider before every call, because it may have been replaced.
 
-        What was said up to `released` is not held back, whatever the pace. What stands behind `upto` is not looked at.
+        Items up to the time `released` are not held back, whatever the pacing. Entries after `upto` are ignored.
         """
         self.upto = upto
         self.gates = gates
@@ -106,7 +106,7 @@ class MemoryDestination:
         self.sends_notices = sends_notices
         self.wakeups_for = wakeups_for
         self.switch_entries: dict[int, Entry] = {}
-        """Where the talk took a turn, among what was looked at."""
+        """Session switches among the scanned entries."""
 
     @property
     def delivery(self) -> DeliveryGuarantee:
@@ -122,7 +122,7 @@ class MemoryDestination:
 
     @property
     def rebuilds_in_flight(self) -> bool:
-        return False  # which exchanges went together is written down nowhere else
+        return False  # the exchanges of a batch are recorded nowhere else
 
     @property
     def probes_before_resend(self) -> bool:
@@ -131,11 +131,11 @@ class MemoryDestination:
             delivery is DeliveryGuarantee.UNACKNOWLEDGED and self.provider.has_capability(MemoryCapability.PROBE)
         )
 
-    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> BatchScan:
+    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[DeliveryItem] = ()) -> BatchScan:
         session = await self.store.get_session(claim.session)
         upto = session.last_seq if self.upto is None else self.upto
         if not self._refresh_provider():
-            return BatchScan(batch=None, scanned_upto_seq=after)  # what is left stays due, and waits for a provider
+            return BatchScan(batch=None, scanned_upto_seq=after)  # the rest stays due and waits
         most = max(MAX_BATCH_ITEMS, min(self.pacing.turns_per_batch, PAGE_ENTRIES))
         while True:
             page = await self.store.list_entries(
@@ -162,18 +162,20 @@ class MemoryDestination:
             after = (places[most - 1] if len(places) > most else page[-1]).seq
 
     async def _select_places(self, session: Session, places: list[Entry]) -> list[Entry]:
-        """Those of these places of which something is handed over at all: of the present, everything."""
+        """Return those of these places that produce an item. Here it is all of them."""
         return places
 
     async def _select_ready(self, session: Session, page: Sequence[Entry]) -> tuple[list[Entry], float]:
-        """What of a page is to be handed over now, and after how many seconds the rest is, if there is one."""
+        """Return the items of a page that are sent now, and after how many seconds the rest is sent, if there is a
+        rest.
+        """
         found = [entry for entry in page if is_memory_entry(entry) or is_session_switch(entry)]
         if len(page) == PAGE_ENTRIES or self.pacing.turns_per_batch == 1 or not found:
             return found, 0.0
         ops = [entry.op for entry in found if entry.op is not None] or [0]
         ended = await self._list_operations(session.id, min(ops), max(ops), jobs=self._receives_jobs)
         what = {op.op: op.type for op in ended}
-        # what ended and was no turn is nothing for memory: it neither fills a batch nor waits for one
+        # An ended operation that is not a turn produces no item. It neither fills a batch nor waits for one.
         found = [entry for entry in found if entry.kind is not EntryKind.ENDED or entry.op in what]
         waiting = [
             PendingItem(entry.at, urgent=entry.kind is not EntryKind.ENDED or what.get(entry.op or 0) == "job")
@@ -183,7 +185,7 @@ class MemoryDestination:
         return found[: verdict.count], verdict.seconds
 
     async def build_notice(self, claim: Claim, *, attempts: int) -> FailureNotice:
-        """The chat hears once, in every outage that lasts, that its memory is not answering."""
+        """Notify the chat, once in every long outage, that its memory does not answer."""
         if attempts != NOTICE_AT_ATTEMPT or not self.sends_notices:
             return FailureNotice()
         latest = (await self.store.get_session(claim.session)).last_seq
@@ -197,7 +199,7 @@ class MemoryDestination:
         return FailureNotice(entries=(EntryDraft(body=told, author="system"),), wakeups=self.wakeups_for((told,)))
 
     async def announce_switches(self, claim: Claim, *, upto: int) -> None:
-        """Tell the provider where the talk took a turn, as far as everything before it is done with."""
+        """Notify the provider of session switches, if everything before them is done."""
         for seq in sorted(self.switch_entries):
             provider = self.current_provider()
             if seq > upto or provider is None or not provider.has_capability(MemoryCapability.SESSION_SWITCHED):
@@ -234,7 +236,7 @@ class MemoryDestination:
                 items.append((item.seq, memory))
         if not items:
             return None
-        # what was parked left its flight behind: it goes under the name of its time all the same
+        # A dead letter has no batch in flight any more, but it keeps the name of its time.
         name = in_flight.name or _find_name_at(
             await self._list_names(session.id) or [(0, self._choose_name(session, items))], items[0][0]
         )
@@ -243,19 +245,25 @@ class MemoryDestination:
     async def deliver(self, delivery_batch: DeliveryBatch) -> Mapping[str, str]:
         assert isinstance(delivery_batch.payload, MemoryBatch)
         batch = await self._add_earlier_versions(delivery_batch.payload)
-        if not self._refresh_provider():  # asked last: while something else is waited for, another may take its place
+        if (
+            not self._refresh_provider()
+        ):  # checked last, because the provider may be replaced while something else is awaited
             raise Transient(f"memory {self.instance} is not attached")
         return await self.provider.store(batch)
 
     async def find_arrived(self, delivery_batch: DeliveryBatch) -> Sequence[str]:
         assert isinstance(delivery_batch.payload, MemoryBatch)
         batch = await self._add_earlier_versions(delivery_batch.payload)
-        if not self._refresh_provider():  # asked last: while something else is waited for, another may take its place
+        if (
+            not self._refresh_provider()
+        ):  # checked last, because the provider may be replaced while something else is awaited
             raise Transient(f"memory {self.instance} is not attached")
         return await self.provider.probe(batch)
 
     async def _add_earlier_versions(self, batch: MemoryBatch) -> MemoryBatch:
-        """Looked up at the last moment, and no part of what a retry must repeat: it may have been erased meanwhile."""
+        """Add the earlier versions of facts at the last moment. They are not part of what a retry must repeat, because
+        they may have been erased.
+        """
         replaced: dict[str, str] = {}
         heard_by: dict[str, tuple[str, ...]] = {}
         for item in batch.items:
@@ -271,7 +279,7 @@ class MemoryDestination:
             if isinstance(old, Noted) and old.text:
                 key = item.supersedes or item.fact
                 replaced[key] = old.text
-                # nobody takes back what others heard and they did not
+                # A note cannot take back another note whose audience includes people who are not in its own audience.
                 if item.stamp.audience and set(item.stamp.audience) <= set(old.stamp.audience):
                     heard_by[key] = old.stamp.audience
         return structs.replace(batch, replaced=replaced, heard_by=heard_by) if replaced or heard_by else batch
@@ -292,7 +300,7 @@ class MemoryDestination:
         return heard_by
 
     async def _find_last_version(self, note: MemoryNote) -> Noted | None:
-        """How a fact was noted in another session."""
+        """Return how a fact was noted in another session."""
         last: Noted | None = None
         after = 0
         while page := await self.store.list_notes(after=after, limit=PAGE_ENTRIES):
@@ -306,7 +314,7 @@ class MemoryDestination:
         return last
 
     def _refresh_provider(self) -> bool:
-        """Whether there is a provider; from here on it is the one in use now."""
+        """Use the provider that is configured now; return whether there is one."""
         provider = self.current_provider()
         self.provider = provider or self.provider
         return provider is not None
@@ -314,10 +322,11 @@ class MemoryDestination:
     async def _take_same_name(
         self, session: Session, items: list[tuple[int, DeliverableItem]]
     ) -> tuple[DeliveryBatch, bool]:
-        """The first of `items` that go under one name, jobs apart from the rest, and whether others are left.
+        """Return the first of `items` that have the same name, jobs separate from the rest, and whether others are
+        left.
 
-        The name is resolved when a session's first memory is stored, recorded, and kept; one that was given later
-        counts from there on.
+        The name is chosen and recorded when a session's first item is stored, and then kept. A name that was set later
+        applies from there on.
         """
         names = await self._list_names(session.id)
         records: tuple[EntryDraft, ...] = ()
@@ -337,7 +346,7 @@ class MemoryDestination:
         return self._build_batch(same, name=first, records=records), len(same) < len(items)
 
     def _choose_name(self, session: Session, items: list[tuple[int, DeliverableItem]]) -> str:
-        """What a session is called by what is known of its first item."""
+        """Choose the name of a session by its first item."""
         return self.choose_name(build_session_origin(session, _get_item_stamp(items[0][1])))
 
     async def _list_names(self, session: str) -> list[tuple[int, str]]:
@@ -361,7 +370,7 @@ class MemoryDestination:
         jobs = tuple(memory for memory in memories if isinstance(memory, JobResult))
         others = tuple(memory for memory in memories if not isinstance(memory, JobResult))
         return DeliveryBatch(
-            items=tuple(Item(seq=seq, key=memory.key) for seq, memory in items),
+            items=tuple(DeliveryItem(seq=seq, key=memory.key) for seq, memory in items),
             processed_upto_seq=upto if upto is not None else items[-1][0],
             digest=fingerprint_batch(name, memories),
             payload=MemoryBatch(name=name, items=others, jobs=jobs),
@@ -374,14 +383,14 @@ class MemoryDestination:
         return self.provider.has_capability(MemoryCapability.JOBS)
 
     async def _list_operations(self, session: str, first: int, last: int, *, jobs: bool) -> list[Operation]:
-        """What memory is handed of these: turns, and tasks if it wants to hear of `jobs`. Reviews leave notes."""
+        """Return the operations that memories receive: turns, and tasks if `jobs`. Reviews only leave notes."""
         what = ("turn", "job") if jobs else ("turn",)
         found = await self.store.list_operations(session, types=what, after=first - 1, before=last + 1)
         return [op for op in found if op.type == "turn" or op.consumer == consumers.TASKS]
 
     async def _build_item(self, session: Session, entry: Entry, *, jobs: bool = True) -> DeliverableItem | None:
-        """What an entry stands for in memory. An exchange is built from its turn's own entries, as they were then; a
-        job is filed under the entry that reports it, of which nothing is left once that is erased.
+        """Return the item of an entry. An exchange is built from the entries of its turn as they were at its end. A job
+        belongs to the entry that reports it, so nothing of it is left after that entry is erased.
         """
         match entry.body:
             case Noted():
@@ -396,7 +405,7 @@ class MemoryDestination:
                 if turn.type == "job":
                     return await self._build_job(session, entry)
                 entries = await self.store.list_entries(session.id, after=turn.first - 1, upto=entry.seq)
-                # as it was when it ended: what undid it later is handed over at its own place
+                # As it was when it ended. A later undo is sent as a separate item.
                 selection = select_operations([turn], at=entry.seq + 1)
                 ended = assemble_context(selection, entries).turns
                 if not ended:
@@ -422,14 +431,14 @@ class MemoryDestination:
                 return None
 
     async def _build_job(self, session: Session, ended: Entry) -> JobResult | None:
-        """What came of a task: it is heard right behind the end of its job."""
+        """Return the result of a task, which is heard right after the end of its job."""
         heard = await self.store.list_entries(session.id, after=ended.seq, upto=ended.seq + 1, kinds=(EntryKind.HEARD,))
         return build_job_result(heard[0], agent=session.agent) if heard else None
 
 
 def build_session_origin(session: Session, stamp: Stamp) -> SessionOrigin:
-    """What is known of a session when its first memory is stored, or first looked for."""
-    # whoever speaks from a directory sits at a terminal: that has no chat to be named after
+    """Return what is known of a session when its first item is stored or searched."""
+    # A session with a directory belongs to a terminal, which has no chat to name it after.
     gateway = not stamp.directory
     return SessionOrigin(
         session=session.id,
@@ -446,6 +455,6 @@ def _get_item_stamp(memory: DeliverableItem) -> Stamp:
 
 
 def _find_name_at(names: list[tuple[int, str]], seq: int) -> str:
-    """The name in force at an entry; what came before the first one goes under the first."""
+    """Return the name in force at an entry; entries before the first name have the first name."""
     before = [name for at, name in names if at <= seq]
     return before[-1] if before else names[0][1]

@@ -1,4 +1,4 @@
-"""How every memory is doing: what it has yet to be handed, since when, what went wrong, when it is tried again."""
+"""The condition of every memory: its backlog and age, the last error, and when it is tried again."""
 
 from __future__ import annotations
 
@@ -16,52 +16,54 @@ from everhold.engine.memory_liveness import MemoryLiveness
 from everhold.errors import EverholdError
 from everhold.ports.memory import MemoryCapability, ProviderHealth
 from everhold.ports.platform import DeliveryGuarantee
-from everhold.ports.store import Backlog, Handed
+from everhold.ports.store import MemoryBacklog, ReceiptCount
 
 HEALTH_DEADLINE_SECONDS: Final = 2.0
-"""For a provider to say how it is: whoever looks at the status waits for it."""
+"""For a provider to report its health, because the status command waits for it."""
 
 
 class MemoryCondition(Struct, frozen=True, kw_only=True):
-    """One memory of one agent. Times are the wall's; None: never, or not since this process began."""
+    """The condition of one memory of one agent. Times are wall-clock times; None: never, or not since this process
+    started.
+    """
 
     memory: str
     agent: str
     state: Literal["well", "behind", "failing"]
     lag: int = 0
-    """What it has yet to be handed."""
+    """The number of items that were not sent yet."""
     oldest: float | None = None
-    """When the oldest of that was said."""
+    """When the oldest of them was said."""
     stored: float | None = None
-    """When it last took something in."""
+    """When it last stored something."""
     found: float | None = None
     """When it last answered a search."""
     error: str = ""
-    """What it said when it last failed."""
+    """The last error."""
     since: float | None = None
     """Since when it fails."""
     attempts: int = 0
-    """So often in a row nothing could be handed over."""
+    """How many attempts in a row failed."""
     again: float | None = None
     """When it is tried next."""
     rests: float = 0.0
-    """Seconds for which it is not asked to find anything."""
+    """For how many seconds it is not asked to recall."""
     says: str = ""
-    """What it says itself."""
+    """What the provider reports."""
     hooks: dict[str, str] = {}
-    """What went wrong with hooks that concern nobody else."""
+    """Hook -> the error of its last call."""
     delivery: str = ""
-    """What a repeat does there, as it declares; empty if it is not there."""
+    """The declared delivery guarantee; empty if the provider is not there."""
     handed: int | None = None
-    """Of one that never acknowledges: what it was told so far. None: whatever it took in, it has confirmed."""
+    """Of a memory that never acknowledges: how many items were sent. None: the memory acknowledges."""
     seen: int = 0
-    """Of those, what it showed when it was searched. Of the rest nobody knows."""
+    """How many of them appeared in search results. The others are unconfirmed."""
 
 
 async def collect_conditions(
     gates: Gates, attached: Sequence[MemoryClient], *, agent: str = ""
 ) -> list[MemoryCondition]:
-    """Every memory that is in use, or has something waiting for it; of one agent, if one is named."""
+    """Return the condition of every memory that is in use or has a backlog; of one agent, if one is named."""
     behind = {
         (it.consumer.removeprefix(MEMORY_PREFIX), it.agent): it for it in await gates.store.list_backlogs(MEMORY_PREFIX)
     }
@@ -77,12 +79,12 @@ async def collect_conditions(
 
 async def _count_unacknowledged(
     gates: Gates, there: Mapping[tuple[str, str], MemoryClient]
-) -> dict[tuple[str, str], Handed]:
-    """What was handed to those who never say that it was kept. Nobody else is counted: it takes a while."""
+) -> dict[tuple[str, str], ReceiptCount]:
+    """Count what was sent to memories that never acknowledge. Others are not counted, because counting is slow."""
     silent = {key for key, it in there.items() if it.delivery is DeliveryGuarantee.UNACKNOWLEDGED}
     if not silent:
         return {}
-    found = {key: Handed(consumer=memory_consumer(key[0]), agent=key[1], items=0, named=0) for key in silent}
+    found = {key: ReceiptCount(consumer=memory_consumer(key[0]), agent=key[1], items=0, named=0) for key in silent}
     for prefix in (MEMORY_PREFIX, BACKFILL_PREFIX):
         for it in await gates.store.count_receipts(sorted({f"{prefix}{memory}" for memory, _ in silent})):
             key = (it.consumer.removeprefix(prefix), it.agent)
@@ -94,9 +96,9 @@ async def _count_unacknowledged(
 def _build_condition(
     key: tuple[str, str],
     attached: MemoryClient | None,
-    backlog: Backlog | None,
+    backlog: MemoryBacklog | None,
     says: ProviderHealth | None,
-    told: Handed | None,
+    told: ReceiptCount | None,
 ) -> MemoryCondition:
     pulse = attached.liveness if attached is not None else None
     failing = bool((pulse and pulse.is_failing) or (backlog and backlog.error) or (says and not says.well))
@@ -124,7 +126,7 @@ def _build_condition(
 
 
 def _find_newest_failure(pulse: MemoryLiveness | None) -> tuple[str, float | None]:
-    """The newest failure there was, and since when it has been failing."""
+    """Return the newest failure, and since when calls have been failing."""
     beats = (
         [beat for beat in (pulse.store_calls, pulse.find_calls) if beat.last_failure_at is not None] if pulse else []
     )

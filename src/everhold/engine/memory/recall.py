@@ -1,6 +1,6 @@
-"""A turn's message -> what memories have to say about it, within a deadline. Belongs to that turn and to nobody else.
+"""Recall for a turn: ask the memories about its messages, within a deadline. The result belongs to this turn only.
 
-It is asked for inside the turn that shows it, so there is nothing that could arrive late in another one.
+The memories are asked inside the turn that shows the result, so a late answer cannot appear in another turn.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ from everhold.engine.gates import Gates
 from everhold.engine.memory import destination as memory_destination
 from everhold.errors import EverholdError
 from everhold.ports.memory import MemoryHit, MemoryQuery
-from everhold.ports.store import Cited, Session, Store
+from everhold.ports.store import CitedEntry, Session, Store
 
 MAX_HITS: Final = 40
 MAX_QUERY_CHARS: Final = 4_000
 MAX_RECALL_ROUNDS: Final = 2
-"""How often memories are asked about one message if the view of the session changes while they answer."""
+"""How often memories are asked about one message if the context changes while they answer."""
 MAX_LEFT_OUT: Final = 30
-"""How many of those that were left out are written down."""
+"""How many left-out items are recorded."""
 
 
 class TurnRecall(Struct, frozen=True, kw_only=True):
-    """What a turn is shown beside its message, and where it came from; both empty if there was nothing to ask."""
+    """What a turn is shown beside its messages, and the record of its sources. Both are empty if there was nothing to
+    ask.
+    """
 
     text: str = ""
     record: RecallRecord | None = None
@@ -59,10 +61,11 @@ async def recall_for_turn(
     stamp: Stamp,
     visible: Collection[int],
 ) -> TurnRecall:
-    """The facts of those present, and what every memory of the agent says about a message, all asked at once.
+    """Return the facts for the people present, and what every memory of the agent finds about a message. All are asked
+    at once.
 
-    `visible` are this session's entries that the model sees anyway. An answer that was given for another view of the
-    session is dropped, and asked for once more.
+    `visible` are this session's entries that the model sees anyway. An answer for an outdated context is dropped and
+    asked for once more.
     """
     if not stamp.audience:
         return TurnRecall()
@@ -102,33 +105,34 @@ async def recall_for_turn(
         tokens=merged.tokens,
         deadline=runtime.recall_seconds,
     )
-    # nobody who wrote the material can have known where its fence ends
+    # The authors of recalled text cannot know the delimiter.
     end = make_delimiter(session.id, op, gates.chance.bytes(16).hex())
     warnings = _warnings(silent, _list_lagging_memories(runtimes, runtime, session.agent))
     parts = (fence_facts(facts, end), fence_items(shown, end), *warnings)
     return TurnRecall(text="\n".join(part for part in parts if part), record=why)
 
 
-def _warnings(silent: Sequence[str], behind: Sequence[str]) -> list[str]:
-    """What the model is told about memories that did not answer, and about those that store nothing now."""
+def _warnings(silent: Sequence[str], lagging: Sequence[str]) -> list[str]:
+    """Return warnings for the model about memories that did not answer, and about those that store nothing now."""
     warnings: list[str] = []
     if silent:
         warnings.append(f"[Memory is incomplete right now: {', '.join(silent)} did not answer in time.]")
-    if behind:
+    if lagging:
         warnings.append(
-            f"[Memory is behind right now: {', '.join(behind)} takes nothing in. What is said is kept meanwhile.]"
+            f"[Memory is incomplete right now: {', '.join(lagging)} stores nothing new. "
+            "Messages are kept until it does.]"
         )
     return warnings
 
 
 def _list_lagging_memories(runtimes: AgentRuntimes, runtime: AgentRuntime, agent: str) -> list[str]:
-    """Memories that do not take in what is said, for the time being."""
+    """Return the memories that fail to store at present."""
     there = ((name, runtimes.find_memory(name, agent)) for name in runtime.recall_memories)
     return [name for name, memory in there if memory and memory.liveness and memory.liveness.store_calls.is_failing]
 
 
 class RecallFilter:
-    """What a turn may be shown of what was found. The log says whom it is for, whoever found it."""
+    """Decides which hits a turn may be shown. The log says for which audience an entry is, whichever memory found it."""
 
     def __init__(
         self,
@@ -151,8 +155,8 @@ class RecallFilter:
         self._origins: dict[tuple[str, int], str] = {}
 
     async def filter_hits(self, answers: Mapping[str, Sequence[MemoryHit]]) -> dict[str, list[MemoryHit]]:
-        """What may be shown. What is in sight anyway is passed over; what is not for those present is not even
-        counted where they could see it.
+        """Return the hits that may be shown. Entries that are visible anyway are skipped. Hits that are not for the
+        people present are not even counted where they could see it.
         """
         unseen = {name: [found for found in answer if self._is_unseen(name, found)] for name, answer in answers.items()}
         places = {(it.session, it.seq) for answer in unseen.values() for it in answer if it.session and it.seq}
@@ -172,7 +176,7 @@ class RecallFilter:
         return True
 
     def _is_allowed(self, provider: str, found: MemoryHit, judged: Mapping[tuple[str, int], tuple[Entry, str]]) -> bool:
-        """Whether it may be shown. What does not stand in this log is its finder's to judge."""
+        """Return whether a hit may be shown. A hit without an entry in this log is judged by its memory."""
         place = (found.session, found.seq)
         stands = judged.get(place)
         if stands is None:
@@ -188,9 +192,9 @@ class RecallFilter:
 async def judge_places(
     store: Store, notes: FactCache | None, places: Collection[tuple[str, int]], *, agent: str, present: Collection[str]
 ) -> dict[tuple[str, int], tuple[Entry, str]]:
-    """What stands at these places, and why it must not be shown to those present; nothing if it may.
+    """Return the entries at these places, and why each must not be shown to the people present; empty if it may.
 
-    A memory need not have heard yet, or ever, that something was undone or taken back: the log has.
+    A memory may not know yet that an entry was undone or taken back, but the log does.
     """
     cited = await store.get_cited_entries(places) if places else {}
     gone = (
@@ -202,8 +206,8 @@ async def judge_places(
     }
 
 
-def find_objection(cited: Cited, *, agent: str, present: Collection[str], taken_back: bool) -> str:
-    """Why an entry must not be shown; nothing if it may."""
+def find_objection(cited: CitedEntry, *, agent: str, present: Collection[str], taken_back: bool) -> str:
+    """Return why an entry must not be shown; empty if it may."""
     body = cited.entry.body
     if body is None:
         return "erased"
@@ -218,7 +222,7 @@ def find_objection(cited: Cited, *, agent: str, present: Collection[str], taken_
 
 
 def find_foreign_origin(entry: Entry) -> str:
-    """Whose words an entry holds if not those of somebody who is here."""
+    """Return the source of an entry's text if no person present said it."""
     match entry.body:
         case Heard(bot=True, sender=sender):
             return f"bot:{sender or entry.author}"
@@ -238,7 +242,7 @@ async def _ask_until_stable(
     stamp: Stamp,
     visible: Collection[int],
 ) -> tuple[RecallTarget, dict[str, Sequence[MemoryHit] | None]]:
-    """What memories answer for the view as it still is when they have answered, and for which view that was."""
+    """Return what the memories answer, and the context they answered for. It is current when they have answered."""
     views = 0
     while True:
         views += 1
@@ -251,7 +255,7 @@ async def _ask_until_stable(
             return asked, found
         gates.log.info("recall.dropped", session=session.id, generation=asked.generation)
         if views == MAX_RECALL_ROUNDS:
-            return asked, dict.fromkeys(found)  # it changes again and again: the turn goes on without
+            return asked, dict.fromkeys(found)  # the context keeps changing, so the turn continues without recall
 
 
 async def _ask_memories(
@@ -268,7 +272,7 @@ async def _ask_memories(
         _ask_memory(gates, runtimes, runtime, name, _build_query(session, name, text, stamp, visible, runtime))
         for name in names
     ]
-    # most agents have one memory: a task for it alone is a round through the loop for nothing
+    # Most agents have one memory, and a separate task for one call would be wasted.
     found = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
     return dict(zip(names, found, strict=True))
 
@@ -280,7 +284,7 @@ def _build_query(
         text=text[-MAX_QUERY_CHARS:],
         agent=session.agent,
         session=session.id,
-        # before anything was stored there it has the name that it will get
+        # Before anything is stored there, the memory has the name that it will get.
         name=session.names.get(memory)
         or runtime.choose_memory_name(memory, memory_destination.build_session_origin(session, stamp)),
         audience=stamp.audience,
@@ -295,7 +299,7 @@ def _build_query(
 async def _ask_memory(
     gates: Gates, runtimes: AgentRuntimes, runtime: AgentRuntime, name: str, query: MemoryQuery
 ) -> Sequence[MemoryHit] | None:
-    """What one memory finds, or None if it does not say in time. Reading again does no harm: doubt is no matter."""
+    """Return what one memory finds, or None if it does not answer in time. A repeated search is harmless."""
     provider = runtimes.find_memory(name, query.agent)
     if provider is None:
         return None

@@ -1,7 +1,7 @@
-"""What was handed over -> the same memory, again: for one that lost it, or never said that it was kept.
+"""Resend to a memory what it already received, because it lost the items or never confirmed them.
 
-Nothing new is made up for it: each item goes back in front of the lane it left by, under its own key and the name of
-its time, in order, one commit for each session. What is asked for twice goes once.
+Each item becomes a dead letter that is replayed, with its own key and the name of its time, in order, in one commit for
+each session. An item that is requested twice is sent once.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from everhold.engine.gates import Gates
 from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.store import Change, DeadLetter, Receipt, Session, Step, Store, Wakeup
 
-RESEND_REASON: Final = "handed over before, and asked for again"
+RESEND_REASON: Final = "sent before, and requested again"
 REPEAT_EFFECTS: Final = {
-    DeliveryGuarantee.KEYED: "what is there already is recognised by its key, and stays as it is",
-    DeliveryGuarantee.UPSERT: "what is there already is overwritten with itself",
-    DeliveryGuarantee.PROBE: "each is looked for first, and goes only if it is not there",
-    DeliveryGuarantee.UNACKNOWLEDGED: "it knows no keys: what it has kept may be there twice afterwards",
+    DeliveryGuarantee.KEYED: "the memory recognises existing items by their key and keeps them",
+    DeliveryGuarantee.UPSERT: "existing items are overwritten with the same content",
+    DeliveryGuarantee.PROBE: "each item is probed first, and sent only if it is missing",
+    DeliveryGuarantee.UNACKNOWLEDGED: "the memory knows no keys, so existing items may be stored twice",
 }
-"""What a repeat does, where one is allowed."""
-PROBED_EFFECT: Final = "each is looked for first; what it has kept and does not show may be there twice afterwards"
+"""What a repeat does, by delivery guarantee."""
+PROBED_EFFECT: Final = "each item is probed first; items that the memory stores but does not show may be stored twice"
 
 
 class ResendPlan(Struct, frozen=True, kw_only=True):
-    """What of one session was handed over since a time, and goes again."""
+    """The items of one session that were sent since a time, and are sent again."""
 
     session: str
     dead_letters: tuple[DeadLetter, ...]
     dead_letter_ids: tuple[int, ...]
-    """Dead letters of that time: they go, too."""
+    """Dead letters of that time, which are replayed, too."""
     since: float
     until: float
 
@@ -42,7 +42,7 @@ class ResendPlan(Struct, frozen=True, kw_only=True):
 
 
 async def plan_resend(store: Store, session: Session, instance: str, *, since: float) -> ResendPlan | None:
-    """What a memory was handed of a session from `since` on, oldest first; None if nothing was."""
+    """Return what a memory received of a session from `since` on, oldest first; None if nothing."""
     letters: list[DeadLetter] = []
     given_up: list[DeadLetter] = []
     for consumer in (backfill_consumer(instance), memory_consumer(instance)):
@@ -83,7 +83,7 @@ def _build_dead_letter(receipt: Receipt) -> DeadLetter:
 
 
 async def start_resend(gates: Gates, again: ResendPlan) -> None:
-    """Put it in front of its lanes, which take it up before anything new, whatever falls meanwhile."""
+    """Commit the items as replayed dead letters. The cursors send them before anything new, even after a crash."""
     now = gates.clock.now()
     if again.dead_letters:
         wakeups = tuple(Wakeup(consumer=consumer) for consumer in sorted({it.consumer for it in again.dead_letters}))

@@ -1,6 +1,6 @@
-"""Where the talk takes a turn: a fresh context, a summary, another session. What memories are told about it.
+"""Session switches: a context reset, a summary, or another session at the same address. Memories are notified of them.
 
-It is news, and nothing hangs on it: whatever was said before goes out by itself, under its own name.
+The notification is only information. What was said before is delivered independently, under its own name.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from everhold.ports.memory import MemoryScope, SessionSwitch
 from everhold.ports.store import Session, Store
 
 MAX_ENTRIES_BACK: Final = 500
-"""So many entries back somebody is looked for who spoke."""
+"""How many entries back the last speaker is searched."""
 
 
 def is_session_switch(entry: Entry) -> bool:
-    """Whether the talk takes a turn here. A session that was left has the record of it, through its tie."""
+    """Return whether an entry is a session switch. The session that was left has it as a backlink."""
     match entry.body:
         case Compressed() | Changed(change=ContextReset()) | Changed(change=AddressUnbound()):
             return True
@@ -38,7 +38,7 @@ def is_session_switch(entry: Entry) -> bool:
 async def build_session_switch(
     store: Store, session: Session, entry: Entry, *, memory: str, naming: Callable[[Session, Stamp], str]
 ) -> SessionSwitch:
-    """What happened at an entry where the talk takes a turn, as one memory knows the sessions, or will: by `naming`."""
+    """Describe the session switch at an entry, with the names that one memory uses or will use (`naming`)."""
     stamp = await _find_last_stamp(store, session.id, entry.seq)
 
     def scope(session: Session) -> MemoryScope:
@@ -56,19 +56,21 @@ async def build_session_switch(
             how = "branch" if await _is_branch_switch(store, session.id, entry.seq, other) else "resume"
             return SessionSwitch(how=how, before=here, after=scope(await store.get_session(other)))
         case Compressed():
-            return SessionSwitch(how="fold", before=here, after=here)
+            return SessionSwitch(how="compression", before=here, after=here)
         case _:
             return SessionSwitch(how="new", before=here, after=here)
 
 
 async def _find_last_stamp(store: Store, session: str, seq: int) -> Stamp:
-    """Who spoke last."""
+    """Return the stamp of the last speaker."""
     heard = await store.list_entries(session, after=max(0, seq - MAX_ENTRIES_BACK), upto=seq, kinds=(EntryKind.HEARD,))
     return next((entry.body.stamp for entry in reversed(heard) if isinstance(entry.body, Heard)), Stamp())
 
 
 async def _is_branch_switch(store: Store, session: str, seq: int, other: str) -> bool:
-    """Whether what led away was the branch itself: its record stands right before. Later ways there are resumptions."""
+    """Return whether the switch was the branch itself, whose entry is right before. A later switch to the branch is a
+    resumption.
+    """
     changed = await store.list_entries(
         session, after=max(0, seq - MAX_ENTRIES_BACK), upto=seq - 1, kinds=(EntryKind.CHANGED,)
     )

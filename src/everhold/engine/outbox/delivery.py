@@ -1,7 +1,8 @@
-"""The lane machine: due, deliver, done | later | parked | in doubt; in order per session.
+"""The delivery worker: delivers the batches of one cursor, in order per session. A batch ends delivered, retried later,
+as dead letters, or in doubt.
 
-A lane hands over one load at a time. What is in flight is stored before it leaves, and a retry repeats exactly that.
-What a load is, and how it is handed over, is the courier's business (voice, remember).
+The worker sends one batch at a time. The batch in flight is stored before it is sent, and a retry repeats exactly that
+batch. The destination (a platform account or a memory) knows what a batch is and how to send it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from everhold.ports.store import (
     Claim,
     CursorUpdate,
     DeadLetter,
+    DeliveryItem,
     InFlightBatch,
-    Item,
     Receipt,
     RetryDelay,
     Step,
@@ -32,79 +33,81 @@ from everhold.ports.store import (
 )
 
 MAX_BLIND_RESENDS: Final = 3
-"""How often something that may have arrived is sent again where nobody can tell."""
+"""How often a batch that may have arrived is sent again if the destination cannot tell."""
 
 
 class DeliveryBatch(Struct, frozen=True, kw_only=True):
-    """What is handed over at once."""
+    """The items that are delivered together."""
 
-    items: tuple[Item, ...]
+    items: tuple[DeliveryItem, ...]
     processed_upto_seq: int
-    """The lane's position once this is done with."""
+    """The cursor's processed seq after this batch is done."""
     digest: str
     payload: object
     name: str = ""
     records: tuple[EntryDraft, ...] = ()
-    """What is to be written down with it, once."""
+    """Entries to commit with the batch, once."""
     generation: int = 0
-    """The session's, before the load was made: an erasure since then must not find it on its way."""
+    """The session's generation before the batch was made. If it has changed, for example by an erasure, the batch must
+    not be sent.
+    """
 
 
 class BatchScan(Struct, frozen=True, kw_only=True):
-    """What a courier saw when it looked at the log."""
+    """What a destination found in the log."""
 
     batch: DeliveryBatch | None
     scanned_upto_seq: int
-    """The last seq it looked at."""
+    """The last seq that was scanned."""
     generation: int = 0
-    """The session's, as it was then."""
+    """The session's generation at that time."""
     has_more: bool = False
-    """There is, or may be, more to hand over behind this load."""
+    """There may be more to deliver after this batch."""
     passed_upto_seq: int = 0
-    """Without a load: up to here nothing is left to do."""
+    """Without a batch: up to this seq nothing is left to do."""
     wait_seconds: float = 0.0
-    """Without a load: something is there, and held back for so many seconds unless more comes."""
+    """Without a batch: items are held back for so many seconds, unless more arrive."""
 
 
 class DeliveryAttempt(Struct, frozen=True, kw_only=True):
-    """A load that is stored as in flight, about to be handed over."""
+    """A batch that is stored as in flight and about to be sent."""
 
     batch: DeliveryBatch
     in_flight: InFlightBatch
     started_at: float
-    """Monotonic time before it was stored: its deadline counts from here, however long it takes to leave."""
+    """Monotonic time before it was stored. Its deadline counts from here."""
     in_doubt: bool = False
-    """It may have arrived before: this is the policy's second try."""
+    """It may have arrived before, and the policy sends it again."""
 
 
 class DeliveryOutcome(Struct, frozen=True, kw_only=True):
-    """What became of items that were sent, or could not be. The next commit stores it."""
+    """The outcome of items that were sent, or could not be. The next commit stores it."""
 
     receipts: tuple[Receipt, ...] = ()
-    parks: tuple[DeadLetter, ...] = ()
+    dead_letters: tuple[DeadLetter, ...] = ()
     """Items that are given up."""
-    unparks: tuple[int, ...] = ()
-    """Dead letters that were replayed, and are no longer dead."""
+    replayed: tuple[int, ...] = ()
+    """Ids of dead letters that were replayed and are done."""
 
 
 NO_OUTCOME: Final = DeliveryOutcome()
 
 
 class FailureNotice(Struct, frozen=True, kw_only=True):
-    """Something to be told, and who says it."""
+    """A notice to commit, and the consumers to wake up for it."""
 
     entries: tuple[EntryDraft, ...] = ()
     wakeups: tuple[Wakeup, ...] = ()
 
 
 class Destination(Protocol):
-    """Knows one kind of load and one far side."""
+    """Delivers one kind of batch to one remote side."""
 
     in_doubt_policy: str
     delivered_event: str
-    """What a delivered load is called in the log."""
+    """The log event of a delivered batch."""
     dead_letter_event: str
-    """And one that was given up."""
+    """The log event of a dead letter."""
 
     @property
     def delivery(self) -> DeliveryGuarantee: ...
@@ -117,30 +120,30 @@ class Destination(Protocol):
 
     @property
     def probes_before_resend(self) -> bool:
-        """Whether `arrived` is worth a question before something goes that may be there already."""
+        """Whether to call `find_arrived` before a batch is sent again that may have arrived."""
 
     @property
     def rebuilds_in_flight(self) -> bool:
-        """Whether a flight nobody remembers goes again just as it went, and is recognised."""
+        """Whether a rebuilt batch has the same bytes as the one in flight."""
 
-    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> BatchScan:
-        """What is to be handed over after a position, `done` just being finished."""
+    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[DeliveryItem] = ()) -> BatchScan:
+        """Return the next batch after a seq. `done` are the items that have just been delivered."""
 
     async def rebuild_batch(self, claim: Claim, in_flight: InFlightBatch) -> DeliveryBatch | None:
-        """The load of a flight, built again from the log; None if nothing of it may be sent any more."""
+        """Return the batch in flight, rebuilt from the log; None if nothing of it may be sent any more."""
 
     async def deliver(self, delivery_batch: DeliveryBatch) -> Mapping[str, str]:
-        """Hand it over; the remote id of each key."""
+        """Send the batch; return the remote id of each key."""
 
     async def find_arrived(self, delivery_batch: DeliveryBatch) -> Sequence[str]:
-        """Those of its keys that the far side already has."""
+        """Return the keys that the remote side already has."""
 
     async def build_notice(self, claim: Claim, *, attempts: int) -> FailureNotice:
-        """What somebody should be told about an attempt that failed, the so manieth in a row."""
+        """Return a notice about the failed attempt number `attempts` in a row."""
 
 
 class DeliveryWorker:
-    """Works one claimed lane until it is empty, waiting, or lost."""
+    """Works on one claimed cursor until it is empty, waiting, or lost."""
 
     def __init__(self, gates: Gates, claim: Claim, destination: Destination) -> None:
         self.gates = gates
@@ -149,20 +152,20 @@ class DeliveryWorker:
         self.attempts = claim.cursor.attempts
         self.scan: BatchScan | None = None
         self.settled_upto_seq = claim.cursor.processed_seq
-        """Up to here everything is done with, on record."""
+        """Everything up to this seq is committed as done."""
         self.is_idle = False
         self.replaying: list[DeadLetter] = []
-        """What somebody took back from the parked ones: goes again, before anything new."""
-        self.log = gates.log.bind(session=claim.session, reader=claim.consumer)
+        """Replayed dead letters, which are sent before anything new."""
+        self.log = gates.log.bind(session=claim.session, consumer=claim.consumer)
 
     async def run(self) -> bool:
-        """Whether nothing is left to do in it."""
+        """Work until nothing can be sent now; return whether nothing is left to do."""
         while True:
             try:
                 await self._run()
                 return self.is_idle
             except Conflict:
-                # the view changed while a load was made, perhaps by an erasure: make it anew from what is stored
+                # The context changed while a batch was made, perhaps by an erasure. Rebuild it from what is stored.
                 found = await self.gates.store.get_cursor(self.claim.consumer, self.claim.session)
                 if found is None or found.fence != self.claim.fence:
                     return False
@@ -186,11 +189,12 @@ class DeliveryWorker:
         )
 
     async def _resume_in_flight_batch(self, in_flight: InFlightBatch) -> DeliveryAttempt | None:
-        """Go on with a flight found in the lane."""
+        """Continue with a batch in flight that was found in the cursor."""
         if in_flight.state != "unsent" and (
             is_late_arrival_harmful(self.destination.delivery) or in_flight.state == "voided"
         ):
-            # whoever sent this may be stalled, not dead: its request may be carried out until its deadline
+            # The worker that sent it may be stalled and not dead, so the request may still be carried out until its
+            # deadline.
             await self.gates.sleep(self.destination.deadline + self.destination.visible_after)
         self.replaying = [dead_letter for dead_letter in self.replaying if dead_letter.id not in in_flight.replays]
         batch = await self._rebuild_batch(in_flight)
@@ -200,10 +204,10 @@ class DeliveryWorker:
             )
         batch = structs.replace(batch, processed_upto_seq=in_flight.upto)
         if in_flight.state == "voided":
-            # something in it was erased: the rest is in doubt, as what it now is, under its own keys
+            # A part of the batch was erased. The rest is in doubt with its present content, under its own keys.
             dead_letters = self._build_erased_dead_letters(in_flight, batch.items)
             in_flight = structs.replace(in_flight, items=batch.items, digest=batch.digest, state="in_doubt")
-            outcome = DeliveryOutcome(parks=dead_letters)
+            outcome = DeliveryOutcome(dead_letters=dead_letters)
             await self._commit(
                 Step.DELIVERY_SEND, CursorUpdate(in_flight=in_flight), outcome, generation=batch.generation
             )
@@ -211,18 +215,18 @@ class DeliveryWorker:
         if batch.digest != in_flight.digest:
             stored = await self.gates.store.get_cursor(self.claim.consumer, self.claim.session)
             if stored is None or stored.in_flight != in_flight:
-                raise Conflict("the flight was voided while it was waited for")
+                raise Conflict("the batch in flight was voided by another commit")
             raise Poisoned(
-                f"{self.claim.consumer} would not repeat what it sent for {self.claim.session}",
-                remedy="entries behind a batch in flight were altered; run `everhold audit`",
+                f"{self.claim.consumer} would send another batch than the one in flight for {self.claim.session}",
+                remedy="entries of the batch in flight were altered; run `everhold audit`",
             )
         if in_flight.state == "unsent":
             return await self._begin_attempt(batch, in_flight, in_doubt=self._is_blind_resend(in_flight))
         return await self._resolve_in_doubt(batch, in_flight)
 
     def _is_blind_resend(self, in_flight: InFlightBatch) -> bool:
-        """Whether an earlier send may have arrived, where nobody can tell: the doubt outlives who sent it."""
-        return in_flight.sends > 1 and resolve_in_doubt(self.destination.delivery, policy="") == "gamble"
+        """Return whether an earlier send may have arrived without a way to tell. This holds for later workers, too."""
+        return in_flight.sends > 1 and resolve_in_doubt(self.destination.delivery, policy="") == "blind_resend"
 
     async def _begin_attempt(
         self,
@@ -232,14 +236,14 @@ class DeliveryWorker:
         in_doubt: bool = False,
         outcome: DeliveryOutcome = NO_OUTCOME,
     ) -> DeliveryAttempt:
-        """Store that the load is about to leave: from here on nobody knows any more that it has not."""
+        """Store that the batch is about to be sent. From here on it may have been sent."""
         since = self.gates.clock.monotonic()
         in_flight = structs.replace(in_flight, state="sent")
         await self._commit(Step.DELIVERY_SEND, CursorUpdate(in_flight=in_flight), outcome, generation=batch.generation)
         return DeliveryAttempt(batch=batch, in_flight=in_flight, started_at=since, in_doubt=in_doubt)
 
     async def _rebuild_batch(self, in_flight: InFlightBatch) -> DeliveryBatch | None:
-        """The load of a flight as the log has it now."""
+        """Return the batch in flight with the present content of the log."""
         _, generation = await self.gates.store.get_session_head(self.claim.session)
         batch = await self.destination.rebuild_batch(self.claim, in_flight)
         return None if batch is None else structs.replace(batch, generation=generation)
@@ -247,20 +251,20 @@ class DeliveryWorker:
     async def _resolve_in_doubt(
         self, batch: DeliveryBatch, in_flight: InFlightBatch, *, refused: bool = False
     ) -> DeliveryAttempt | None:
-        """The answer was lost: ask, send again, or follow the policy; always counted where people see it.
+        """Settle a batch whose answer was lost: probe, send again, or follow the policy. The doubt is always recorded.
 
-        `refused`: what did not arrive would be refused again, as long as it goes together.
+        `refused`: items that did not arrive would be refused again if they were sent together.
         """
         how = resolve_in_doubt(self.destination.delivery, policy=self.destination.in_doubt_policy)
-        blind = how == "gamble"
+        blind = how == "blind_resend"
         if blind and in_flight.sends >= MAX_BLIND_RESENDS:
             how = "hold"
         elif blind and self.destination.probes_before_resend:
-            how = "probe"  # what is seen there need not go again; what is not seen may be there all the same
+            how = "probe"  # an item that is found is not sent again; one that is not found may still be there
         there: Sequence[str] = ()
         self.log.warning("delivery.in_doubt", keys=[item.key for item in batch.items], then=how)
         if how == "hold":
-            dead_letters = self._build_dead_letters(batch.items, "nobody can tell whether it arrived", in_doubt=True)
+            dead_letters = self._build_dead_letters(batch.items, "it is unknown whether it arrived", in_doubt=True)
             return await self._finish_batch(
                 batch.processed_upto_seq, batch.items, in_flight=in_flight, dead_letters=dead_letters
             )
@@ -290,7 +294,7 @@ class DeliveryWorker:
     async def _resend_missing(
         self, batch: DeliveryBatch, in_flight: InFlightBatch, there: set[str]
     ) -> DeliveryAttempt | None:
-        """Part of a load arrived: that part is done, and the rest goes again by itself, under its own keys."""
+        """Settle the items that arrived, and send the rest again under their own keys."""
         rest = structs.replace(in_flight, items=tuple(item for item in batch.items if item.key not in there))
         missing = await self._rebuild_batch(rest)
         receipts = self._build_arrived_receipts([item for item in batch.items if item.key in there])
@@ -305,33 +309,35 @@ class DeliveryWorker:
         dead_letters = self._build_erased_dead_letters(rest, missing.items)
         rest = structs.replace(rest, items=missing.items, digest=missing.digest, sends=in_flight.sends + 1)
         missing = structs.replace(missing, processed_upto_seq=in_flight.upto)
-        outcome = DeliveryOutcome(receipts=receipts, parks=dead_letters)
+        outcome = DeliveryOutcome(receipts=receipts, dead_letters=dead_letters)
         return await self._begin_attempt(missing, rest, in_doubt=self._is_blind_resend(rest), outcome=outcome)
 
     async def _send_one_by_one(
         self, batch: DeliveryBatch, in_flight: InFlightBatch, *, there: Set[str] = frozenset()
     ) -> DeliveryAttempt | None:
-        """A batch was refused, and something in it is to blame: each item goes by itself, and only that one is parked.
+        """Send the items of a refused batch one by one, so that only the refused items become dead letters.
 
-        What is left is stored as part of the flight, so whoever takes the lane over goes on in the middle.
+        The remaining items are stored with the batch in flight, so another worker can continue in the middle.
         """
         left = tuple(item for item in batch.items if item.key not in there)
         state: Literal["unsent", "in_doubt"] = "in_doubt" if self._is_blind_resend(in_flight) else "unsent"
-        behind = structs.replace(in_flight, items=left, digest="", state=state)
+        remaining = structs.replace(in_flight, items=left, digest="", state=state)
         receipts = self._build_arrived_receipts([item for item in batch.items if item.key in there])
         self.log.info("delivery.split", keys=[item.key for item in left])
         return await self._finish_batch(
-            batch.processed_upto_seq, in_flight=structs.replace(in_flight, remaining=behind), receipts=receipts
+            batch.processed_upto_seq, in_flight=structs.replace(in_flight, remaining=remaining), receipts=receipts
         )
 
     async def _send(self, attempt: DeliveryAttempt) -> DeliveryAttempt | None:
-        """Hand a load over and settle it; the next one, already in flight, or None when the lane is done for now."""
+        """Send a batch and settle it; return the next attempt, already stored as in flight, or None if the cursor is
+        done for now.
+        """
         destination, batch = self.destination, attempt.batch
         if attempt.in_flight.state == "in_doubt":
             return await self._resolve_in_doubt(batch, attempt.in_flight)
         left = attempt.started_at + destination.deadline - self.gates.clock.monotonic()
         if left < destination.deadline / 2:
-            # we stood still on the way: a successor waits only so long, so ask the store whether it is still ours
+            # We may have stalled past the deadline, so confirm the claim before sending.
             return await self._begin_attempt(batch, attempt.in_flight, in_doubt=attempt.in_doubt)
         try:
             remotes = await deliver_outside(
@@ -345,10 +351,10 @@ class DeliveryWorker:
             in_flight = structs.replace(attempt.in_flight, state="in_doubt")
             if self.attempts or not is_late_arrival_harmful(destination.delivery):
                 return await self._retry_later(batch, in_flight, error)
-            # the first time it is settled as soon as it can be; after that with growing waits, like any failure
+            # The first time it is settled as soon as possible, then with growing delays, like any failure.
             self.attempts = 1
             await self._commit(Step.DELIVERY_RETRY, CursorUpdate(in_flight=in_flight, attempts=1, error=str(error)))
-            # until its deadline the request may still be carried out, and until then a look proves nothing
+            # Until its deadline the request may still be carried out, so a probe before it proves nothing.
             left = attempt.started_at + destination.deadline - self.gates.clock.monotonic()
             await self.gates.sleep(max(0.0, left) + destination.visible_after)
             return await self._resolve_in_doubt(batch, in_flight)
@@ -359,7 +365,7 @@ class DeliveryWorker:
         )
 
     async def _settle_refusal(self, attempt: DeliveryAttempt, error: Refused | PartiallyDone) -> DeliveryAttempt | None:
-        """It will not be taken, or not all of it: find out what is to blame, and park that."""
+        """Settle a refusal: find the items that are refused, and make them dead letters."""
         batch, partial = attempt.batch, isinstance(error, PartiallyDone)
         if len(batch.items) == 1:
             dead_letters = self._build_dead_letters(batch.items, str(error), in_doubt=attempt.in_doubt or partial)
@@ -370,69 +376,80 @@ class DeliveryWorker:
             return await self._send_one_by_one(batch, attempt.in_flight)
         in_flight = structs.replace(attempt.in_flight, state="in_doubt")
         await self._commit(Step.DELIVERY_RETRY, CursorUpdate(in_flight=in_flight, error=str(error)))
-        # the answer is here, so nothing is on its way any more; what was kept may take a while to be seen
+        # The answer has arrived, so no request is under way any more. Stored items may become visible later.
         await self.gates.sleep(self.destination.visible_after)
         return await self._resolve_in_doubt(batch, in_flight, refused=True)
 
     async def _finish_batch(
         self,
         upto: int,
-        done: tuple[Item, ...] = (),
+        done: tuple[DeliveryItem, ...] = (),
         *,
         in_flight: InFlightBatch | None = None,
         receipts: tuple[Receipt, ...] = (),
         dead_letters: tuple[DeadLetter, ...] = (),
     ) -> DeliveryAttempt | None:
-        """The flight is over: move the position, and in the same commit put the next load in flight or let go."""
-        outcome = DeliveryOutcome(receipts=receipts, parks=dead_letters, unparks=in_flight.replays if in_flight else ())
-        behind = in_flight.remaining if in_flight else None
+        """Settle a batch: advance the cursor, and in the same commit store the next batch as in flight, or release the
+        claim.
+        """
+        replayed = in_flight.replays if in_flight else ()
+        outcome = DeliveryOutcome(receipts=receipts, dead_letters=dead_letters, replayed=replayed)
+        remaining = in_flight.remaining if in_flight else None
         while True:
             try:
-                if behind is not None:
-                    return await self._begin_next_single(behind, structs.replace(outcome, unparks=()))
+                if remaining is not None:
+                    return await self._begin_next_single(remaining, structs.replace(outcome, replayed=()))
                 return await self._settle_cursor(upto, done, outcome)
             except Conflict:
-                # the view changed while the next load was made: look again; what is done with stays done
+                # The context changed while the next batch was made, so scan again. What is done stays done.
                 self.scan = None
                 self.replaying = [
-                    dead_letter for dead_letter in await self._list_replaying() if dead_letter.id not in outcome.unparks
+                    dead_letter
+                    for dead_letter in await self._list_replaying()
+                    if dead_letter.id not in outcome.replayed
                 ]
 
-    async def _begin_next_single(self, behind: InFlightBatch, outcome: DeliveryOutcome) -> DeliveryAttempt | None:
-        """Put the first of what is left of a refused batch in flight. The position waits for the last of them."""
-        for index in range(len(behind.items)):
-            in_flight = structs.replace(behind, items=behind.items[index : index + 1])
+    async def _begin_next_single(self, remaining: InFlightBatch, outcome: DeliveryOutcome) -> DeliveryAttempt | None:
+        """Send the first remaining item of a refused batch. The cursor advances after the last of them."""
+        for index in range(len(remaining.items)):
+            in_flight = structs.replace(remaining, items=remaining.items[index : index + 1])
             batch = await self._rebuild_batch(in_flight)
             if batch is None:
-                outcome = structs.replace(outcome, parks=outcome.parks + self._build_erased_dead_letters(in_flight))
+                outcome = structs.replace(
+                    outcome, dead_letters=(*outcome.dead_letters, *self._build_erased_dead_letters(in_flight))
+                )
                 continue
-            rest = behind.items[index + 1 :]
+            rest = remaining.items[index + 1 :]
             in_flight = structs.replace(
                 in_flight,
                 digest=batch.digest,
                 state="sent",
-                remaining=structs.replace(behind, items=rest) if rest else None,
+                remaining=structs.replace(remaining, items=rest) if rest else None,
             )
-            return await self._leave(batch, in_flight, CursorUpdate(in_flight=in_flight, attempts=0, error=""), outcome)
-        return await self._settle_cursor(behind.upto, (), outcome)
+            return await self._begin_first_attempt(
+                batch, in_flight, CursorUpdate(in_flight=in_flight, attempts=0, error=""), outcome
+            )
+        return await self._settle_cursor(remaining.upto, (), outcome)
 
     async def _settle_cursor(
-        self, upto: int, done: tuple[Item, ...], outcome: DeliveryOutcome
+        self, upto: int, done: tuple[DeliveryItem, ...], outcome: DeliveryOutcome
     ) -> DeliveryAttempt | None:
-        """Everything up to `upto` is done with. Go on with a replay, else with what the log holds next, else rest."""
+        """Everything up to `upto` is done. Continue with a replay, else with the next batch from the log, else release
+        the claim.
+        """
         while self.replaying:
             dead_letter = self.replaying.pop(0)
-            leg = await self._replay(dead_letter, upto, outcome)
-            if leg is not None:
-                return leg
-            outcome = structs.replace(outcome, unparks=(*outcome.unparks, dead_letter.id))
+            attempt = await self._replay(dead_letter, upto, outcome)
+            if attempt is not None:
+                return attempt
+            outcome = structs.replace(outcome, replayed=(*outcome.replayed, dead_letter.id))
         idle = (
             self.scan is None and not done and self.claim.cursor.in_flight is None
-        )  # nothing was sent before this look
+        )  # nothing was sent before this scan
         if self.scan is None or self.scan.has_more:
             self.scan = await self.destination.next_batch(self.claim, after=upto, done=done)
         else:
-            # the last look saw nothing behind this load; if something came since, the store keeps the lane due
+            # The last scan found nothing after this batch. If entries arrived since, the store keeps the cursor due.
             self.scan = structs.replace(self.scan, batch=None)
         self.attempts = 0
         if self.scan.batch is None:
@@ -440,33 +457,38 @@ class DeliveryWorker:
             return None
         return await self._send_next(self.scan, self.scan.batch, upto, outcome, idle=idle)
 
-    async def _replay(self, parked: DeadLetter, upto: int, outcome: DeliveryOutcome) -> DeliveryAttempt | None:
-        """Put a dead letter in flight once more; None if nothing of it may be sent any more."""
-        items = (Item(seq=parked.seq, part=parked.part, key=parked.key),)
-        again = InFlightBatch(items=items, upto=upto, digest="", state="voided", replays=(parked.id,))
-        load = await self._rebuild_batch(again)
-        if load is None:
+    async def _replay(self, dead_letter: DeadLetter, upto: int, outcome: DeliveryOutcome) -> DeliveryAttempt | None:
+        """Send a dead letter again; None if nothing of it may be sent any more."""
+        items = (DeliveryItem(seq=dead_letter.seq, part=dead_letter.part, key=dead_letter.key),)
+        again = InFlightBatch(items=items, upto=upto, digest="", state="voided", replays=(dead_letter.id,))
+        batch = await self._rebuild_batch(again)
+        if batch is None:
             return None
-        # what may have arrived before it was parked is now sent for the second time at least
-        sends = 2 if parked.in_doubt else 1
+        # An item in doubt may have arrived before it became a dead letter, so this is at least the second send.
+        sends = 2 if dead_letter.in_doubt else 1
         state: Literal["in_doubt", "sent"] = (
-            "in_doubt" if parked.in_doubt and self.destination.probes_before_resend else "sent"
+            "in_doubt" if dead_letter.in_doubt and self.destination.probes_before_resend else "sent"
         )
-        flight = structs.replace(again, items=load.items, digest=load.digest, state=state, sends=sends, name=load.name)
-        update = CursorUpdate(processed_seq=upto, in_flight=flight, attempts=0, error="")
-        return await self._leave(structs.replace(load, processed_upto_seq=upto), flight, update, outcome)
+        in_flight = structs.replace(
+            again, items=batch.items, digest=batch.digest, state=state, sends=sends, name=batch.name
+        )
+        update = CursorUpdate(processed_seq=upto, in_flight=in_flight, attempts=0, error="")
+        return await self._begin_first_attempt(
+            structs.replace(batch, processed_upto_seq=upto), in_flight, update, outcome
+        )
 
-    async def _leave(
-        self, load: DeliveryBatch, flight: InFlightBatch, update: CursorUpdate, outcome: DeliveryOutcome
+    async def _begin_first_attempt(
+        self, batch: DeliveryBatch, in_flight: InFlightBatch, update: CursorUpdate, outcome: DeliveryOutcome
     ) -> DeliveryAttempt:
-        """Store that this load is in flight, with what became of the one before. It is its first attempt."""
+        """Store that this batch is in flight, together with the outcome of the one before. It is its first attempt."""
         since = self.gates.clock.monotonic()
         self.attempts = 0
-        await self._commit(Step.DELIVERY_SEND, update, outcome, generation=load.generation)
-        return DeliveryAttempt(batch=load, in_flight=flight, started_at=since, in_doubt=self._is_blind_resend(flight))
+        await self._commit(Step.DELIVERY_SEND, update, outcome, generation=batch.generation)
+        in_doubt = self._is_blind_resend(in_flight)
+        return DeliveryAttempt(batch=batch, in_flight=in_flight, started_at=since, in_doubt=in_doubt)
 
     async def _rest(self, look: BatchScan, upto: int, outcome: DeliveryOutcome, *, idle: bool) -> None:
-        """There is nothing to send now: let go of the lane."""
+        """Release the claim, because there is nothing to send now."""
         upto = max(upto, look.passed_upto_seq)
         update = CursorUpdate(
             processed_seq=upto,
@@ -477,35 +499,38 @@ class DeliveryWorker:
             wait=RetryDelay(seconds=look.wait_seconds) if look.wait_seconds else None,
             release=True,
         )
-        # if the disk loses this, the flight is still there and goes again
+        # If the disk loses this commit, the batch in flight is still stored and is sent again.
         resent = resolve_in_doubt(self.destination.delivery, policy="") == "resend"
-        durable = not idle and bool(not resent or outcome.parks or outcome.unparks)
+        durable = not idle and bool(not resent or outcome.dead_letters or outcome.replayed)
         await self._commit(Step.CURSOR_SETTLE if idle else Step.DELIVERY_DONE, update, outcome, durable=durable)
         self.settled_upto_seq = upto
 
     async def _send_next(
-        self, look: BatchScan, load: DeliveryBatch, upto: int, outcome: DeliveryOutcome, *, idle: bool
+        self, look: BatchScan, batch: DeliveryBatch, upto: int, outcome: DeliveryOutcome, *, idle: bool
     ) -> DeliveryAttempt:
-        """Put the load that the look found in flight."""
+        """Store the batch that the scan found as in flight."""
         since = self.gates.clock.monotonic()
-        flight = InFlightBatch(items=load.items, upto=load.processed_upto_seq, digest=load.digest, name=load.name)
+        in_flight = InFlightBatch(
+            items=batch.items, upto=batch.processed_upto_seq, digest=batch.digest, name=batch.name
+        )
         await self._commit(
             Step.DELIVERY_SEND if idle else Step.DELIVERY_DONE,
-            CursorUpdate(processed_seq=upto, in_flight=flight, attempts=0, error=""),
+            CursorUpdate(processed_seq=upto, in_flight=in_flight, attempts=0, error=""),
             outcome,
             generation=look.generation,
-            entries=load.records,
-            durable=not self.destination.rebuilds_in_flight or bool(outcome.parks or outcome.unparks or load.records),
+            entries=batch.records,
+            durable=not self.destination.rebuilds_in_flight
+            or bool(outcome.dead_letters or outcome.replayed or batch.records),
         )
         self.settled_upto_seq = upto
         return DeliveryAttempt(
-            batch=structs.replace(load, generation=look.generation), in_flight=flight, started_at=since
+            batch=structs.replace(batch, generation=look.generation), in_flight=in_flight, started_at=since
         )
 
     async def _retry_later(
         self, batch: DeliveryBatch, in_flight: InFlightBatch, error: EverholdError
     ) -> DeliveryAttempt | None:
-        """Try again when it makes sense, or give the load up and go on with the next."""
+        """Retry later, or give the batch up and continue with the next."""
         self.attempts += 1
         asked = error.retry_after if isinstance(error, Transient) else None
         seconds = asked if asked is not None else retry_delay_seconds(self.attempts, jitter=self.gates.chance.random())
@@ -530,9 +555,10 @@ class DeliveryWorker:
         await self._commit(Step.DELIVERY_RETRY, update, entries=notice.entries, wakeups=notice.wakeups)
         return None
 
-    def _build_arrived_receipts(self, items: Sequence[Item]) -> tuple[Receipt, ...]:
-        """Receipts of those that arrived although the answer was lost. What stands for their ids: nothing, unless being
-        seen is all there ever is."""
+    def _build_arrived_receipts(self, items: Sequence[DeliveryItem]) -> tuple[Receipt, ...]:
+        """Return receipts of items that arrived although the answer was lost. Their remote id is empty, unless
+        visibility is the only confirmation.
+        """
         keys = [item.key for item in items]
         if keys:
             self.log.info(self.destination.delivered_event, keys=keys, found=True)
@@ -544,7 +570,7 @@ class DeliveryWorker:
         )
 
     def _build_receipts(
-        self, items: Sequence[Item], remotes: Mapping[str, str], *, in_doubt: bool = False
+        self, items: Sequence[DeliveryItem], remotes: Mapping[str, str], *, in_doubt: bool = False
     ) -> tuple[Receipt, ...]:
         return tuple(
             Receipt(
@@ -560,19 +586,21 @@ class DeliveryWorker:
         )
 
     def _build_erased_dead_letters(
-        self, in_flight: InFlightBatch, left: tuple[Item, ...] = ()
+        self, in_flight: InFlightBatch, left: tuple[DeliveryItem, ...] = ()
     ) -> tuple[DeadLetter, ...]:
-        """What was erased whole on its way to somebody who cannot tell: it may be there all the same."""
-        if in_flight.state == "unsent" or resolve_in_doubt(self.destination.delivery, policy="") != "gamble":
+        """Return dead letters for items that were erased in flight, if the destination cannot tell whether they
+        arrived.
+        """
+        if in_flight.state == "unsent" or resolve_in_doubt(self.destination.delivery, policy="") != "blind_resend":
             return ()
         keys = {item.key for item in left}
         gone = tuple(item for item in in_flight.items if item.key not in keys)
         return self._build_dead_letters(
-            gone, "it was erased on its way, and nobody can tell whether it arrived", in_doubt=True
+            gone, "it was erased in flight, and it is unknown whether it arrived", in_doubt=True
         )
 
     def _build_dead_letters(
-        self, items: tuple[Item, ...], reason: str, *, in_doubt: bool = False
+        self, items: tuple[DeliveryItem, ...], reason: str, *, in_doubt: bool = False
     ) -> tuple[DeadLetter, ...]:
         return tuple(
             DeadLetter(
@@ -608,17 +636,17 @@ class DeliveryWorker:
                 generation=generation,
                 cursor=update,
                 receipts=outcome.receipts,
-                dead_letters=outcome.parks,
-                replayed=outcome.unparks,
+                dead_letters=outcome.dead_letters,
+                replayed=outcome.replayed,
                 wakeups=wakeups,
                 durable=durable,
             )
         )
         self.is_idle = done.rests
-        for dead_letter in outcome.parks:
+        for dead_letter in outcome.dead_letters:
             self.log.warning(
                 self.destination.dead_letter_event,
                 keys=[dead_letter.key],
                 reason=dead_letter.reason,
-                doubtful=dead_letter.in_doubt,
+                in_doubt=dead_letter.in_doubt,
             )

@@ -1,7 +1,8 @@
-"""A reply that is seen while it is made: lossy, never the record.
+"""Drafts: a reply that is shown while it is made. A draft may be lost and is never the record.
 
-The first visible piece has a committed receipt, so that the final text edits it even after a restart. Everything else
-about a draft may be lost at any time: whatever happens to it, the turn's end is committed and delivered by voice.
+The first visible piece has a committed receipt, so the final text edits it even after a restart. Everything else about
+a draft may be lost at any time, because the reply is committed at the turn's end and delivered by the platform
+destination.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ T = TypeVar("T")
 
 DRAFT_DEADLINE_SECONDS: Final = 10.0
 EDIT_INTERVAL_SECONDS: Final = 1.0
-"""How often a visible draft is brought up to date: platforms limit edits."""
+"""How often a visible draft is updated, because platforms limit edits."""
 MIN_FIRST_CHARS: Final = 40
 
 DRAFT_PART: Final = outbox_platform.DRAFT_PART
 
 CUT_OUTCOMES: Final = frozenset({"stopped", "interrupted"})
-"""How a turn ends that leaves its draft as it is. One that fails says so in its place."""
+"""Outcomes after which the draft stays as it is. A failed turn replaces it by a notice."""
 STOPPED_SUFFIX: Final = " … (stopped)"
 
 
 TYPING_INTERVAL_SECONDS: Final = 4.0
-"""How often it is shown that somebody is at work: platforms show it for about five seconds."""
+"""How often the typing indicator is sent. Platforms show it for about five seconds."""
 
 
 @contextlib.contextmanager
 def show_typing(gates: Gates, runtimes: AgentRuntimes, place: ChatLocation | None) -> Iterator[None]:
-    """Show at `place` that a reply is being made, for as long as the block lasts, if its platform can show that."""
+    """Show a typing indicator at `place` while the block runs, if the platform supports it."""
     platform: object = None if place is None else runtimes.find_platform(place.platform, place.account)
     if place is None or not can_type(platform):
         yield
@@ -63,7 +64,7 @@ def show_typing(gates: Gates, runtimes: AgentRuntimes, place: ChatLocation | Non
 
 
 class ReplyDraft:
-    """One reply as it grows. Collects text at once, shows it at its own pace."""
+    """One reply as it grows. It collects text at once and shows it at intervals."""
 
     def __init__(
         self,
@@ -88,14 +89,14 @@ class ReplyDraft:
         self._restart_text = False
         self._closing = False
         self._wakeup = asyncio.Event()
-        """Rings when the pace is over, too: that it rang does not say that the reply is made."""
+        """Also set at the end of an interval, so it does not mean that the reply is complete."""
         self._grown = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def add_text(self, piece: str | None) -> None:
-        """More of the text; None: it begins anew with the next piece, and until then what is seen may stay.
+        """Add text; None: the reply starts again with the next piece, and the shown text may stay until then.
 
-        Never waits and never fails: it is called from inside a model's answer.
+        It never waits and never raises, because it is called while a model answers.
         """
         if piece is None:
             self._restart_text = True
@@ -107,7 +108,7 @@ class ReplyDraft:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """The reply is made: show nothing more, and wait for what is on its way, or it would land on the final text."""
+        """Show nothing more, and wait for the edit in progress, because it would overwrite the final text."""
         self._closing = True
         self._wakeup.set()
         self._grown.set()
@@ -116,13 +117,13 @@ class ReplyDraft:
                 await self._task
 
     def abandon(self) -> None:
-        """There will be no reply: stop at once."""
+        """Stop at once, because there will be no reply."""
         if self._task is not None:
             self._task.cancel()
 
     async def _run(self) -> None:
         try:
-            # what is being delivered comes first: a draft never stands above an earlier reply
+            # Deliver earlier replies first, because a draft must not appear above an earlier reply.
             cursor = await self.gates.store.get_cursor(place_consumer(self.place), self.claim.session)
             if cursor is not None and (cursor.since is not None or cursor.in_flight is not None):
                 return
@@ -141,17 +142,19 @@ class ReplyDraft:
             self.gates.log.debug("draft.failed", session=self.claim.session, op=self.op, error=error)
 
     async def _show_while_owned(self, how: Callable[[OutgoingMessage], Awaitable[T]]) -> T:
-        """Show something, if the turn is still ours: a successor waits only so long before it shows the final text."""
+        """Show something if the turn is still ours. Another worker waits only for the deadline before it shows the
+        final text.
+        """
         out = self._build_message()
         ends = self.gates.clock.monotonic() + self.deadline
         cursor = await self.gates.store.get_cursor(self.claim.consumer, self.claim.session)
         if cursor is None or cursor.fence != self.claim.fence:
-            raise LeaseLost(f"session {self.claim.session}: operation {self.op} is in other hands")
+            raise LeaseLost(f"session {self.claim.session}: another worker holds operation {self.op}")
         left = ends - self.gates.clock.monotonic()
         try:
             return await deliver_outside("draft", lambda: how(out), self.gates, deadline=left)
         except InDoubt:
-            # it may land until its deadline, and must not do so on the final text
+            # The edit may arrive until its deadline, and must not overwrite the final text.
             await self.gates.sleep(max(0.0, ends - self.gates.clock.monotonic()))
             raise
 
@@ -181,13 +184,13 @@ class ReplyDraft:
 
 
 async def find_left_draft(store: Store, session: str, op: int, place: ChatLocation) -> str:
-    """The draft that an earlier hand showed for this turn, if one did."""
+    """Return the draft that an earlier worker showed for this turn, if there is one."""
     shown = await store.list_receipts(session, seq=op, consumer=place_consumer(place))
     return next((receipt.remote for receipt in shown if receipt.part == DRAFT_PART), "")
 
 
 async def render_cut_off_notice(ended: Ended, sketch: ReplyDraft | None) -> str:
-    """What has to stand where a draft is seen that nobody will finish; nothing if none is seen."""
+    """Return the notice that replaces a draft that will not be finished; empty if no draft is visible."""
     if sketch is None or ended.outcome not in CUT_OUTCOMES:
         return ""
     if not await find_left_draft(sketch.gates.store, sketch.claim.session, sketch.op, sketch.place):

@@ -1,4 +1,6 @@
-"""said -> platform: the courier of one platform account. Looks at what was committed, never at bindings."""
+"""The platform destination: delivers the replies of a session through one platform account. It reads committed entries,
+never bindings.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,18 @@ from everhold.core.entries import OUTAGE_NOTICE, ChatLocation, Ended, Entry, Ent
 from everhold.engine.outbox.delivery import BatchScan, DeliveryBatch, FailureNotice
 from everhold.errors import TooLong
 from everhold.ports.platform import DeliveryGuarantee, OutgoingMessage, Platform
-from everhold.ports.store import Claim, InFlightBatch, Item, Store
+from everhold.ports.store import Claim, DeliveryItem, InFlightBatch, Store
 
 DRAFT_PART = -1
-"""A draft's place among the parts of a reply: before all of them. It is filed under the operation, since the reply has
-no seq while it is made."""
+"""The part number of a draft, before all parts of the reply. The draft is stored under the operation, because the reply
+has no seq while it is made.
+"""
 
 TURN_NOTICE = "turn"
-"""What a notice is about that stands in a reply's place."""
+"""The `about` of a notice that replaces a reply."""
 
 SEND_DEADLINE_SECONDS = 30.0
-"""After this a send is given up on; leases outlive it."""
+"""After this deadline a send is given up. Leases last longer."""
 
 
 class PlatformDestination:
@@ -51,7 +54,7 @@ class PlatformDestination:
         self.in_doubt_policy = in_doubt_policy
         self.drafts = drafts
 
-    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> BatchScan:
+    async def next_batch(self, claim: Claim, *, after: int, done: Sequence[DeliveryItem] = ()) -> BatchScan:
         upto, generation = await self.store.get_session_head(claim.session)
         batch: DeliveryBatch | None = None
         for entry in await self.store.list_entries(
@@ -69,14 +72,18 @@ class PlatformDestination:
                     return BatchScan(batch=batch, scanned_upto_seq=upto, generation=generation, has_more=True)
         return BatchScan(batch=batch, scanned_upto_seq=upto, generation=generation)
 
-    async def _list_undelivered_parts(self, claim: Claim, entry: Entry, parts: int, done: Sequence[Item]) -> list[int]:
-        """The parts of an entry that are neither delivered nor given up. The position tells for those of one part."""
+    async def _list_undelivered_parts(
+        self, claim: Claim, entry: Entry, parts: int, done: Sequence[DeliveryItem]
+    ) -> list[int]:
+        """Return the parts of an entry that are neither delivered nor given up. For an entry with one part the cursor
+        is enough.
+        """
         over = {item.part for item in done if item.seq == entry.seq}
         if parts > 1:
             over |= {
                 r.part for r in await self.store.list_receipts(claim.session, seq=entry.seq, consumer=claim.consumer)
             }
-            # in whichever state: what somebody sends again goes by itself
+            # Dead letters of every state count, because a replay sends them separately.
             given_up = await self.store.list_dead_letters(session=claim.session, consumer=claim.consumer, state="")
             over |= {dead_letter.part for dead_letter in given_up if dead_letter.seq == entry.seq}
         return [part for part in range(parts) if part not in over]
@@ -86,7 +93,7 @@ class PlatformDestination:
         entry = await self.store.get_entry(claim.session, item.seq)
         _, parts = list_entry_parts(entry)
         if item.part >= len(parts):
-            return None  # erased since: nothing of it may leave
+            return None  # erased since: nothing of it may be sent
         if in_flight.state == "unsent" and await self._is_undone(claim.session, entry):
             return None
         return await self._build_batch(claim, entry, item.part, last=in_flight.upto == entry.seq)
@@ -99,7 +106,7 @@ class PlatformDestination:
         except TooLong:
             if out.file is None:
                 raise
-            # the place takes less than was known when the reply was made
+            # The chat accepts less than was known when the reply was made.
             instead = structs.replace(out, file=None, text=format_unsent_file(out.file))
             return {out.key: await self.platform.send(instead)}
 
@@ -108,7 +115,7 @@ class PlatformDestination:
         return [delivery_batch.payload.key] if await self.platform.probe(delivery_batch.payload) is not None else []
 
     async def build_notice(self, claim: Claim, *, attempts: int) -> FailureNotice:
-        return FailureNotice()  # whom should it tell, and how?
+        return FailureNotice()  # there is no other way to reach the chat
 
     async def _build_batch(self, claim: Claim, entry: Entry, part: int, *, last: bool) -> DeliveryBatch:
         place, parts = list_entry_parts(entry)
@@ -126,17 +133,20 @@ class PlatformDestination:
             notice=isinstance(entry.body, Notified),
             file=file,
         )
-        # until its last part has gone, the position stays before the entry
+        # Until its last part is sent, the cursor stays before the entry.
         upto = entry.seq if last else entry.seq - 1
         said = f"{key}\n{place}\n{file.blob if file else text}"
         digest = hashlib.sha256(said.encode()).hexdigest()
         return DeliveryBatch(
-            items=(Item(seq=entry.seq, part=part, key=key),), processed_upto_seq=upto, digest=digest, payload=out
+            items=(DeliveryItem(seq=entry.seq, part=part, key=key),),
+            processed_upto_seq=upto,
+            digest=digest,
+            payload=out,
         )
 
     async def _find_draft(self, claim: Claim, entry: Entry) -> str:
-        """The visible draft of this reply, if one was shown: the final text takes its place, or the word that there is
-        none, or none yet.
+        """Return the visible draft of this reply, if one was shown. The final text replaces it, or the notice that
+        there is none.
         """
         ends = isinstance(entry.body, Notified) and (
             entry.body.about == TURN_NOTICE or await self._is_release_notice(entry)
@@ -148,24 +158,24 @@ class PlatformDestination:
         return remote if remote and (ends or await self._is_turn_reply(entry)) else ""
 
     async def _is_release_notice(self, entry: Entry) -> bool:
-        """Whether its turn is given back with it: whichever answers in the end knows nothing of this one's draft."""
+        """Return whether the entry's turn was released. The later turn that answers does not know this draft."""
         if not (isinstance(entry.body, Notified) and entry.body.about == OUTAGE_NOTICE):
             return False
-        behind = await self.store.list_entries(
+        following = await self.store.list_entries(
             entry.session, after=entry.seq, upto=entry.seq + 1, kinds=(EntryKind.ENDED,)
         )
-        return any(isinstance(end.body, Ended) and end.op == entry.op for end in behind)
+        return any(isinstance(end.body, Ended) and end.op == entry.op for end in following)
 
     async def _is_turn_reply(self, entry: Entry) -> bool:
-        """Whether it is its turn's reply, which follows a thought. What a tool says is a message of its own, and may be
-        for another chat.
+        """Return whether the entry is its turn's reply, which follows a thought. A message from a tool is separate and
+        may be for another chat.
         """
         kinds = (EntryKind.THOUGHT, EntryKind.RETURNED)
         steps = await self.store.list_entries(entry.session, after=entry.op or 0, upto=entry.seq - 1, kinds=kinds)
         return next((step.kind for step in reversed(steps) if step.op == entry.op), None) is EntryKind.THOUGHT
 
     async def _is_undone(self, session: str, entry: Entry) -> bool:
-        """Whether the turn that said it was taken back; a notice stands whatever becomes of its turn."""
+        """Return whether the turn of this entry was undone. A notice stays valid if its turn is undone."""
         if not isinstance(entry.body, Said) or entry.op is None:
             return False
         found = await self.store.list_operations(session, after=entry.op - 1, before=entry.op + 1)
@@ -173,5 +183,5 @@ class PlatformDestination:
 
 
 def list_entry_parts(entry: Entry) -> tuple[ChatLocation | None, tuple[ReplyPart, ...]]:
-    """Where an entry is to be said, and in which parts."""
+    """Return where an entry is delivered, and in which parts."""
     return get_reply_parts(entry.body)

@@ -1,4 +1,4 @@
-"""Where a turn is worked on: under whose claim, with what at hand, and how it commits."""
+"""The turn context: the claim of a turn worker, the objects it works with, and how it commits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from everhold.engine.context_cache import ContextCache
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.outbox import drafts
 from everhold.engine.recall_records import ThoughtBlobs
-from everhold.ports.store import Change, Claim, Committed, CursorUpdate, Spend, Step, Wakeup
+from everhold.ports.store import BudgetSpend, Change, Claim, CommitResult, CursorUpdate, Step, Wakeup
 
 
 class TurnContext:
-    """Where a turn is worked on: under whose claim, and with what at hand."""
+    """The claim of a turn worker, and the objects it works with."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TurnContext:
         self.last_commit_at = 0.0
         """When it committed last."""
         self.is_idle = False
-        """Nobody need look for this lane: it has nothing left to do."""
+        """The cursor has nothing left to do, so it need not be checked."""
 
     async def commit(
         self,
@@ -58,13 +58,13 @@ class TurnContext:
         generation: int | None = None,
         update: CursorUpdate | None = None,
         wakeups: tuple[Wakeup, ...] = (),
-        spends: tuple[Spend, ...] = (),
+        spends: tuple[BudgetSpend, ...] = (),
         beside: ThoughtBlobs | None = None,
         files: tuple[bytes, ...] = (),
         pause: bool = False,
         durable: bool = True,
-    ) -> Committed:
-        """Commit under this mind's claim."""
+    ) -> CommitResult:
+        """Commit under the claim of this worker."""
         beside = beside or ThoughtBlobs()
         self.last_commit_at = self.gates.clock.now()
         change = Change(

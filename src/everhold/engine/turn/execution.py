@@ -1,4 +1,4 @@
-"""One turn being worked on: performs what core/turn.py decides, and records it before anything else happens."""
+"""The execution of one turn: performs the actions that `core/turn.py` decides, and records each before the next."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ from everhold.engine.recall_records import ThoughtBlobs
 from everhold.engine.turn.context import TurnContext
 from everhold.errors import LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
-from everhold.ports.store import CursorUpdate, Operation, Session, Spend, Step, Wakeup
+from everhold.ports.store import BudgetSpend, CursorUpdate, Operation, Session, Step, Wakeup
 from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
 
 INBOX_POLL_SECONDS: Final = 1.0
-"""How often a running turn looks at its mailbox when no bell rings."""
+"""How often a running turn checks its inbox without a wakeup."""
 
 _STEP_BY_KIND: Final = {
     EntryKind.THOUGHT: Step.THINK,
@@ -104,11 +104,13 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     why: str
     prompt: str
     tools: str
-    """Digests of what was recalled, of why, of the system prompt and of the tools: they are stored beside the entry."""
+    """Digests of the recalled text, of its record, of the system prompt and of the tools. The blobs are stored with the
+    entry.
+    """
 
 
 class TurnExecution:
-    """One turn being worked on: what is recorded of it, and the view it is answered from."""
+    """One turn: its recorded state, and the context it is answered from."""
 
     def __init__(self, context: TurnContext, session: Session, runtime: AgentRuntime) -> None:
         self.context = context
@@ -121,22 +123,23 @@ class TurnExecution:
         self.heard: dict[int, Entry] = {}
         self.steps: list[Entry] = []
         self.stubs: frozenset[int] = frozenset()
-        """What this turn shows as stubs besides what its view does."""
+        """Entries that this turn shows as stubs, in addition to those of its context."""
         self.origin: ChatLocation | None = None
         self.stamp = Stamp()
         self.hops, self.scheduled = 0, False
         self.state = TurnState(session=session.id, op=0)
         self.own_upto_seq: int | None = None
-        """The session's last seq as far as all after our last look is our own; None once somebody else wrote."""
+        """The session's last seq, if all entries since the last check are our own; None after another writer committed.
+        """
         self.is_first_step = False
         self.draft: outbox_drafts.ReplyDraft | None = None
         self.recalled: TurnRecall | None = None
-        """What memories said about this turn's messages; None until they were asked."""
+        """The recall of this turn; None until the memories were asked."""
         self.last_request_weight = 0, 0
-        """With how many steps the model was asked last, and what the request weighed."""
+        """The number of steps at the last model call, and the weight of that request."""
         self.blobs = ThoughtBlobs()
         self.reservation: BudgetReservation | None = None
-        """What purses hold back for the last call, until what it came to is committed."""
+        """The reservation for the last model call, until its cost is committed."""
         self.log = context.log
 
     async def begin(self, op: int, began: Began, seen: CachedContext, heard: list[Entry], *, left: bool) -> bool:
@@ -151,7 +154,7 @@ class TurnExecution:
         return await self._run_to_end()
 
     async def resume(self, op: int, first: int, attempts: int) -> bool:
-        """Go on with a turn somebody left: at the first thing that is not recorded."""
+        """Continue a turn that another worker left, at the first step that is not recorded."""
         self._set_operation(op)
         entries = await self.store.list_entries(self.session.id, after=first - 1)
         self.steps = [entry for entry in entries if entry.op == op]
@@ -159,17 +162,18 @@ class TurnExecution:
         await self._use_context(await self._load_earlier_context(self.session))
         self.state = rebuild_turn(self.steps, session=self.session.id, op=op, attempts=attempts, left_over=True)
         if self.state.ended:
-            return True  # somebody else ended it while we looked: look again
+            return True  # another worker ended it: check again
         self.log.info("turn.resumed", attempt=attempts, rounds=self.state.rounds)
         if self.origin is not None and await outbox_drafts.find_left_draft(
             self.store, self.session.id, op, self.origin
         ):
-            # whoever showed it may be stalled, not dead: its last edit must not land on the final text
+            # The worker that showed the draft may be stalled and not dead, and its last edit must not overwrite the
+            # final text.
             await self.gates.sleep(self.context.draft_deadline)
         return await self._run_to_end()
 
     async def _load_earlier_context(self, session: Session) -> SessionContext:
-        """What came before this turn, as the log tells it now."""
+        """Return the context before this turn, from the log."""
         pins = [
             e.body.compression
             for e in self.steps
@@ -178,7 +182,7 @@ class TurnExecution:
         return await load_context_at(self.store, session, at=self.op, compression=pins[-1] if pins else None)
 
     async def _use_context(self, view: SessionContext) -> None:
-        """Answer from this view of what came before."""
+        """Answer from this context."""
         self.cached_context = build_cached_context(view, self.session.id, generation=-1, newest=0)
 
     def _set_operation(self, op: int) -> None:
@@ -189,7 +193,7 @@ class TurnExecution:
         self._consume_entries([await self.store.get_entry(self.session.id, seq) for seq in takes])
 
     def _consume_entries(self, heard: list[Entry]) -> None:
-        """What the turn consumed; the reply goes to where the last one that asks came from."""
+        """Consume entries. The reply goes to the chat of the last one that asks."""
         for entry in heard:
             self.heard[entry.seq] = entry
             if isinstance(entry.body, Heard):
@@ -228,9 +232,9 @@ class TurnExecution:
                     return await self._finish_turn(task)
 
     async def _check_inbox(self) -> TurnEvent | None:
-        """Between two steps: be stopped, or take what wants to steer."""
+        """Check the inbox between two steps: the turn may be stopped, or take messages that steer it."""
         if self.is_first_step:
-            self.is_first_step = False  # it has just taken everything there was
+            self.is_first_step = False  # it has just consumed all pending messages
             return None
         decision, _ = await self._decide_next_step(boundary=self.state.rounds > 0)
         if isinstance(decision, CutTurn):
@@ -242,13 +246,15 @@ class TurnExecution:
         return None
 
     async def _decide_next_step(self, *, boundary: bool, after: int = 0) -> tuple[InboxDecision, int]:
-        """What to do about the letters behind `after`, and the last of these: nobody has to read them again."""
+        """Return the decision about the messages after `after`, and the seq of the last message, so that they are not
+        read again.
+        """
         box = list_pending_messages(await self.store.list_pending(self.session.id, after=after))
         running = RunningTurn(op=self.op, at_boundary=boundary, stop_requested=(await self._load_own_operation()).stop)
         return decide_next_step(box, running=running, busy=self.runtime.busy_policy), box[-1].seq if box else after
 
     async def _ask_model(self) -> TurnEvent:
-        """Ask the model for the next step: build the request, reserve what it may cost, and record the answer."""
+        """Ask the model for the next step: build the request, reserve its cost, and record the answer."""
         asking = await self._prepare_request()
         self.draft = self._build_draft()
         grown: list[str] = []
@@ -268,7 +274,7 @@ class TurnExecution:
         return event
 
     async def _prepare_request(self) -> PreparedRequest:
-        """Choose what the model sees next. What cannot be derived from the log again is kept beside the answer."""
+        """Build the next request. What cannot be derived from the log again is stored with the answer."""
         runtime = self.runtime
         stubs = self.cached_context.stubs | self.stubs
         shown = (
@@ -303,7 +309,7 @@ class TurnExecution:
         )
 
     def _thought_of(self, asking: PreparedRequest, answer: ModelResponse) -> Thought:
-        """The entry that an answer becomes."""
+        """Return the entry of an answer."""
         self.runtime.meter.learn(asking.weight, answer.usage)
         return Thought(
             text=answer.text,
@@ -322,7 +328,7 @@ class TurnExecution:
         )
 
     def _text_watcher(self, sketch: ReplyDraft | None, grown: list[str]) -> Callable[[str | None], None] | None:
-        """Where the pieces of a growing answer go; None if nobody wants to see them."""
+        """Return the callback for the pieces of a growing answer; None if no one shows them."""
         watcher = self.context.on_text
         if sketch is None and watcher is None:
             return None
@@ -339,7 +345,7 @@ class TurnExecution:
     async def _ask_within_budget(
         self, asked: Coroutine[Any, Any, TurnEvent], weight: int, sketch: ReplyDraft | None
     ) -> TurnEvent:
-        """Reserve the most that the request may cost, then wait for the answer."""
+        """Reserve the highest cost of the request, then wait for the answer."""
         runtime = self.runtime
         reading, writing = runtime.meter.estimate_max_tokens(weight), runtime.max_output_tokens
         worst = WorstCaseCost(usd=runtime.price_usd(reading, writing), tokens=reading + writing)
@@ -361,7 +367,7 @@ class TurnExecution:
         return event
 
     async def _recall_once(self) -> TurnRecall:
-        """What memories have to say about this turn's messages: what it was shown first, if it was shown something."""
+        """Return the recall of this turn. A resumed turn uses what was recalled at first."""
         for entry in self.steps:
             if isinstance(entry.body, Thought):
                 kept = await self.store.get_blob(entry.body.recall) if entry.body.recall else None
@@ -383,7 +389,7 @@ class TurnExecution:
         )
 
     def _build_draft(self) -> ReplyDraft | None:
-        """Where the growing reply can be shown, if its platform can show one."""
+        """Return a draft for the growing reply, if its platform supports drafts."""
         if self.origin is None:
             return None
         platform = self.context.runtimes.find_draft_platform(self.origin.platform, self.origin.account)
@@ -400,7 +406,9 @@ class TurnExecution:
         )
 
     async def _run_unless_cut(self, work: Coroutine[Any, Any, TurnEvent], *, cancel: bool = True) -> TurnEvent:
-        """Wait for `work`, but look at the mailbox whenever something arrives: the turn may be cut short."""
+        """Wait for `work`, and check the inbox whenever something arrives, because the turn may be stopped or
+        interrupted.
+        """
         task = asyncio.ensure_future(work)
         seen = 0
         with self.context.wakeups.subscribe(self.session.id) as event:
@@ -412,7 +420,7 @@ class TurnExecution:
                     continue
                 try:
                     decision, seen = await self._decide_next_step(boundary=False, after=seen)
-                except LeaseLost:  # perhaps because something it has read was erased: it must not be sent once more
+                except LeaseLost:  # perhaps because an entry it has read was erased: the result must not be sent
                     task.cancel()
                     raise
                 if isinstance(decision, CutTurn) and not task.done():
@@ -445,7 +453,7 @@ class TurnExecution:
             )
             return event
 
-        # a tool that changes something is waited for: what it did must be recorded before anybody stops the turn
+        # A tool that changes something is awaited, because its result must be recorded before the turn ends.
         event = await self._run_unless_cut(work(), cancel=tool is not None and tool.effect is ToolEffect.PURE)
         if isinstance(event, TurnCutShort):
             return event
@@ -461,7 +469,7 @@ class TurnExecution:
         )
 
     def _build_note_notices(self, notes: tuple[Noted, ...]) -> tuple[Notified, ...]:
-        """A word in the chat about what was remembered, true once it is committed, whatever the providers do."""
+        """Return notices to the chat about committed notes. They are true whatever the providers do."""
         if not notes or not self.runtime.memory_notices or self.origin is None:
             return ()
         text = "\n".join(facts.render_note_notice(note) for note in notes)
@@ -471,11 +479,11 @@ class TurnExecution:
     async def _load_own_operation(self) -> Operation:
         found = await self.store.list_operations(self.session.id, after=self.op - 1, before=self.op + 1)
         if not found or found[0].state != "running" or found[0].fence != self.context.claim.fence:
-            raise LeaseLost(f"session {self.session.id}: operation {self.op} is in other hands")
+            raise LeaseLost(f"session {self.session.id}: another worker holds operation {self.op}")
         return found[0]
 
     async def _commit_bodies(self, bodies: tuple[EntryBody, ...], *, files: tuple[bytes, ...] = ()) -> TurnEvent:
-        """Commit what happened, so that it is never done again."""
+        """Commit what happened, so that it is not done again."""
         step_ = _STEP_BY_KIND[get_body_kind(bodies[0])]
         drafts = tuple(EntryDraft(body=body, author=self._get_author(body), op=self.op) for body in bodies)
         wakeups, spends, beside = self._list_wakeups(bodies), self._build_spends(bodies), self._select_blobs(bodies)
@@ -488,14 +496,15 @@ class TurnExecution:
         return BodiesRecorded(bodies)
 
     def _select_blobs(self, bodies: Iterable[EntryBody]) -> ThoughtBlobs | None:
-        # what was recalled for an answer that never came is kept nowhere: no erasure would find it
+        # The recall of an answer that never came is not stored, because no erasure would find it.
         return self.blobs if any(isinstance(body, Thought) for body in bodies) else None
 
     async def _shrink_context(self, reason: str) -> TurnEvent:
-        """Too long: first long results become stubs, and earlier messages that fill much of the window; then what came
-        before is folded; then all of it that is long becomes stubs; then it fails, visibly."""
+        """Make the request smaller: first show long results, and earlier messages that fill much of the window, as
+        stubs; then compress what came before; then show all long texts as stubs; then fail with a notice.
+        """
         before, current = self.cached_context.context, SessionContext(turns=(self._build_current_turn(),))
-        # a character is a quarter of a token: what is longer than this fills a quarter of the window
+        # A character is about a quarter of a token, so a longer text fills a quarter of the window.
         much = max(LONG_RESULT_CHARS, self.runtime.models[0].context_tokens)
         if self._add_stubs(
             find_oversized(before + current, most=SHORT_TEXT_CHARS) + find_oversized(before, most=much, what=Heard)
@@ -503,12 +512,12 @@ class TurnExecution:
             return TurnOpened()
         unfit = find_oversized(current, most=SHORT_TEXT_CHARS, what=Heard)
         if unfit and self._estimate_tokens(current) > self.runtime.models[0].context_tokens:
-            return self._build_unfit_message(reason, unfit)  # a summary of what came before would not help
+            return self._build_unfit_message(reason, unfit)  # a summary of earlier turns would not help
         session = await self.store.get_session(self.session.id)
         await self._load_own_operation()
         view = await self._load_earlier_context(
             session
-        )  # read anew: something of what this turn has seen may have been erased since
+        )  # loaded again, because an entry of this turn may have been erased
         compressor = SessionCompressor(
             self.gates, self.context.claim, self.runtime, wakeups=self.context.wakeups, budgets=self.context.budgets
         )
@@ -518,12 +527,12 @@ class TurnExecution:
             else CompressionOutcome.NOTHING
         )
         if outcome is CompressionOutcome.BUSY:
-            # a summary is being made ahead of need, or the view has just changed: once that is over, decide anew
+            # A background compression is running, or the context has just changed: decide again after that.
             await self.gates.sleep(INBOX_POLL_SECONDS)
             return RequestTooLong(reason=reason)
         if outcome is CompressionOutcome.DONE:
             self.session = await self.store.get_session(self.session.id)
-            # not through the view: a fresh context that somebody began meanwhile does not show what came before it
+            # Not through the context, because a context reset since then hides what came before it.
             made = await self.store.list_operations(
                 session.id, types=("compression",), states=("done",), newest_first=True, limit=1
             )
@@ -542,14 +551,14 @@ class TurnExecution:
         return TurnBroken(reason=f"the message does not fit the model: {reason}", remedy=SEND_LESS_REMEDY, stubs=seqs)
 
     def _estimate_tokens(self, view: SessionContext) -> int:
-        """About how many tokens a request has that shows nothing else."""
+        """Estimate the tokens of a request that shows only this context."""
         shown = render_messages(view, stubs=self.cached_context.stubs | self.stubs)
         return self.runtime.meter.estimate_tokens(
             compression.estimate_message_tokens(shown) + self.runtime.overhead_weight
         )
 
     def _add_stubs(self, longer: tuple[int, ...]) -> bool:
-        """Show these as stubs from now on. Whether that is anything new."""
+        """Show these entries as stubs from now on; return whether that adds any."""
         new = frozenset(longer) - self.cached_context.stubs - self.stubs
         self.stubs |= new
         return bool(new)
@@ -557,7 +566,7 @@ class TurnExecution:
     # -- endings -----------------------------------------------------------------------------------------------------
 
     async def _wait_for_model(self, task: WaitForModel) -> None:
-        """No model can be asked. The messages stay pending; the chat hears once that they are kept."""
+        """Wait for a model. The messages stay pending, and the chat gets one notice that they are kept."""
         attempts = self.context.claim.cursor.attempts + 1
         wait = model_waits.build_model_delay(
             task.retry_after, attempts, chance=self.gates.chance, waits_for=self.runtime.waits_for
@@ -566,7 +575,7 @@ class TurnExecution:
         if self.origin is not None and (attempts == 1 or (task.release and await self._has_visible_draft(self.origin))):
             text = (
                 "The model cannot be reached right now. Your message is kept and will be answered. "
-                f"I try again in about {describe_duration(wait.seconds)}; /stop puts the message aside."
+                f"I retry in about {describe_duration(wait.seconds)}; /stop puts the message aside."
             )
             told = (Notified(text=text, about=OUTAGE_NOTICE, to=self.origin, parts=(text,)),)
         ended: tuple[EntryBody, ...] = (Ended(outcome="released", reason=task.reason),) if task.release else ()
@@ -583,19 +592,19 @@ class TurnExecution:
                 update=update,
             )
         except LeaseLost:
-            # if only the operation was ended by somebody else, the model's word still counts for the next one
+            # If only the operation was ended by another worker, the delay that the model asked for still applies.
             await self.context.commit(Step.DELIVERY_RETRY, (), update=update)
         if self.runtime.waits_for:
             await model_waits.recheck_wait(self.gates, self.context.runtimes, self.context.wakeups, self.context.claim)
 
     async def _has_visible_draft(self, place: ChatLocation) -> bool:
-        """Whether people look at the beginning of a reply that this turn will not end."""
+        """Return whether a draft is visible that this turn will not finish."""
         return self.draft is not None and bool(
             await outbox_drafts.find_left_draft(self.store, self.session.id, self.op, place)
         )
 
     async def _finish_turn(self, task: FinishTurn) -> bool:
-        """The turn's end is one commit: said, ended, usage, and every lane that has to know."""
+        """End the turn in one commit: the reply, the end, the usage, and the wakeups of all consumers of it."""
         bodies: list[EntryBody] = list(task.bodies)
         if task.reply and self.origin is not None:
             hops, files = self.hops + 1, task.attached
@@ -603,12 +612,12 @@ class TurnExecution:
         notice = task.notice or await outbox_drafts.render_cut_off_notice(task.ended, self.draft or self._build_draft())
         if notice and self.origin is not None:
             parts = split_text(notice, self.runtime.text_limit(self.origin))
-            # what stands beside a reply must not take the place of its draft
+            # A notice in addition to a reply must not replace the draft of the reply.
             about = "reply" if task.reply else "turn"
             bodies.append(Notified(text=notice, about=about, to=self.origin, parts=parts))
         bodies.append(task.ended)
-        # if nobody else wrote since the turn took all there was, the lane can be let go of in the same commit; the
-        # store keeps it due should something arrive before that
+        # If no other writer committed since the turn took all messages, the same commit releases the cursor. The store
+        # keeps it due if something arrives before that.
         update = CursorUpdate(attempts=0, error="", idle_at=self.own_upto_seq, release=self.own_upto_seq is not None)
         wakeups = self.runtime.list_platform_wakeups(bodies) + self.runtime.list_memory_wakeups()
         done = await self.context.commit(
@@ -630,7 +639,7 @@ class TurnExecution:
         )
         return more
 
-    # -- small things ------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _build_current_turn(self) -> TurnEntries:
         return TurnEntries(
@@ -664,13 +673,13 @@ class TurnExecution:
         return self.runtime.list_platform_wakeups(bodies) + (self.runtime.list_memory_wakeups() if noted else ())
 
     def _list_compression_wakeups(self, reply: str) -> tuple[Wakeup, ...]:
-        """Above the soft mark a fold is made ahead of need, beside the conversation."""
+        """Above the soft limit, wake up the compression worker to compress in background."""
         runtime = self.runtime
         if not runtime.compress_in_background:
             return ()
         answer = (ModelMessage(role="assistant", text=reply),)
         steps, asked = self.last_request_weight
-        # what was recalled goes with the turn: with it the weight is never less than without
+        # The recalled text is part of the weight, so the weight without it is never higher.
         if steps == len(self.steps) and not self._is_compression_due(
             asked + compression.estimate_message_tokens(answer)
         ):
@@ -687,22 +696,26 @@ class TurnExecution:
         return bool(compression.measure_urgency(used, window, soft=runtime.soft_share, hard=runtime.hard_share))
 
     def _list_review_wakeups(self) -> tuple[Wakeup, ...]:
-        """Every so many turns somebody looks through what was said for what to remember."""
+        """Wake up the review after every so many turns."""
         every = self.runtime.review_every_turns
         due = bool(every) and self.context.contexts.count_turn(self.session.id) % every == 0
         return (Wakeup(consumer=consumers.REVIEW, start=0),) if due else ()
 
     def _release_reservation(self) -> None:
-        """What the last call came to is committed, or will never be: its purses need not hold it back any longer."""
+        """Release the reservation of the last call, after its cost was committed or if it never will be."""
         if self.reservation is not None:
             self.reservation.release()
             self.reservation = None
 
-    def _build_spends(self, bodies: tuple[EntryBody, ...], *, given_up: ModelUsage | None = None) -> tuple[Spend, ...]:
+    def _build_spends(
+        self, bodies: tuple[EntryBody, ...], *, given_up: ModelUsage | None = None
+    ) -> tuple[BudgetSpend, ...]:
         spends = []
         for usage in (given_up, *(body.usage for body in bodies if isinstance(body, Thought))):
             if usage is not None and (usage.input or usage.output):
                 tokens = usage.input + usage.output
                 for budget in list_turn_budgets(self.runtime.agent, self.stamp, scheduled=self.scheduled):
-                    spends.append(Spend(budget=budget, day=self.context.get_today(), usd=usage.usd, tokens=tokens))
+                    spends.append(
+                        BudgetSpend(budget=budget, day=self.context.get_today(), usd=usage.usd, tokens=tokens)
+                    )
         return tuple(spends)

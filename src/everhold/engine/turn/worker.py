@@ -1,4 +1,6 @@
-"""What was heard -> turn -> one commit. Holds its session's mind lane, and acts only from committed state."""
+"""The turn worker: answers the pending messages of one session. It holds the claim of the `turn` cursor and acts only
+from committed state.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from everhold.engine.compression.worker import CompressionOutcome, SessionCompre
 from everhold.engine.turn.context import TurnContext
 from everhold.engine.turn.execution import INBOX_POLL_SECONDS, TurnExecution
 from everhold.errors import Conflict, NotFound
-from everhold.ports.store import CursorUpdate, Glance, RetryDelay, Step
+from everhold.ports.store import CursorUpdate, RetryDelay, SessionSnapshot, Step
 
 
 class TurnWorker:
-    """Answers one session for as long as it has something to answer."""
+    """Answers one session as long as it has messages to answer."""
 
     def __init__(self, context: TurnContext) -> None:
         self.context = context
@@ -31,7 +33,7 @@ class TurnWorker:
         self.log = context.log
 
     async def run(self) -> None:
-        """Work until there is nothing to do, the model cannot be asked, or the lane is lost."""
+        """Work until there is nothing to do, no model can be asked, or the claim is lost."""
         waited = False
         while True:
             glance = await self.store.get_session_snapshot(self.claim.session)
@@ -41,7 +43,8 @@ class TurnWorker:
                 runtime = self.context.runtimes.get_runtime(session.agent, session.choices)
             except NotFound:
                 if turn := mine.get("turn"):
-                    # its agent left the configuration and may come back: to find it away is no attempt at the turn
+                    # The agent was removed from the configuration and may come back, so this does not count as an
+                    # attempt.
                     await self.context.commit(Step.PAUSE, (), op=turn.op, pause=True)
                 raise
             if runtime.wait_for_tools is not None and not waited:
@@ -57,7 +60,8 @@ class TurnWorker:
                 preparer=context.preparer,
             )
             if left := mine.get("compression"):
-                # before the turn it was made for goes on: that may need another, and there is only one at a time
+                # End the old compression before the turn continues, because the turn may need another one and only one
+                # can run.
                 await compressor.close_abandoned(left, "cut short by a restart")
                 continue
             if turn := mine.get("turn"):
@@ -73,7 +77,7 @@ class TurnWorker:
                         if not await self._run_turn(glance, runtime, takes, compressor):
                             return
                     except Conflict:
-                        continue  # the state moved while we looked: look again
+                        continue  # the state changed after we read it: read it again
                 case _:
                     wait = RetryDelay(seconds=INBOX_POLL_SECONDS) if compressing else None
                     await self.settle_cursor(
@@ -82,9 +86,9 @@ class TurnWorker:
                     return
 
     async def _run_turn(
-        self, glance: Glance, runtime: AgentRuntime, takes: tuple[int, ...], compressor: SessionCompressor
+        self, glance: SessionSnapshot, runtime: AgentRuntime, takes: tuple[int, ...], compressor: SessionCompressor
     ) -> bool:
-        """Begin and work a turn. Whether to look for more afterwards."""
+        """Begin a turn and work on it; return whether to check for more messages."""
         session = glance.session
         seen = await self.context.contexts.load_current(self.store, glance)
         used = runtime.meter.estimate_tokens(seen.tokens + runtime.overhead_weight)
@@ -99,7 +103,7 @@ class TurnWorker:
                 self.context.contexts.record_compressed(session.id)
                 return True
             if outcome is CompressionOutcome.REFUSED:
-                # the turn is tried as it is; the next attempt to compress comes after a wait
+                # The turn is tried as it is; the next attempt to compress comes after a delay.
                 self.context.contexts.record_compression_refused(
                     session.id, self.gates.clock.monotonic(), self.gates.chance.random()
                 )
@@ -127,7 +131,9 @@ class TurnWorker:
         return await work.begin(done.seqs[0], began, seen, [heard[seq] for seq in takes], left=left)
 
     def _can_show_draft(self, entry: Entry) -> bool:
-        """Whether a draft of the reply may be shown there: it is known by the turn's number, which must not change."""
+        """Return whether a draft of the reply may be shown there. It is identified by the turn's id, which must not
+        change.
+        """
         if not isinstance(entry.body, Heard):
             return False
         origin = entry.body.origin

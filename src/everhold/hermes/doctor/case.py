@@ -1,4 +1,4 @@
-"""A foreign store, looked through once: what the checks of it ask about. Holds no message texts."""
+"""A hermes-agent store, read once for the checks. It holds no message texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everhold.hermes.reader.transcript import MessageDigest, TranscriptReading, 
 
 
 class ReadChain(NamedTuple):
-    """A chain as it reads, with what is needed of its rows."""
+    """A chain's transcript, with the needed data of its rows."""
 
     chain: SessionChain
     reading: TranscriptReading
@@ -51,17 +51,17 @@ class HermesInspection:
         return found
 
     def read_chains(self) -> Iterator[ReadChain]:
-        """Every chain, one at a time: a large store does not fit into memory."""
+        """Yield every chain, one at a time, because a large store does not fit into memory."""
         for chain in self.lineage.chains:
             lights = {row.id: digest_message(row) for id in chain.ids for row in self.db.iter_messages(id)}
             yield ReadChain(chain, read_transcript(lights.values()), lights)
 
     def iter_live_messages(self, session: str) -> Iterator[HermesMessage]:
-        """What the next turn of a session would be made of, there."""
+        """Return what the next turn of a session would see in hermes-agent."""
         return (row for row in self.db.iter_messages(session) if row.active)
 
     def find_open_sessions(self, key: str) -> list[HermesSession]:
-        """The sessions of a chat that were not ended, newest last."""
+        """Return the open sessions of a chat, newest last."""
         return [
             session
             for session in self.sessions.values()
@@ -70,7 +70,7 @@ class HermesInspection:
 
 
 def read_tool_call_ids(row: HermesMessage) -> list[str]:
-    """The ids of the tool calls in a message."""
+    """Return the ids of the tool calls in a message."""
     try:
         calls = json.loads(row.tool_calls) if row.tool_calls else []
     except ValueError:

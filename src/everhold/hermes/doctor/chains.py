@@ -1,4 +1,4 @@
-"""Checks on what compressions did to a foreign store: ids that changed, forks, copies, rows nobody will ever read."""
+"""Checks the effects of compressions on a store: changed ids, forks, copies, and messages that no model will read."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _ARCHIVE_VALUES: Final = (("active", 0), ("compacted", 1))
 
 
 def check_chains(case: HermesInspection) -> Iterator[DoctorFinding]:
-    """Everything about chains and the rows in them."""
+    """Check chains and the rows in them."""
     yield from _check_forks(case)
     yield from _check_orphans(case)
     archives = {"active", "compacted"} <= case.columns["messages"]
-    for told in case.read_chains():
+    for read_chain in case.read_chains():
         for check in (_check_changed_ids, _check_duplicates, _check_unread, _check_message_order):
-            for finding in check(case, told):
+            for finding in check(case, read_chain):
                 yield finding if archives else _drop_impossible_edits(finding)
 
 
 def _drop_impossible_edits(finding: DoctorFinding) -> DoctorFinding:
-    """An older schema cannot archive a message: what a fix would put away has no place to go."""
+    """Explain that an older schema cannot archive messages, so that a fix has nowhere to put them."""
     if not any(edit.table == "messages" for edit in finding.edits):
         return finding
     remedy = "this schema cannot archive messages; open it once with hermes-agent 0.19.0, which adds what is missing"
@@ -40,10 +40,10 @@ def _check_forks(case: HermesInspection) -> Iterator[DoctorFinding]:
         for other in children[1:]:
             config = {**case.sessions[other].config, "_branched_from": parent}
             edits.append(StoreEdit("sessions", (("id", other),), (("model_config", json.dumps(config)),)))
-        lost = f"what was said in {', '.join(children[1:])} is not in the conversation that goes on"
+        lost = f"the messages in {', '.join(children[1:])} are not in the conversation that continues"
         yield DoctorFinding(
             "fork",
-            f"session {parent} went on under {len(children)} ids after one compression; {children[0]} is followed",
+            f"session {parent} continued under {len(children)} ids after one compression; {children[0]} is in use",
             where=(parent, *children),
             count=len(children) - 1,
             lost=lost,
@@ -57,22 +57,22 @@ def _check_orphans(case: HermesInspection) -> Iterator[DoctorFinding]:
         heir = _find_continuation(case, session)
         if heir is not None:
             edit = StoreEdit("sessions", (("id", heir.id),), (("parent_session_id", session.id),))
-            remedy = f"{heir.id}, which the same chat went on in, becomes its continuation"
+            remedy = f"{heir.id}, in which the same chat continued, becomes its continuation"
         else:
             edit = StoreEdit("sessions", (("id", session.id),), (("ended_at", None), ("end_reason", None)))
             remedy = "it is opened again"
         yield DoctorFinding(
             "ended-by-compression",
-            f"session {session.id} was ended by a compression and nothing goes on from it",
+            f"session {session.id} was ended by a compression and has no continuation",
             where=(session.id,),
-            lost=f"{case.rows.get(session.id, 0)} messages are in no conversation any more",
+            lost=f"{case.rows.get(session.id, 0)} messages are no longer in any conversation",
             remedy=remedy,
             edits=(edit,),
         )
 
 
 def _find_continuation(case: HermesInspection, ended: HermesSession) -> HermesSession | None:
-    """The session the same chat went on in, if that one does not know where it came from."""
+    """Return the session in which the same chat continued, if that session has no parent."""
     if not ended.session_key:
         return None
     later = [
@@ -88,14 +88,14 @@ def _find_continuation(case: HermesInspection, ended: HermesSession) -> HermesSe
     return min(later, key=lambda session: session.started_at, default=None)
 
 
-def _check_changed_ids(case: HermesInspection, told: ReadChain) -> Iterator[DoctorFinding]:
-    chain = told.chain
+def _check_changed_ids(case: HermesInspection, read_chain: ReadChain) -> Iterator[DoctorFinding]:
+    chain = read_chain.chain
     if len(chain.sessions) < 2:
         return
     tip = chain.tip
     edits = []
     for session in chain.sessions[:-1]:
-        for row in told.digests.values():
+        for row in read_chain.digests.values():
             if row.session == session.id:
                 values = (("session_id", tip.id), *(_ARCHIVE_VALUES if row.live else ()))
                 edits.append(StoreEdit("messages", (("id", row.id),), values))
@@ -117,10 +117,10 @@ def _check_changed_ids(case: HermesInspection, told: ReadChain) -> Iterator[Doct
     if silent:
         yield DoctorFinding(
             "no-calls",
-            f"continuations with messages where no model was ever asked: {len(silent)} ({', '.join(silent)})",
+            f"continuations with messages that no model answered: {len(silent)} ({', '.join(silent)})",
             where=tuple(silent),
             count=len(silent),
-            lost="nothing, if the conversation went on elsewhere; the answers, if it did not",
+            lost="nothing, if the conversation continued elsewhere; the answers, if it did not",
             remedy="see id-changed: they are joined with what came before",
         )
     yield DoctorFinding(
@@ -128,17 +128,17 @@ def _check_changed_ids(case: HermesInspection, told: ReadChain) -> Iterator[Doct
         f"compressions changed a conversation's id: {' → '.join(chain.ids)}",
         where=tuple(chain.ids),
         count=len(chain.sessions) - 1,
-        remedy=f"all its messages are kept under {tip.id}; what was summed up stays archived and searchable",
+        remedy=f"all its messages move to {tip.id}; summarised messages stay archived and searchable",
         edits=tuple(edits),
     )
 
 
-def _check_duplicates(case: HermesInspection, told: ReadChain) -> Iterator[DoctorFinding]:
-    """Rows that stand twice among the live ones of one session."""
+def _check_duplicates(case: HermesInspection, read_chain: ReadChain) -> Iterator[DoctorFinding]:
+    """Check for rows that are live twice in one session."""
     doubled: dict[str, list[int]] = {}
-    standing = {(told.digests[id].session, id) for id in told.reading.first if told.digests[id].live}
-    for copy, original in sorted(told.reading.copies.items()):
-        row = told.digests[copy]
+    standing = {(read_chain.digests[id].session, id) for id in read_chain.reading.first if read_chain.digests[id].live}
+    for copy, original in sorted(read_chain.reading.copies.items()):
+        row = read_chain.digests[copy]
         if not row.live:
             continue
         if (row.session, original) in standing:
@@ -147,7 +147,7 @@ def _check_duplicates(case: HermesInspection, told: ReadChain) -> Iterator[Docto
     for session, ids in doubled.items():
         yield DoctorFinding(
             "written-twice",
-            f"messages that stand twice in session {session}: {len(ids)}",
+            f"messages that occur twice in session {session}: {len(ids)}",
             where=(session, f"rows {_format_ranges(ids)}"),
             count=len(ids),
             remedy="the second of each is archived",
@@ -155,28 +155,29 @@ def _check_duplicates(case: HermesInspection, told: ReadChain) -> Iterator[Docto
         )
 
 
-def _check_unread(case: HermesInspection, told: ReadChain) -> Iterator[DoctorFinding]:
-    alive = {original for copy, original in told.reading.copies.items() if told.digests[copy].live}
-    for compression in told.reading.compressions:
-        lost = [id for id in compression.unread if not told.digests[id].live and id not in alive]
+def _check_unread(case: HermesInspection, read_chain: ReadChain) -> Iterator[DoctorFinding]:
+    alive = {original for copy, original in read_chain.reading.copies.items() if read_chain.digests[copy].live}
+    for compression in read_chain.reading.compressions:
+        lost = [id for id in compression.unread if not read_chain.digests[id].live and id not in alive]
         if not lost:
             continue
-        tip = told.chain.tip.id
+        tip = read_chain.chain.tip.id
         edits = tuple(StoreEdit("messages", (("session_id", tip),), (("active", 1),), copies=id) for id in lost)
         yield DoctorFinding(
             "archived-unread",
-            f"messages that came to session {compression.session} during a compression, and were archived unread: {len(lost)}",
+            f"messages that arrived in session {compression.session} during a compression"
+            f" and were archived unread: {len(lost)}",
             where=(compression.session, f"rows {_format_ranges(lost)}"),
             count=len(lost),
-            lost="no model has seen them: they are neither in the summary nor in what is live",
+            lost="no model has seen them: they are neither in the summary nor live",
             remedy="they are appended to the live messages; the archived rows stay",
             edits=edits,
         )
 
 
-def _check_message_order(case: HermesInspection, told: ReadChain) -> Iterator[DoctorFinding]:
-    """Live messages that no model takes in this order."""
-    session = told.chain.tip.id
+def _check_message_order(case: HermesInspection, read_chain: ReadChain) -> Iterator[DoctorFinding]:
+    """Check for live messages whose order no model accepts."""
+    session = read_chain.chain.tip.id
     pairs: list[int] = []
     results: list[int] = []
     calls: list[int] = []
@@ -213,23 +214,23 @@ def _check_message_order(case: HermesInspection, told: ReadChain) -> Iterator[Do
             where=(session, f"rows {_format_ranges(calls)}"),
             count=len(calls),
             lost="what those tools returned",
-            remedy="the calls are taken out of them; the words stay",
+            remedy="the calls are removed from them; the texts stay",
             edits=tuple(StoreEdit("messages", (("id", id),), (("tool_calls", None),)) for id in calls),
         )
     if pairs:
         yield DoctorFinding(
             "unanswered",
-            f"messages in session {session} that follow another one nobody answered: {len(pairs)}",
+            f"messages in session {session} that follow another unanswered message: {len(pairs)}",
             where=(session, f"rows {_format_ranges(pairs)}"),
             count=len(pairs),
             lost="the answers, if there were any",
-            remedy="it merges them whenever it reads them; nothing needs to be done",
+            remedy="hermes-agent merges them when it reads them; nothing needs to be done",
             level="note",
         )
 
 
 def _format_ranges(ids: list[int]) -> str:
-    """1-3, 7"""
+    """Format ids as ranges, such as "1-3, 7"."""
     parts: list[list[int]] = []
     for id in sorted(ids):
         if parts and id == parts[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Looks at a home of hermes-agent's, its `state.db` or its `agent.log`. Only `mend` changes anything."""
+"""Examines a home of hermes-agent, its `state.db` or its `agent.log`. It changes nothing; `repair` does."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from everhold.hermes.reader import agent_log, files
 from everhold.hermes.reader.database import HermesDatabase
 
 _ODDITY_TEXTS: Final = {
-    "renamed": "a compression of session {0} was done under another id, {1}",
-    "foreign": "a compression of session {0} was written under the name of {1}",
-    "unbegun": "a compression of session {0} was done that never began",
-    "overlapping": "a compression of session {0} began while another of it was running",
-    "unended": "a compression of session {0} began and never ended",
+    "renamed": "a compression of session {0} ended under another id, {1}",
+    "foreign": "a compression of session {0} was logged under session {1}",
+    "unbegun": "a compression of session {0} ended without having started",
+    "overlapping": "a compression of session {0} started while another of it was running",
+    "unended": "a compression of session {0} started and never ended",
 }
 _ODDITY_LOSSES: Final = {
-    "renamed": "whoever held the old id writes where nobody reads",
-    "overlapping": "what one of them wrote may have replaced the other's",
-    "unended": "the process may have died there, with the message that began it",
+    "renamed": "messages written to the old id are not read",
+    "overlapping": "the result of one may have replaced the result of the other",
+    "unended": "the process may have died there, with the message that started it",
 }
 
 
 @dataclass
 class HermesReport:
-    """What was looked at, and what was found there."""
+    """What was examined, and the findings."""
 
     path: str
     kind: str
@@ -47,7 +47,7 @@ class HermesReport:
 
 
 def examine_path(path: Path, *, now: float) -> list[HermesReport]:
-    """Everything at `path`: a home with its profiles, a database, or a log."""
+    """Examine everything at `path`: a home with its profiles, a database, or a log."""
     path = path.expanduser()
     if not path.exists():
         raise InvalidRequest(f"there is no {path}", remedy="name a home, a state.db or an agent.log")
@@ -58,32 +58,35 @@ def examine_path(path: Path, *, now: float) -> list[HermesReport]:
         if profile.database.is_file():
             found.append(examine_store(profile.database, now=now, agent=profile.name, mirror=profile.routing))
         if profile.log.is_file():
-            told = examine_log(profile.log, agent=profile.name)
-            if (
-                found and found[-1].kind == "store" and not found[-1].has_problems
-            ):  # what it did to the store was mended
-                told.findings = [replace(finding, level="note") for finding in told.findings]
-            found.append(told)
+            report = examine_log(profile.log, agent=profile.name)
+            if found and found[-1].kind == "store" and not found[-1].has_problems:
+                # the damage that the log reports is not in the store (any more)
+                report.findings = [replace(finding, level="note") for finding in report.findings]
+            found.append(report)
     if not found:
-        raise InvalidRequest(f"{path} has neither a state.db nor logs/agent.log", remedy="is it the right folder?")
+        raise InvalidRequest(f"{path} has neither a state.db nor logs/agent.log", remedy="check the path")
     return found
 
 
 def examine_store(
     path: Path, *, now: float, agent: str = files.MAIN_AGENT, mirror: Mapping[str, dict[str, Any]] | None = None
 ) -> HermesReport:
-    """What is wrong with one `state.db`."""
+    """Return the findings about one `state.db`."""
     report = HermesReport(str(path), "store", agent=agent)
     try:
         db = HermesDatabase(path)
     except StoreDamaged as error:
         check = "schema" if "malformed database schema" in error.message else "pages"
-        lost = "nothing yet: what describes the tables does not read" if check == "schema" else "everything in it"
+        lost = (
+            "nothing yet, because the schema of the database cannot be read"
+            if check == "schema"
+            else "everything in it"
+        )
         report.findings = [DoctorFinding(check, error.message, where=(str(path),), lost=lost, remedy=error.remedy)]
         return report
     try:
         report.findings = list(routing.check_file(db))
-        if not report.findings:  # what is found through a wrong index would be wrong
+        if not report.findings:  # queries through a wrong index would return wrong results
             case = HermesInspection(db, now=now, mirror=mirror)
             report.version, report.sessions, report.messages = (
                 db.schema_version,
@@ -105,20 +108,20 @@ def collect_findings(case: HermesInspection) -> list[DoctorFinding]:
 
 
 def _fit_to_schema(finding: DoctorFinding, columns: Mapping[str, set[str]]) -> DoctorFinding:
-    """What a fix can do in a schema that may be older: it sets no column that is not there."""
+    """Remove fixes that set columns which an older schema does not have."""
     edits: list[StoreEdit] = []
     for edit in finding.edits:
         there = columns.get(edit.table)
         values = edit.values if there is None else tuple(pair for pair in edit.values if pair[0] in there)
         if edit.values and not values:
             gone = ", ".join(name for name, _ in edit.values)
-            return replace(finding, edits=(), remedy=f"this schema has no {gone}; imported, it is put right")
+            return replace(finding, edits=(), remedy=f"this schema has no {gone}; an import corrects it")
         edits.append(replace(edit, values=values))
     return replace(finding, edits=tuple(edits))
 
 
 def examine_log(path: Path, *, agent: str = files.MAIN_AGENT) -> HermesReport:
-    """What an `agent.log` tells about compressions."""
+    """Return the findings about compressions in an `agent.log`."""
     story = agent_log.summarize_compressions(agent_log.read_compression_lines(path))
     report = HermesReport(str(path), "log", agent=agent, messages=story.lines)
     alike: dict[tuple[str, tuple[str, ...]], list[agent_log.CompressionOddity]] = {}
@@ -137,7 +140,7 @@ def examine_log(path: Path, *, agent: str = files.MAIN_AGENT) -> HermesReport:
                 where=(*odd.sessions, *(place for it in group for place in it.lines)),
                 count=len(group),
                 lost=_ODDITY_LOSSES.get(odd.kind, ""),
-                remedy="a log cannot be mended; `everhold doctor` on the home finds what it did to the store",
+                remedy="a log cannot be repaired; `everhold doctor` on the home finds the effects on the store",
                 level="wrong" if odd.kind != "unended" else "note",
             )
         )

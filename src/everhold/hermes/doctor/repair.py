@@ -1,7 +1,8 @@
-"""Mends a foreign store: a checked copy first, then every change in one transaction, with a journal that undoes it.
+"""Repairs a hermes-agent store: a verified copy first, then all changes in one transaction, with a journal to undo
+them.
 
-Rows are changed, never the schema, and no message is deleted. What one change uncovers (a chat's fragment that is
-linked again is a chain) is mended in the same transaction, so that a second run finds nothing to do.
+A repair changes rows, never the schema, and deletes no message. A problem that one change reveals (a session that is
+linked again is part of a chain) is repaired in the same transaction, so that a second run finds nothing to do.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ _JOURNALED_TABLES: Final = {
 
 @dataclass
 class RepairResult:
-    """What was done, and where it can be undone from."""
+    """What was done, and the journal that undoes it."""
 
     backup: Path | None = None
     journal: Path | None = None
     edits: list[str] = field(default_factory=list)
     remaining_findings: list[DoctorFinding] = field(default_factory=list)
-    """What was found afterwards and cannot be mended."""
+    """What was found afterwards and cannot be repaired."""
 
 
 def plan_repairs(path: Path, *, now: float) -> list[DoctorFinding]:
-    """What there is to mend: the dry run."""
+    """Return what a repair would do: the dry run."""
     return [
         finding
         for finding in checks.examine_store(path, now=now, mirror=_read_mirror(path)).findings
@@ -58,11 +59,11 @@ def plan_repairs(path: Path, *, now: float) -> list[DoctorFinding]:
 
 
 def repair_store(path: Path, *, now: float) -> RepairResult:
-    """Mend the store at `path`. Raises before anything was changed, or not at all."""
+    """Repair the store at `path`. If it raises, nothing was changed."""
     _refuse_if_in_use(path)
     before = checks.examine_store(path, now=now, mirror=_read_mirror(path))
     if any(finding.check in ("pages", "schema") for finding in before.findings):
-        raise StoreDamaged(f"{path} is damaged: nothing can be mended in it", remedy=before.findings[0].remedy)
+        raise StoreDamaged(f"{path} is damaged: nothing in it can be repaired", remedy=before.findings[0].remedy)
     if not any(finding.is_fixable for finding in before.findings):
         return RepairResult(remaining_findings=before.findings)
     stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -71,7 +72,7 @@ def repair_store(path: Path, *, now: float) -> RepairResult:
     done = RepairResult(backup=backup)
     with _open_transaction(path) as db:
         for edit in [edit for it in before.findings for edit in it.edits if edit.index]:
-            _apply_edit(db, edit, path)  # first of all: nothing is found through an index that is wrong
+            _apply_edit(db, edit, path)  # indexes come first, because a wrong index gives wrong results
             done.edits.append(str(edit))
         for _ in range(MAX_ROUNDS):
             mirror = _read_mirror(path)
@@ -88,7 +89,7 @@ def repair_store(path: Path, *, now: float) -> RepairResult:
                 done.edits.append(str(edit))
         else:
             raise StoreError(
-                f"{path}: mending did not come to an end", remedy="nothing was changed; please report this"
+                f"{path}: the repair did not come to an end", remedy="nothing was changed; please report this"
             )
         _update_message_counts(db, journal)
         _journal_mirror(path, journal)
@@ -101,12 +102,12 @@ def repair_store(path: Path, *, now: float) -> RepairResult:
 
 
 def undo_repair(path: Path, journal: Path) -> int:
-    """Take back what a fix did, as its journal tells it; how many changes. What was changed since is refused."""
+    """Undo a repair by its journal and return the number of changes. Refuses if a row was changed since."""
     _refuse_if_in_use(path)
     record = json.loads(journal.read_text("utf-8"))
     if record.get("database") != path.name or not isinstance(record.get("changes"), list):
         raise InvalidRequest(
-            f"{journal} is no journal of {path.name}", remedy="it stands beside the database it belongs to"
+            f"{journal} is not a journal of {path.name}", remedy="it is in the same directory as its database"
         )
     if record.get("undone"):
         raise InvalidRequest(f"{journal} was undone already", remedy="there is nothing left to undo")
@@ -124,15 +125,15 @@ def _make_changed_error(change: dict[str, Any], record: dict[str, Any]) -> Refus
     which = change.get("key") or change.get("appended") or "a row that was removed"
     return Refused(
         f"{change['table']}: {which} was changed since",
-        remedy=f"nothing was undone; {record.get('backup')}, beside it, is how everything was before",
+        remedy=f"nothing was undone; {record.get('backup')}, in the same directory, is the copy from before the repair",
     )
 
 
-# -- one change --------------------------------------------------------------------------------------------------------
+# -- changes -----------------------------------------------------------------------------------------------------------
 
 
 def _apply_edit(db: HermesDatabase, edit: StoreEdit, path: Path) -> list[dict[str, Any]]:
-    """Do it; how it is undone."""
+    """Apply a change and return how to undo it."""
     if edit.index:
         _rebuild_index(db, edit.index)
         return []
@@ -174,30 +175,30 @@ def _append_copy(db: HermesDatabase, edit: StoreEdit) -> dict[str, Any]:
 
 
 def _rebuild_index(db: HermesDatabase, table: str) -> None:
-    """Write an index anew; one for searching the way its own trigger does."""
+    """Rebuild an index; fill a search index as its own trigger does."""
     if table not in db.tables:
         db.db.execute(f'reindex "{table}"')
         return
     values = routing.read_index_expression(db, table).replace("new.", "messages.")
-    db.db.execute(f"insert into {table}({table}) values ('rebuild')")  # what is damaged cannot be emptied
+    db.db.execute(f"insert into {table}({table}) values ('rebuild')")  # a damaged index cannot be emptied
     db.db.execute(f"delete from {table}")
     db.db.execute(f"insert into {table}(rowid, content) select messages.id, {values} from messages")
 
 
 def _undo_change(db: HermesDatabase, change: dict[str, Any]) -> bool:
-    """Undo one change; whether everything was as it had left it."""
+    """Undo one change; return whether the row was as the repair had left it."""
     table = change["table"]
     if table == "sessions.json":
         return True
     if table not in _JOURNALED_TABLES:
-        raise InvalidRequest(f"the journal speaks of {table}", remedy="it was not written by everhold")
+        raise InvalidRequest(f"the journal names the table {table}", remedy="it was not written by everhold")
     if "removed" in change:
         row = change["removed"]
         marks = ", ".join("?" * len(row))
         try:
             db.db.execute(f"insert into {table}({', '.join(row)}) values ({marks})", list(row.values()))
         except apsw.ConstraintError:
-            return False  # there is one again
+            return False  # one exists again
         return True
     now = {"id": change["appended"]} if "appended" in change else dict(change["key"])
     now |= change.get("after", {})
@@ -211,7 +212,7 @@ def _undo_change(db: HermesDatabase, change: dict[str, Any]) -> bool:
 
 
 def _update_message_counts(db: HermesDatabase, journal: list[dict[str, Any]]) -> None:
-    """`message_count` is how many are live; set it where that changed."""
+    """Update `message_count`, the number of live messages, of changed sessions."""
     if "message_count" not in db.list_columns("sessions") or "active" not in db.list_columns("messages"):
         return
     touched: set[str] = set()
@@ -231,7 +232,7 @@ def _update_message_counts(db: HermesDatabase, journal: list[dict[str, Any]]) ->
 
 @contextlib.contextmanager
 def _open_transaction(path: Path) -> Iterator[HermesDatabase]:
-    """The database inside one transaction that ends with the block, or is as if it had never been."""
+    """Open the database in one transaction that commits at the end of the block, or changes nothing."""
     db = HermesDatabase(path)
     db.close()
     try:
@@ -252,7 +253,7 @@ def _open_transaction(path: Path) -> Iterator[HermesDatabase]:
 
 
 def _copy_store(path: Path, target: Path) -> Path:
-    """A copy that was opened and compared: it holds as many messages, and nothing is wrong with it that was not."""
+    """Make a copy and verify it: it has as many messages, and no damage that the original does not have."""
     migrate.check_disk_space(target.parent, path.stat().st_size)
     source = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     copy = apsw.Connection(str(target))
@@ -268,7 +269,7 @@ def _copy_store(path: Path, target: Path) -> Path:
         ]
         if seen[0] != seen[1]:
             raise StoreDamaged(
-                f"the copy at {target} is not what it was made of", remedy="is the disk sound, and not full?"
+                f"the copy at {target} differs from its original", remedy="check that the disk is healthy and not full"
             )
     except BaseException as error:
         copy.close()
@@ -283,14 +284,14 @@ def _copy_store(path: Path, target: Path) -> Path:
 
 
 def _refuse_if_in_use(path: Path) -> None:
-    """Refuse to write beneath a gateway that runs."""
+    """Refuse to write while the gateway of hermes-agent is running."""
     state = path.with_name("gateway_state.json")
     try:
-        told = json.loads(state.read_text("utf-8"))
-        pid = int(told["pid"])
+        gateway_state = json.loads(state.read_text("utf-8"))
+        pid = int(gateway_state["pid"])
     except (OSError, ValueError, KeyError, TypeError):
         return
-    if told.get("gateway_state") == "stopped" or not Path(f"/proc/{pid}").exists():
+    if gateway_state.get("gateway_state") == "stopped" or not Path(f"/proc/{pid}").exists():
         return
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -323,7 +324,7 @@ def _apply_to_mirror(mirror: dict[str, dict[str, Any]], journal: list[dict[str, 
 
 
 def _journal_mirror(path: Path, journal: list[dict[str, Any]]) -> None:
-    """What stands in the mirror file is kept in the journal, so that it can go back."""
+    """Keep the content of the mirror file in the journal, so that it can be restored."""
     known = _read_mirror(path)
     for change in journal:
         if change["table"] == "sessions.json":
@@ -331,7 +332,7 @@ def _journal_mirror(path: Path, journal: list[dict[str, Any]]) -> None:
 
 
 def _check_mirror(path: Path, record: dict[str, Any]) -> None:
-    """Refuse to lead chats back that were led elsewhere since."""
+    """Refuse to restore the routing of chats that was changed since."""
     there, left = _read_mirror(path), {}
     changes = [change for change in record["changes"] if change["table"] == "sessions.json"]
     for change in changes:
@@ -346,7 +347,7 @@ def _check_mirror(path: Path, record: dict[str, Any]) -> None:
 
 
 def _write_mirror(path: Path, journal: list[dict[str, Any]], *, undo: bool) -> None:
-    """The mirror file follows the table."""
+    """Write the table's routing to the mirror file."""
     changes = [change for change in journal if change["table"] == "sessions.json"]
     file = _mirror_path(path)
     if not changes or not file.is_file():

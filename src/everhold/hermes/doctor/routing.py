@@ -1,4 +1,4 @@
-"""Checks on where a foreign store thinks it is: routing, chats, titles, locks, deliveries, indexes, the file itself."""
+"""Checks routing, chats, titles, locks, deliveries, indexes and the file of a store."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from everhold.hermes.reader.database import RECOVERY_REMEDY, HermesDatabase
 
 STALE_SECONDS: Final = 3600.0
 RECOVERABLE_END_REASONS: Final = frozenset({"agent_close", "ws_orphan_reap"})
-"""Ends after which its gateway opens a session again by itself."""
+"""End reasons after which the gateway of hermes-agent reopens a session by itself."""
 _INDEX_DAMAGE_PATTERN: Final = re.compile(
     r"^(?:row \d+ missing from|wrong # of entries in|non-unique entry in|NULL value in) index (\S+)"
     r"|^fts5: .* table \"(\w+)\""
 )
 _SEARCH_INDEX_PATTERN: Final = re.compile(r"^malformed inverted index for FTS5 table")
-"""Also said when another version of SQLite, which takes texts apart in its own way, filled a search index."""
+"""Also reported when another version of SQLite, with a different tokenizer, filled a search index."""
 
 
 def check_file(db: HermesDatabase) -> Iterator[DoctorFinding]:
-    """Whether the file can be read at all."""
+    """Check that the file can be read."""
     found: list[str] = []
     try:
         for (line,) in db.db.execute("pragma integrity_check(100)"):
@@ -43,7 +43,7 @@ def check_file(db: HermesDatabase) -> Iterator[DoctorFinding]:
             f"the file is damaged: {pages[0]}",
             where=(str(db.path), *pages[1:6]),
             count=len(pages),
-            lost="whatever stood on those pages",
+            lost="everything on those pages",
             remedy=RECOVERY_REMEDY,
         )
     else:
@@ -56,12 +56,12 @@ def check_file(db: HermesDatabase) -> Iterator[DoctorFinding]:
                 "schema",
                 f"{table} has no {', '.join(sorted(gone))}",
                 where=(str(db.path),),
-                remedy="this is no schema of hermes-agent's; is it the right file?",
+                remedy="this is not a schema of hermes-agent; check the path",
             )
 
 
 def _find_damaged_indexes(lines: list[str]) -> dict[str, list[str]]:
-    """Index -> what SQLite says against it; the rows themselves are sound."""
+    """Return index -> the problems that SQLite reports. The rows themselves are intact."""
     found: dict[str, list[str]] = {}
     for line in lines:
         if named := _INDEX_DAMAGE_PATTERN.search(line):
@@ -78,10 +78,10 @@ def _report_index_damage(db: HermesDatabase, indexes: dict[str, list[str]]) -> I
             f"the index {name} is damaged: {lines[0]}",
             where=(name, *lines[1:6]),
             count=len(lines),
-            lost="whatever is looked up through it may not be found; the messages themselves are there",
-            remedy="it is written anew; then look again, for what else is wrong shows only then"
+            lost="lookups through it may find nothing; the messages themselves are there",
+            remedy="it is rebuilt; then run the check again, because other problems show only then"
             if writes
-            else "two rows have what only one may have; nothing mends that by itself",
+            else "two rows have a value that must be unique; it cannot be repaired automatically",
             edits=(StoreEdit(table or name, index=name),) if writes else (),
         )
 
@@ -113,7 +113,7 @@ def _make_repoint_edits(case: HermesInspection, key: str, to: str | None) -> tup
 
 
 def _find_better_session(case: HermesInspection, key: str, not_this: str) -> str | None:
-    """Where a chat should lead: the end of the chain it leads into, else its newest session that is open."""
+    """Return where a chat should lead: the end of its chain, else its newest open session."""
     chain = case.lineage.chain_by_session.get(not_this)
     if chain is not None and chain.tip.id != not_this and chain.tip.ended_at is None:
         return chain.tip.id
@@ -127,13 +127,13 @@ def _check_routing(case: HermesInspection) -> Iterator[DoctorFinding]:
         if session is not None and (session.ended_at is None or session.end_reason in RECOVERABLE_END_REASONS):
             continue
         to = _find_better_session(case, key, id)
-        why = "does not exist" if session is None else f"was ended ({session.end_reason or 'nobody says why'})"
+        why = "does not exist" if session is None else f"was ended ({session.end_reason or 'no reason given'})"
         yield DoctorFinding(
             "routed-to-ended",
             f"{key} leads to session {id}, which {why}",
             where=(key, id),
-            lost="the next message there begins without what was said before",
-            remedy=f"it will lead to {to}" if to else "the entry goes; the next message begins a new session",
+            lost="the next message there begins without the earlier messages",
+            remedy=f"it will lead to {to}" if to else "the entry is removed; the next message begins a new session",
             edits=_make_repoint_edits(case, key, to),
         )
 
@@ -155,8 +155,8 @@ def _check_aliases(case: HermesInspection) -> Iterator[DoctorFinding]:
             f"{len(keys)} chats lead to one session, {id}: {', '.join(keys)}",
             where=(id, *keys),
             count=len(keys) - 1,
-            lost="each of them can read what was said in the others",
-            remedy=f"{keeps} keeps it; the others get their own back, or a new one",
+            lost="each of them can read the messages of the others",
+            remedy=f"{keeps} keeps it; the others return to their own session, or get a new one",
             edits=tuple(edits),
         )
 
@@ -172,7 +172,7 @@ def _check_split_chats(case: HermesInspection) -> Iterator[DoctorFinding]:
         others = [session for session in there if session.id != keeps]
         yield DoctorFinding(
             "spread",
-            f"{key} has {len(there)} sessions that were never ended; {keeps} is in use",
+            f"{key} has {len(there)} open sessions; {keeps} is in use",
             where=(key, *(session.id for session in there)),
             count=len(others),
             remedy="the others are ended, and can be resumed",
@@ -203,10 +203,10 @@ def _check_empty_sessions(case: HermesInspection) -> Iterator[DoctorFinding]:
         archived = (("archived", 1),) if "archived" in case.columns["sessions"] else ()
         yield DoctorFinding(
             "empty",
-            f"sessions that were begun and nobody ever wrote to: {len(found)}",
+            f"sessions without messages: {len(found)}",
             where=tuple(session.id for session in found[:20]),
             count=len(found),
-            remedy="they are ended and put away",
+            remedy="they are ended and archived",
             edits=tuple(
                 StoreEdit(
                     "sessions", (("id", s.id),), (("ended_at", s.started_at), ("end_reason", MERGED_REASON), *archived)
@@ -217,7 +217,7 @@ def _check_empty_sessions(case: HermesInspection) -> Iterator[DoctorFinding]:
 
 
 def _check_collisions(case: HermesInspection) -> Iterator[DoctorFinding]:
-    """Chats whose memory is filed under one name, and keys that stand for two chats."""
+    """Check for chats with the same name in memory services, and for keys that stand for two chats."""
     names: dict[str, set[str]] = {}
     chats: dict[str, set[tuple[str, str, str]]] = {}
     for session in case.sessions.values():
@@ -233,11 +233,11 @@ def _check_collisions(case: HermesInspection) -> Iterator[DoctorFinding]:
         if len(keys) > 1:
             yield DoctorFinding(
                 "colliding-names",
-                f"{len(keys)} chats are filed under one name in memory services, {name}: {', '.join(sorted(keys))}",
+                f"{len(keys)} chats have one name in memory services, {name}: {', '.join(sorted(keys))}",
                 where=tuple(sorted(keys)),
                 count=len(keys) - 1,
                 lost="what is remembered of one is recalled in the other",
-                remedy="nothing in this store can mend it; imported, each has a name of its own",
+                remedy="this store cannot be repaired; after an import each has its own name",
             )
     for key, places in chats.items():
         if len(places) > 1:
@@ -247,7 +247,7 @@ def _check_collisions(case: HermesInspection) -> Iterator[DoctorFinding]:
                 where=(key,),
                 count=len(places) - 1,
                 lost="they share one conversation",
-                remedy="nothing in this store can mend it; imported, new messages are kept apart",
+                remedy="this store cannot be repaired; after an import new messages are kept apart",
             )
 
 
@@ -258,7 +258,7 @@ def _check_locks(case: HermesInspection) -> Iterator[DoctorFinding]:
     if held:
         yield DoctorFinding(
             "expired-locks",
-            f"locks of compressions that were never given back: {len(held)}",
+            f"compression locks that were never released: {len(held)}",
             where=tuple(str(session) for session, _ in held),
             count=len(held),
             remedy="they are removed",
@@ -278,17 +278,17 @@ def _check_deliveries(case: HermesInspection) -> Iterator[DoctorFinding]:
         values = (("state", "abandoned"), ("last_error", "given up by everhold doctor"))
         yield DoctorFinding(
             "stuck-deliveries",
-            f"replies that were never delivered, or nobody knows whether they were: {len(stuck)}",
+            f"replies that were not delivered, or whose delivery is in doubt: {len(stuck)}",
             where=tuple(f"{platform} {chat} ({state})" for _, platform, chat, state in stuck[:20]),
             count=len(stuck),
-            lost="those replies, as far as people are concerned; their texts are in the transcripts",
-            remedy="they are given up, so that nobody gets them days later",
+            lost="those replies, for the people in the chat; their texts are in the transcripts",
+            remedy="they are marked as given up, so that they are not sent days later",
             edits=tuple(StoreEdit("delivery_obligations", (("obligation_id", id),), values) for id, *_ in stuck),
         )
 
 
 def _check_delegations(case: HermesInspection) -> Iterator[DoctorFinding]:
-    """What errands brought back, and nobody was told. A session that begins later would be told it."""
+    """Check for results of delegations that were never delivered. A later session would receive them."""
     if not {"delivery_state", "state", "updated_at"} <= case.columns.get("async_delegations", set()):
         return
     stuck = case.db.query_rows(
@@ -299,11 +299,11 @@ def _check_delegations(case: HermesInspection) -> Iterator[DoctorFinding]:
     if stuck:
         yield DoctorFinding(
             "stuck-deliveries",
-            f"results of errands that were never handed to the session that asked for them: {len(stuck)}",
+            f"results of delegations that were never delivered to their session: {len(stuck)}",
             where=tuple(f"{id} of {origin}" for id, origin in stuck[:20]),
             count=len(stuck),
-            lost="the session went on without them; the results themselves stay in the store",
-            remedy="they are settled, so that no other session is handed them",
+            lost="the session continued without them; the results themselves stay in the store",
+            remedy="they are marked as delivered, so that no other session receives them",
             edits=tuple(
                 StoreEdit("async_delegations", (("delegation_id", id),), (("delivery_state", "delivered"),))
                 for id, _ in stuck
@@ -321,7 +321,7 @@ def _check_flags(case: HermesInspection) -> Iterator[DoctorFinding]:
             f"messages that are neither live nor archived: {len(rows)}",
             where=(f"rows {format_ranges(rows)}",),
             count=len(rows),
-            remedy="they are live, as it reads them",
+            remedy="they become live, which is how hermes-agent reads them",
             edits=tuple(StoreEdit("messages", (("id", id),), (("active", 1),)) for id in rows),
         )
 
@@ -341,10 +341,10 @@ def _check_owners(case: HermesInspection) -> Iterator[DoctorFinding]:
     if found and "user_id" in case.columns["sessions"]:
         yield DoctorFinding(
             "nobody-s",
-            f"sessions that lost whose they are when they went on under another id: {len(found)}",
+            f"sessions that lost their owner when they continued under another id: {len(found)}",
             where=tuple(session.id for session, _ in found),
             count=len(found),
-            remedy="they get it from the session they came from",
+            remedy="they get it from their parent session",
             edits=tuple(StoreEdit("sessions", (("id", s.id),), (("user_id", p.user_id),)) for s, p in found),
         )
 
@@ -358,7 +358,7 @@ def _check_titles(case: HermesInspection) -> Iterator[DoctorFinding]:
         if len(ids) > 1:
             yield DoctorFinding(
                 "same-title",
-                f"{len(ids)} sessions are called {title!r}: which one `/resume` means nobody can say",
+                f"{len(ids)} sessions have the title {title!r}, so `/resume` is ambiguous",
                 where=tuple(ids),
                 count=len(ids) - 1,
                 remedy="give one of them another title",
@@ -381,10 +381,10 @@ def _check_gaps(case: HermesInspection) -> Iterator[DoctorFinding]:
             expected = id + 1
         yield DoctorFinding(
             "deleted",
-            f"messages that were deleted for good: {gone}",
+            f"messages that were permanently deleted: {gone}",
             where=tuple(f"rows {one}" for one in ranges),
             count=gone,
-            lost="those messages; a `/retry` or a cleaning-up removed them, and nothing can bring them back",
+            lost="those messages; a `/retry` or a cleanup removed them, and they cannot be restored",
             level="note",
         )
 
@@ -409,7 +409,7 @@ def _check_indexes(case: HermesInspection) -> Iterator[DoctorFinding]:
                 where=(table,),
                 count=missing + extra,
                 lost="search does not find them; the messages themselves are there",
-                remedy="it is written anew",
+                remedy="it is rebuilt",
                 edits=(StoreEdit(table, index=table),) if read_index_expression(case.db, table) else (),
             )
 
@@ -419,7 +419,7 @@ def _query_count(case: HermesInspection, sql: str) -> int:
 
 
 def read_index_expression(db: HermesDatabase, table: str) -> str:
-    """How this version of it fills its index, from its own trigger: the expression over `new`."""
+    """Return the expression over `new` with which the trigger of this version fills its index."""
     found = db.query_rows("select sql from sqlite_master where type = 'trigger' and name = ?", (f"{table}_insert",))
     if not found:
         return ""

@@ -1,1 +1,1 @@
-"""Brings another agent's past in: conversations into the log, memory files as facts, settings into config.yaml."""
+"""Imports a hermes-agent home: conversations into the log, memory files as facts, settings into config.yaml."""

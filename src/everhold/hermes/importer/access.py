@@ -1,5 +1,5 @@
-"""Who may speak there -> an account's `access` here. There one list holds for direct chats and for groups alike; here
-every group is named, so those are that it was ever in.
+"""Converts the access rules of hermes-agent to an account's `access`. In hermes-agent one list covers direct chats and
+groups. Here every group is named, so the groups that the agent was in are listed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _PLATFORM_VARIABLES: Final = ("ALLOWED_USERS", "ALLOW_ALL_USERS", "GROUP_ALLOWED
 
 
 def list_access_variables(platform: str) -> set[str]:
-    """What stands in `.env` about who may speak."""
+    """The access rules in `.env`."""
     return {f"{platform.upper()}_{name}" for name in _PLATFORM_VARIABLES} | set(GLOBAL_VARIABLES)
 
 
 def collect_groups(sessions: Collection[HermesSession]) -> dict[str, set[str]]:
-    """Platform -> the groups an agent was in."""
+    """Return platform -> the groups that an agent was in."""
     found: dict[str, set[str]] = {}
     for session in sessions:
         if session.session_key and session.chat_id and session.chat_type not in ("", "dm"):
@@ -32,7 +32,7 @@ def collect_groups(sessions: Collection[HermesSession]) -> dict[str, set[str]]:
 def convert_access(
     profile: HermesProfile, platform: str, *, paired: Collection[str], there: Collection[str]
 ) -> dict[str, Any]:
-    """Those who may write to an account directly, and in each group it was in (`there`)."""
+    """Return who may write to an account directly and in each group that it was in (`there`)."""
 
     def listed(name: str) -> list[str]:
         value = profile.env.get(name)

@@ -1,4 +1,4 @@
-"""Chains of foreign sessions -> conversations here: one for each chat, whatever ids it went through there."""
+"""Groups chains of hermes-agent sessions into conversations: one per chat, however many ids the chat had."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from everhold.hermes.reader.lineage import SessionChain, SessionLineage
 
 TERMINAL_PLATFORM: Final = "terminal"
 IMPORTED_PLATFORM: Final = "imported"
-"""Where a conversation is filed whose own place is taken, or was none."""
+"""The address of a conversation that has no address of its own or whose address is taken."""
 
 
 @dataclass
 class ImportedConversation:
-    """One session here. Its chains stand one behind the other, the one in use last."""
+    """One session to import. Its chains follow one another, the one in use last."""
 
     agent: str
     address: Address
     person: str
     chains: list[SessionChain] = field(default_factory=list)
     branch_of: str = ""
-    """The foreign session it is a branch of."""
+    """The hermes-agent session that it is a branch of."""
     forked: bool = False
     routed: bool = False
-    """The chat leads here."""
+    """The chat is bound to this session."""
 
     @property
     def root(self) -> HermesSession:
@@ -39,7 +39,9 @@ class ImportedConversation:
 
     @property
     def id(self) -> str:
-        """The same however often it is imported: from when it began, and what it was called."""
+        """Return the session id, which is the same in every import, because it is made from the start time and the
+        name.
+        """
         chance = hashlib.blake2b(f"{self.agent}\0{self.root.id}".encode(), digest_size=10).digest()
         return make_session_id(self.root.started_at, chance)
 
@@ -75,7 +77,7 @@ def build_conversations(
     routing: Mapping[str, Mapping[str, Any]],
     person: Callable[[str, str], str],
 ) -> list[ImportedConversation]:
-    """What the chains of one agent become, parents before their branches."""
+    """Return the conversations of one agent, parents before their branches."""
     routed = {str(entry.get("session_id") or ""): key for key, entry in routing.items()}
     chats: dict[str, ImportedConversation] = {}
     branches: list[ImportedConversation] = []
@@ -94,7 +96,7 @@ def build_conversations(
         if key:
             chat.routed = True
             used[str(address)] = chain
-    for name, chain in used.items():  # the one in use last; the others keep their order
+    for name, chain in used.items():  # the one in use comes last; the others keep their order
         chats[name].chains = [*(it for it in chats[name].chains if it is not chain), chain]
     return [*chats.values(), *_sort_parents_first(branches)]
 
@@ -111,7 +113,7 @@ def _sort_parents_first(branches: list[ImportedConversation]) -> list[ImportedCo
 
 
 def derive_chain_address(chain: SessionChain, *, agent: str) -> Address:
-    """Where a chain happens: the chat it was routed by, else a terminal of its own."""
+    """Return the address of a chain: its routed chat, else a terminal of its own."""
     session = next((it for it in reversed(chain.sessions) if it.session_key or it.chat_id), None)
     if session is None or not session.session_key:
         platform = TERMINAL_PLATFORM if chain.root.source in ("", "cli", "tui") else chain.root.source

@@ -1,5 +1,5 @@
-"""Writes foreign conversations into the log: each row once, in order, with its time. Interrupted, it goes on where it
-was: how far each foreign session was read is committed with what was read.
+"""Writes conversations of hermes-agent into the log: each row once, in order, with its time. The progress in each
+source session is committed together with the rows, so an interrupted import continues where it stopped.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from everhold.hermes.reader.transcript import (
     digest_message,
     read_transcript,
 )
-from everhold.ports.store import Change, Opening, StateNamespace, StateWrite, Step
+from everhold.ports.store import Change, SessionOpening, StateNamespace, StateWrite, Step
 from everhold.stores.sqlite import SqliteStore
 
 SOURCE_NAME: Final = "hermes"
 BATCH_ENTRIES: Final = 256
-"""Entries of one commit, about."""
+"""Approximate number of entries per commit."""
 BATCH_BYTES: Final = 1 << 20
 
 
 @dataclass
 class ImportTally:
-    """What became of the rows of a source."""
+    """What the import did with the rows of a source."""
 
     sessions: int = 0
     conversations: int = 0
@@ -65,7 +65,7 @@ class ImportTally:
     marks: int = 0
     undone: int = 0
     restored: int = 0
-    """Rows that were archived unread there, and are in the conversation here."""
+    """Rows that hermes-agent archived unread and that are part of the imported conversation."""
     branches: int = 0
     remarks: list[str] = field(default_factory=list)
 
@@ -76,13 +76,13 @@ class ImportTally:
 
 @dataclass
 class ImportProgress:
-    """How far one foreign session was read."""
+    """The progress in one source session."""
 
     session: str
     read_upto: int = 0
     counted_usage: tuple[int, int, int, float] = (0, 0, 0, 0.0)
     last_seq: int = 0
-    """The last number written for it here."""
+    """The seq of the last entry written for it."""
 
     def encode(self) -> str:
         return json.dumps([self.session, self.read_upto, list(self.counted_usage), self.last_seq])
@@ -106,7 +106,7 @@ class ConversationImporter:
         advance: Callable[[int], None],
         named_memories: Sequence[str] = (),
     ) -> None:
-        """`filing` are the memory instances that know each chat by the name it had there."""
+        """`filing` are the memory instances that know each chat by its hermes-agent name."""
         self.store = store
         self.db = db
         self.agent = agent
@@ -115,10 +115,10 @@ class ConversationImporter:
         self.named_memories = named_memories
         self.progress: dict[str, ImportProgress] = {}
         self.versions: dict[str, int] = {}
-        """The versions of the records that say how far each session of theirs was read."""
+        """The versions of the state records that hold the progress of each source session."""
 
     async def import_conversation(self, conversation: ImportedConversation) -> str:
-        """Bring one conversation up to date; its session here."""
+        """Bring one conversation up to date and return its session."""
         for id in conversation.ids:
             self.progress[id] = await self._read_progress(id)
         known = next((self.progress[id].session for id in conversation.ids if self.progress[id].session), "")
@@ -134,7 +134,7 @@ class ConversationImporter:
         return session
 
     def record_key(self, id: str) -> str:
-        """Where it is kept how far a session of theirs was read."""
+        """Return the key of the state record that holds the progress of a source session."""
         return f"{self.agent}:{id}"
 
     async def _read_progress(self, id: str) -> ImportProgress:
@@ -146,26 +146,28 @@ class ConversationImporter:
         placed = await self._find_seq(id, ledger.read_upto, ledger.session)
         return ledger if placed else await self._recount_progress(id, ledger)
 
-    async def _recount_progress(self, id: str, told: ImportProgress) -> ImportProgress:
-        """How far it was read as the log has it: a log that was taken back keeps a ledger of what it has lost."""
+    async def _recount_progress(self, id: str, progress: ImportProgress) -> ImportProgress:
+        """Return the progress that the log confirms, because after a restore the state record may
+        be ahead of the log.
+        """
         try:
-            await self.store.get_session(told.session)
+            await self.store.get_session(progress.session)
         except NotFound:
             return ImportProgress("")
         used = ModelUsage()
-        found = ImportProgress(told.session)
-        for entry in await self.store.list_entries(told.session, kinds=(EntryKind.ENDED,)):
+        found = ImportProgress(progress.session)
+        for entry in await self.store.list_entries(progress.session, kinds=(EntryKind.ENDED,)):
             if isinstance(entry.body, Ended) and entry.body.reason == _make_usage_reason(id):
                 used, found.last_seq = used + entry.body.usage, entry.seq
         found.counted_usage = (used.input - used.cached, used.cached, used.output, used.usd)
-        for row in sorted((row.id for row in self.db.iter_messages(id) if row.id < told.read_upto), reverse=True):
-            if seq := await self._find_seq(id, row, told.session):
+        for row in sorted((row.id for row in self.db.iter_messages(id) if row.id < progress.read_upto), reverse=True):
+            if seq := await self._find_seq(id, row, progress.session):
                 found.read_upto, found.last_seq = row, max(seq, found.last_seq)
                 break
         return found
 
     async def _find_seq(self, id: str, row: int, session: str) -> int:
-        """The number a row has in a session here, 0 if it is not there."""
+        """Return the seq of an imported row in a session; 0 if it is not there."""
         placed = await self.store.find_entry_place(self.make_dedup_key(id)(row))
         return placed[1] if placed is not None and placed[0] == session else 0
 
@@ -178,7 +180,7 @@ def _make_usage_reason(session: str) -> str:
 
 
 class _ConversationWriter:
-    """The session here that a conversation becomes, while it is written."""
+    """The session of a conversation while it is being written."""
 
     def __init__(self, historian: ConversationImporter, conversation: ImportedConversation, session: str) -> None:
         self.importer = historian
@@ -190,14 +192,14 @@ class _ConversationWriter:
         self.compression = 0
         self.last_turn = 0
         self.operation_by_row: dict[int, int] = {}
-        """Row -> its operation, of what was written in this run."""
+        """Row -> its operation, for rows written in this run."""
         self.batch: list[EntryDraft] = []
         self.batch_bytes = 0
         self.dirty = False
         self.overheard: list[int] = []
-        """What was said to nobody and no turn has taken yet."""
+        """Overheard messages that no turn has consumed yet."""
         self.copied: set[int] = set()
-        """Rows of a branch that are its parent's."""
+        """Rows of a branch that belong to its parent."""
 
     # -- beginning and end -------------------------------------------------------------------------------------------
 
@@ -229,14 +231,16 @@ class _ConversationWriter:
         else:
             address = await self._choose_address()
             first.append(EntryDraft(body=Changed(change=AddressBound(address=address, by="import")), author="system"))
-        opens = Opening(agent=self.conversation.agent, address=address, parent=parent, parent_at=parent_at, bind=False)
+        opens = SessionOpening(
+            agent=self.conversation.agent, address=address, parent=parent, parent_at=parent_at, bind=False
+        )
         done = await self.store.commit(
             Change(step=Step.ACCEPT, session=self.session_id, at=at, opens=opens, entries=tuple(first))
         )
         self.seq = done.seqs[-1] + 1
 
     async def _choose_address(self) -> str:
-        """The chat's own; one that leads elsewhere already, since somebody has talked here before, is left alone."""
+        """Bind the chat to the session. A chat that is already bound to a session with messages keeps its binding."""
         address = str(self.conversation.address)
         taken = await self.store.resolve_address(address)
         if taken is None:
@@ -248,7 +252,7 @@ class _ConversationWriter:
         return f"agent:{self.conversation.agent}:{IMPORTED_PLATFORM}:dm:{self.conversation.root.id}"
 
     async def _find_branch_point(self) -> tuple[str, int]:
-        """Where in its parent's log a branch began: behind the last turn of which it has a copy."""
+        """Return the seq in the parent's log at which a branch began: after the last turn of which it has a copy."""
         if not self.conversation.branch_of:
             return "", 0
         ledger = await self.importer._read_progress(self.conversation.branch_of)
@@ -271,7 +275,7 @@ class _ConversationWriter:
         return ledger.session, operation.last
 
     def _find_copies(self, parent: str) -> list[tuple[int, int]]:
-        """Rows at the beginning of a branch with those of its parent that they are copies of."""
+        """Return the rows at the beginning of a branch, with the parent's rows of which they are copies."""
         mine = [
             digest_message(row)
             for row in self.importer.db.iter_messages(self.conversation.root.id)
@@ -279,7 +283,10 @@ class _ConversationWriter:
         ]
         theirs = [digest_message(row) for row in self.importer.db.iter_messages(parent) if row.role != META_ROLE]
         found: list[tuple[int, int]] = []
-        for original in (theirs, [row for row in theirs if row.live]):  # it may have been compressed since, or before
+        for original in (
+            theirs,
+            [row for row in theirs if row.live],
+        ):  # the parent may have been compressed before or since
             same = takewhile(
                 lambda pair: pair[0].content_hash == pair[1].content_hash, zip(mine, original, strict=False)
             )
@@ -288,7 +295,7 @@ class _ConversationWriter:
         return found
 
     async def bind_address(self) -> None:
-        """Lead the chat to the branch it was in, if it was."""
+        """Bind the chat to the branch if the branch was in use."""
         if not self.conversation.routed or not self.conversation.branch_of:
             return
         address = str(self.conversation.address)
@@ -298,7 +305,7 @@ class _ConversationWriter:
             await self._commit_draft(EntryDraft(body=body, author="system"), self.conversation.chains[-1].tip)
 
     async def set_memory_names(self) -> None:
-        """Memory services go on under the name that a chat had there, whatever its agent is called here."""
+        """Keep the name that a chat had in memory services, independent of the agent's name here."""
         tip = self.conversation.chains[-1].tip
         key = tip.session_key or self.conversation.root.session_key
         named = (await self.store.get_session(self.session_id)).names
@@ -345,7 +352,7 @@ class _ConversationWriter:
         return newest > max(upto.values(), default=0)
 
     async def _restore_copies(self) -> None:
-        """On a later import: which rows of a branch are its parent's. The first one found out and committed it."""
+        """Find out on a later import which rows of a branch belong to its parent. The first import committed that."""
         known = await self.store.get_session(self.session_id)
         if known.parent and not self.conversation.forked:
             await self._find_branch_point()
@@ -378,7 +385,7 @@ class _ConversationWriter:
             if row.role == "user" and run and run[-1].role != "user" and len(run) >= BATCH_ENTRIES:
                 await self._write_turns(
                     run, starts, context, session
-                )  # whole turns so far: a long session in bounded room
+                )  # commit whole turns, so that a long session needs little memory
                 run = []
             run.append(row)
         await self._write_turns(run, starts, context, session)
@@ -386,7 +393,7 @@ class _ConversationWriter:
         await self._flush_batch(session)
 
     def _is_skipped(self, row: HermesMessage, reading: TranscriptReading, ledger: ImportProgress) -> bool:
-        """Whether a row needs no entry; counted by why."""
+        """Whether a row needs no entry; count the reason."""
         tally = self.importer.tally
         if (
             row.id <= ledger.read_upto
@@ -436,7 +443,7 @@ class _ConversationWriter:
     ) -> None:
         self.importer.tally.summaries += 1
         if self.conversation.forked and not compression.covers:
-            # it stands for what a branch has from its parent, word for word
+            # it summarises what the branch has from its parent word for word
             self._add_drafts(make_hidden_draft(row, context, about="imported: summary"))
         else:
             covers = await self._find_covered_upto(compression, row)
@@ -461,7 +468,7 @@ class _ConversationWriter:
         await self._flush_batch(session)
 
     async def _find_covered_upto(self, compression: HermesCompression, row: HermesMessage) -> int:
-        """The last turn a summary stands for: none of it is behind the summary there."""
+        """Return the last turn that a summary covers completely."""
         last = await self._find_operation(compression.covers[-1], compression) if compression.covers else 0
         if last and compression.tail and await self._find_operation(compression.tail[0], compression) == last:
             before = await self.store.list_operations(
@@ -470,7 +477,7 @@ class _ConversationWriter:
             last = before[0].op if before else 0
         if last or self.last_turn:
             return last or (0 if compression.tail else self.last_turn)
-        # what it sums up is gone there: a turn that holds nothing stands for it
+        # The summarised rows are gone in the source, so an empty turn stands for them.
         op = self._get_next_seq()
         self._add_drafts(
             EntryDraft(body=Began(type="turn", consumer=TURN, trigger="import"), author="system", at=row.timestamp),
@@ -489,12 +496,12 @@ class _ConversationWriter:
         return 0
 
     async def _find_taking_turn(self, seq: int) -> int:
-        """The turn that took a message: the first that began behind it."""
+        """Return the turn that consumed a message: the first that began after it."""
         found = await self.store.list_operations(self.session_id, types=("turn",), after=seq, limit=1)
         return found[0].op if found else 0
 
     async def _format_head(self, compression: HermesCompression) -> str:
-        """What a compression there kept at the beginning goes with the summary: the first messages, word for word."""
+        """Add the messages that a compression kept at the beginning to the summary, word for word."""
         lines = []
         for id in compression.head:
             row = self.importer.db.find_message(id)
@@ -503,7 +510,7 @@ class _ConversationWriter:
         return "\n\n[The beginning, word for word:]\n" + "\n".join(lines) if lines else ""
 
     async def _write_usage(self, session: HermesSession, ledger: ImportProgress) -> None:
-        """What a session cost there, as far as it is not written down yet."""
+        """Record what a session cost, as far as it is not recorded yet."""
         total = (session.input_tokens, session.cache_read_tokens, session.output_tokens, session.usd)
         more = tuple(max(0, new - old) for new, old in zip(total, ledger.counted_usage, strict=True))
         if not any(more):
@@ -522,7 +529,7 @@ class _ConversationWriter:
         self.dirty = True
 
     async def _write_title(self, chain: SessionChain) -> None:
-        """What it was called there, once: the name it got here since, or an erased one, is not undone by an import."""
+        """Set the title once. A title that was changed or erased here since is kept."""
         title = strip_surrogates(chain.title)[0]
         digest = hashlib.blake2b(title.encode(), digest_size=8).hexdigest()
         key = f"title:{SOURCE_NAME}:{self.session_id}:{digest}"
@@ -546,7 +553,7 @@ class _ConversationWriter:
         await self._flush_batch(session)
 
     async def _flush_batch(self, session: HermesSession) -> None:
-        """Commit what is ready together with how far its source was read."""
+        """Commit the prepared entries together with the progress in their source."""
         ledger = self.importer.progress[session.id]
         if not self.batch and not self.dirty:
             return
@@ -564,7 +571,7 @@ class _ConversationWriter:
             state_writes=(read,),
             seen=self.seq - 1 - len(self.batch),
         )
-        # A Conflict ends the import with a report: another import of the same home is at work.
+        # A Conflict ends the import with a report, because another import of the same home is running.
         await self.store.commit(change)
         record = await self.store.get_state_record(StateNamespace.HERMES_IMPORT, key)
         versions[session.id] = 0 if record is None else record.version

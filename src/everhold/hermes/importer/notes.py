@@ -1,4 +1,4 @@
-"""Memory files -> facts: one note for each entry, in a session of its own, once however often it is imported."""
+"""Imports memory files as facts: one note for each entry, in a session of their own. Repeated imports add nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everhold.core.entries import EntryDraft, Noted, Stamp, strip_surrogates
 from everhold.core.facts import MAX_FACT_CHARS, build_fact_id
 from everhold.core.ids import make_session_id
 from everhold.errors import NotFound
-from everhold.ports.store import Change, Opening, Step
+from everhold.ports.store import Change, SessionOpening, Step
 from everhold.stores.sqlite import SqliteStore
 
 NOTES_CHAT: Final = "memory-files"
@@ -38,7 +38,7 @@ async def import_facts(
     at: float,
     source: str,
 ) -> FactImportResult:
-    """Note what a memory file says. `target` is what the facts are about, `audience` who may hear of them."""
+    """Note the entries of a memory file. `target` is what the facts are about, `audience` is who may see them."""
     done = FactImportResult()
     address = str(derive_address(agent=agent, platform="terminal", account="", kind="dm", chat=NOTES_CHAT))
     session = await store.resolve_address(address)
@@ -67,16 +67,16 @@ async def import_facts(
     return done
 
 
-async def _make_opening(store: SqliteStore, session: str, agent: str, address: str) -> Opening | None:
+async def _make_opening(store: SqliteStore, session: str, agent: str, address: str) -> SessionOpening | None:
     try:
         await store.get_session(session)
     except NotFound:
-        return Opening(agent=agent, address=address)
+        return SessionOpening(agent=agent, address=address)
     return None
 
 
 def read_markdown_entries(path: Path) -> list[tuple[str, str]]:
-    """(file, entry) of a Markdown file, or of a folder with all that is in it."""
+    """Return (file, entry) for a Markdown file, or for all Markdown files of a directory."""
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*.md") if file.is_file())
     found: list[tuple[str, str]] = []
     for file in files:

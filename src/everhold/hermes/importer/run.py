@@ -1,4 +1,4 @@
-"""One import from beginning to end: what is there, what it becomes, and a report of both."""
+"""Runs a whole import and reports the result."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class ImportReport:
     dry: bool
     agents: dict[str, ImportTally] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
-    """Messages there are at the source, by agent."""
+    """Number of messages in the source, by agent."""
     facts: dict[str, int] = field(default_factory=dict)
     facts_known: int = 0
     settings: SettingsImportResult = field(default_factory=SettingsImportResult)
     before: int = 0
-    """The log's position before it: `everhold restore --at` goes back there."""
+    """The pos of the log before the import: `everhold restore --at` returns to it."""
     troubles: list[str] = field(default_factory=list)
 
     @property
@@ -54,16 +54,16 @@ class ImportReport:
 
 @dataclass(frozen=True)
 class ImportJob:
-    """What to import, and into what. Without a `store` nothing is written."""
+    """What to import, and the target. Without a `store` nothing is written."""
 
     source: Path
     home: Home
     settings: Settings
     environ: Mapping[str, str]
     local: str
-    """Who sits at this machine: whoever spoke in a terminal there."""
+    """The local person: the one who used hermes-agent in a terminal."""
     agent: str = ""
-    """Whose memory a folder of Markdown becomes; the default agent's if not given."""
+    """The agent that receives a directory of Markdown; by default the default agent."""
     store: SqliteStore | None = None
     now: float = 0.0
 
@@ -72,12 +72,12 @@ class ImportJob:
 
 
 def is_hermes_source(source: Path) -> bool:
-    """Whether `source` is another system's home, and not a folder of Markdown."""
+    """Whether `source` is a home of hermes-agent and not a directory of Markdown."""
     return (source.is_file() and source.suffix == ".db") or files.is_hermes_home(source)
 
 
 async def run_import(job: ImportJob, *, progress: Callable[[int, int], None] = lambda _done, _of: None) -> ImportReport:
-    """Import `job.source`. Twice, or interrupted and run again, nothing doubles."""
+    """Import `job.source`. A repeated or resumed import adds nothing twice."""
     source = job.source.expanduser()
     if not source.exists():
         raise InvalidRequest(f"there is no {source}", remedy="name a hermes-agent home, or a folder of Markdown")
@@ -121,7 +121,7 @@ async def _import_hermes(
                 people = await _import_history(job, report, profile, tally, advance, filing)
             except StoreError as error:
                 if str(profile.database) not in error.message:
-                    raise  # our own store: nothing more can be written, and the next run goes on from here
+                    raise  # our own store failed, so stop; the next run continues from here
                 report.troubles.append(f"{profile.name}: {error}")
         await _import_facts(job, report, profile, people)
     report.settings = settler.done
@@ -136,7 +136,7 @@ def _find_groups(profile: HermesProfile) -> dict[str, set[str]]:
 
 
 def _query_database(profile: HermesProfile, look: Callable[[HermesDatabase], T], otherwise: T) -> T:
-    """Something about a database that may not be there, or not read; that is told when it is imported."""
+    """Read something from a database that may be missing or damaged. The import itself reports the problem."""
     if not profile.database.is_file():
         return otherwise
     try:
@@ -157,7 +157,7 @@ async def _import_history(
     advance: Callable[[int], None],
     filing: list[str],
 ) -> list[str]:
-    """Bring the conversations of one agent in; the people of its direct chats."""
+    """Import the conversations of one agent; return the people of its direct chats."""
     db = HermesDatabase(profile.database)
     try:
         report.rows[profile.name] = db.count_messages()
@@ -194,7 +194,7 @@ async def _import_history(
 def _preview_conversation(
     db: HermesDatabase, conversation: ImportedConversation, tally: ImportTally, advance: Callable[[int], None]
 ) -> None:
-    """What an import of one conversation would bring, without writing."""
+    """Count what an import of one conversation would bring, without writing."""
     tally.conversations += 1
     tally.sessions += len(conversation.ids)
     tally.branches += bool(conversation.branch_of)
@@ -216,7 +216,7 @@ def _preview_conversation(
 
 
 async def _import_facts(job: ImportJob, report: ImportReport, profile: HermesProfile, people: list[str]) -> None:
-    """Memory files, for those who talked with the agent in private and whoever sits here: nobody else heard of them."""
+    """Import memory files. Their audience is the people with direct chats and the local person."""
     audience = list(dict.fromkeys(f"person:{person}" for person in [job.local, *people]))
     for name in profile.memory_files:
         texts, target = profile.read_memory_entries(name), memory_files.TARGET_BY_FILE.get(name, "memory")

@@ -1,4 +1,4 @@
-"""A memory service's own settings there -> its section here, so that it goes on with what it knows."""
+"""Converts a memory service's settings from hermes-agent, so that the service keeps its existing data."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ SETTING_KEYS: Final[dict[str, dict[str, str]]] = {
     "mem0": {"base_url": "base_url", "host": "base_url", "user_id": "user"},
     "supermemory": {"base_url": "base_url", "container_tag": "namespace", "search_mode": "search_mode"},
 }  # fmt: skip
-"""A service's own keys there -> ours."""
+"""The service's keys in hermes-agent -> ours."""
 SETTING_VARIABLES: Final[dict[str, dict[str, str]]] = {
     "honcho": {"HONCHO_BASE_URL": "baseUrl"},
     "hindsight": {"HINDSIGHT_API_URL": "api_url", "HINDSIGHT_BANK_ID": "bank_id", "HINDSIGHT_MODE": "mode"},
     "mem0": {"MEM0_HOST": "host", "MEM0_USER_ID": "user_id", "MEM0_MODE": "mode"},
     "supermemory": {"SUPERMEMORY_BASE_URL": "base_url", "SUPERMEMORY_CONTAINER_TAG": "container_tag"},
 }
-"""Variables that say what the file does not."""
+"""Variables that supply settings missing in the file."""
 SECRET_VARIABLES: Final = {name: f"{name.upper()}_API_KEY" for name in SETTING_KEYS}
 SERVICES_NAMED_BY_CHAT: Final = frozenset({"honcho"})
-"""Services in which a chat's own key was its name there."""
+"""Services that named a session after the chat's key in hermes-agent."""
 HINDSIGHT_CLOUD: Final = "https://api.hindsight.vectorize.io"
 UNSET_USER: Final = "hermes-user"
 _IGNORED_KEYS: Final = frozenset(
@@ -45,17 +45,17 @@ _HANDLED_KEYS: Final = {"hindsight": {"bank_id_template", "banks"}}
 
 @dataclass
 class ImportedService:
-    """One service as it is here."""
+    """One converted service."""
 
     section: dict[str, Any]
     variable: str
-    """What the variable with its key is usually called."""
+    """The usual name of the variable that holds its key."""
     key: SecretString | None
     unknown: list[str] = field(default_factory=list)
 
 
 def convert_service(profile: HermesProfile, name: str, given: dict[str, Any]) -> ImportedService:
-    """What `given` says about `name`, with what that service does there when it says nothing."""
+    """Convert the settings `given` of the service `name`, with the defaults that hermes-agent applies."""
     host = f"hermes_{profile.name}" if profile.name != MAIN_AGENT else "hermes"
     hosts = given.get("hosts")
     blocks: dict[str, Any] = hosts if isinstance(hosts, dict) else {}
@@ -92,7 +92,9 @@ def convert_service(profile: HermesProfile, name: str, given: dict[str, Any]) ->
 
 
 def _read_pinned(*levels: dict[str, Any]) -> dict[str, bool]:
-    """Whether everybody is one peer. It has two names there: the nearer level wins, on one level the newer name."""
+    """Whether all people are one peer. The setting has two names: the more specific level wins, and on one level the
+    newer name.
+    """
     said = [level[key] for level in levels for key in ("pinUserPeer", "pinPeerName") if level.get(key) is not None]
     return {"pin_peer_name": bool(said[0])} if said else {}
 
@@ -115,7 +117,7 @@ def _convert_hindsight(section: dict[str, Any], given: dict[str, Any], identity:
     section.setdefault("bank", str((older or {}).get("bankId") or "hermes") if isinstance(older, dict) else "hermes")
     template = str(given.get("bank_id_template") or "")
     if template and "{platform}" in template:
-        unknown.append(f"hindsight: bank_id_template: a bank for each platform; all are in {section['bank']} here")
+        unknown.append(f"hindsight: bank_id_template: a bank for each platform; here all are in {section['bank']}")
     elif template:
         for theirs, ours in (
             ("{profile}", identity),
@@ -130,12 +132,14 @@ def _convert_hindsight(section: dict[str, Any], given: dict[str, Any], identity:
 
 def _convert_mem0(section: dict[str, Any], given: dict[str, Any]) -> list[str]:
     if section.get("user") in (None, UNSET_USER):
-        section["user"] = "{person}"  # there everybody has their own unless one is named
+        section["user"] = "{person}"  # in hermes-agent each person has their own unless one is named
     if str(given.get("mode") or "platform") in ("oss", "local"):
-        return ["mem0.json: it ran inside hermes-agent; `mode: local` and `config:` in memories.mem0 do that here"]
+        return [
+            "mem0.json: it ran inside hermes-agent; set `mode: local` and `config:` in memories.mem0 to do that here"
+        ]
     return []
 
 
 def _read_identity(profile: HermesProfile) -> str:
-    """What an agent is called there."""
+    """Return the agent's name in hermes-agent."""
     return "default" if profile.name == MAIN_AGENT else profile.path.name

@@ -1,6 +1,6 @@
-"""Foreign settings -> ours: personas, models, memory services, platform accounts, who may speak. What is not understood
-is listed, what stands here already is kept, and platform accounts arrive switched off: two that listen with one token
-take each other's messages.
+"""Converts settings of hermes-agent: personas, models, memory services, platform accounts and access. Settings that are
+not understood are listed, and existing settings are kept. Platform accounts are imported disabled, because two programs
+that listen with one token take each other's messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ACCOUNT_VARIABLES: Final[dict[str, dict[str, str]]] = {
     "slack": {"bot_token_env": "SLACK_BOT_TOKEN", "app_token_env": "SLACK_APP_TOKEN"},
     "matrix": {"token_env": "MATRIX_ACCESS_TOKEN", "homeserver": "MATRIX_HOMESERVER", "user": "MATRIX_USER_ID"},
 }
-"""Platform -> key of an account -> the variable it stands in there. What ends with `_env` is a secret."""
+"""Platform -> key of an account -> its variable in hermes-agent. Keys that end with `_env` are secrets."""
 
 MODEL_PROVIDERS: Final[dict[str, tuple[str, str, str]]] = {
     "openai": ("openai", "https://api.openai.com/v1", "OPENAI_API_KEY"),
@@ -35,7 +35,7 @@ MODEL_PROVIDERS: Final[dict[str, tuple[str, str, str]]] = {
     "anthropic": ("anthropic", "", "ANTHROPIC_API_KEY"),
     "custom": ("openai", "", "OPENAI_API_KEY"),
 }
-"""Its providers that we can speak to -> ours, the address, the variable with the key."""
+"""Supported providers -> our provider, the URL, the variable with the key."""
 
 _IMPORTED_KEYS: Final = frozenset({"model", "memory", "busy_input_mode", "display_name"})
 _IGNORED_KEYS: Final = frozenset({"onboarding", "auxiliary", "_config_version"})
@@ -43,7 +43,7 @@ _IGNORED_KEYS: Final = frozenset({"onboarding", "auxiliary", "_config_version"})
 
 @dataclass
 class SettingsImportResult:
-    """What was, or would be, written; what was left as it is here; and what nobody understood."""
+    """What was or would be written, what was kept as it is here, and what was not understood."""
 
     written: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ class SettingsImportResult:
 
 
 class SettingsImporter:
-    """Carries the settings of several agents over, one configuration for all."""
+    """Converts the settings of several agents into one configuration."""
 
     def __init__(
         self, home: Home, settings: Settings, *, environ: Mapping[str, str], validate: ValidatePlugin, dry: bool
@@ -65,14 +65,16 @@ class SettingsImporter:
         self.dry = dry
         self.done = SettingsImportResult()
         self.named_memories: dict[str, list[str]] = {}
-        """Agent -> the memory instances that file its chats under the names they had."""
+        """Agent -> the memory instances that name its chats as hermes-agent did."""
         lines, _ = parse_env(read_file(home.env, private=True) or b"") if home.env.exists() else ([], [])
         self.secrets: dict[str, str] = {line.name: line.value.reveal() for line in lines}
 
     def import_profile(self, profile: HermesProfile, groups: Mapping[str, Collection[str]]) -> None:
-        """Everything about one agent that has a place here; `groups` are those it was in, by platform."""
+        """Convert everything about one agent that has a place here. `groups` are the groups it was in, by platform."""
         agent = profile.name
-        self._import_model(profile)  # first: of several models, an agent that is there already would have to say which
+        self._import_model(
+            profile
+        )  # models come first, because an existing agent with several models would have to name one
         self._import_persona(profile)
         self._import_memory(profile)
         busy = profile.config.get("busy_input_mode")
@@ -84,7 +86,7 @@ class SettingsImporter:
         for key in sorted(set(profile.config) - _IMPORTED_KEYS - _IGNORED_KEYS):
             self.done.unknown.append(f"{agent}: config.yaml: {key}")
 
-    # -- one subject each --------------------------------------------------------------------------------------------
+    # -- sections ----------------------------------------------------------------------------------------------------
 
     def _import_persona(self, profile: HermesProfile) -> None:
         if not profile.soul:
@@ -93,7 +95,7 @@ class SettingsImporter:
         target = self.home.path / name
         text = profile.soul + "\n"
         if self.personas.get(profile.name) == name and target.exists():
-            return  # it was brought before, and may have been written on since
+            return  # it was imported before and may have been edited since
         if target.exists() and target.read_text("utf-8", "replace") != text:
             name = f"SOUL-{profile.name}-imported.md"
             target = self.home.path / name
@@ -130,14 +132,14 @@ class SettingsImporter:
             self._write_value(f"agents.{profile.name}.model", alias)
 
     def _import_memory(self, profile: HermesProfile) -> None:
-        """The service in use; its sessions keep the names they have, so that what it knows is found."""
+        """Convert the memory service in use. Its sessions keep their names, so that its data is found."""
         chosen = str((profile.config.get("memory") or {}).get("provider") or "")
         for name in PROVIDER_FILES:
             given = profile.read_provider_settings(name, in_use=name == chosen)
             if name == chosen or (given and not chosen):
                 self._import_service(profile, name, given)
             elif given:
-                self.done.unknown.append(f"{profile.name}: {PROVIDER_FILES[name]} is there, but {chosen} is in use")
+                self.done.unknown.append(f"{profile.name}: {PROVIDER_FILES[name]} exists, but {chosen} is in use")
         if chosen and chosen not in PROVIDER_FILES and chosen != "builtin":
             self.done.unknown.append(f"{profile.name}: memory provider {chosen}")
 
@@ -146,7 +148,7 @@ class SettingsImporter:
         self.done.unknown += [f"{profile.name}: {line}" for line in found.unknown]
         section = found.section
         for problem in self.validate("memories", name, {"provider": name, **section}):
-            if problem.fatal and problem.path and problem.path[0] in section:  # one odd value costs that value only
+            if problem.fatal and problem.path and problem.path[0] in section:  # skip only the invalid value
                 del section[str(problem.path[0])]
                 self.done.unknown.append(f"{profile.name}: {PROVIDER_FILES[name]}: {problem.path[0]} {problem.message}")
         used = self._find_used_section(
@@ -204,24 +206,25 @@ class SettingsImporter:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def _read_value(self, *path: str) -> Any:
-        """What the configuration has at a place, None if nothing."""
+        """Return the value at a path of the configuration, None if there is none."""
         here: Any = self.document
         for part in path:
             here = here.get(part) if isinstance(here, dict) else None
         return here
 
     def _find_used_section(self, profile: HermesProfile, room: str, name: str, *chosen: Any) -> str:
-        """The section that an earlier import made for an agent, if it still uses it: whatever it says by now, it is
-        not brought a second time under another name."""
+        """Return the section that an earlier import made for an agent, if the agent still uses it. It may have been
+        edited, and is not imported again under another name.
+        """
         ours = [
             it for it in (name, f"{name}-{profile.name}") if it in chosen and self._read_value(room, it) is not None
         ]
         return ours[-1] if ours else ""
 
     def _import_secret(self, variable: str, value: SecretString, agent: str, *, known_as: Any) -> str:
-        """The variable a secret stands in here: its own name, or the agent's if another agent has that one.
+        """Return the variable for a secret: its own name, or a name with the agent's if another agent has that one.
 
-        One that the configuration names already may have been changed since, and is left alone.
+        A variable that the configuration names already may have been changed since, so it is kept.
         """
         if isinstance(known_as, str) and known_as in self.secrets:
             return known_as
@@ -234,16 +237,16 @@ class SettingsImporter:
                         set_secret(self.home, name, value)
                     self.done.written.append(f".env: {name}")
                 return name
-        self.done.kept.append(f".env: {variable} of {agent} stands there with another value")
+        self.done.kept.append(f".env: {variable} of {agent} exists with another value")
         return variable
 
     def _write_value(self, key: str, value: Any) -> bool:
-        """Write one value, unless something stands there; whether it stands there now."""
+        """Write one value unless one exists; return whether the value is there now."""
         path = split_key(key)
         here = self._read_value(*map(str, path))
         if here is not None:
             if here != value:
-                self.done.kept.append(f"{key} stays as it is here")
+                self.done.kept.append(f"{key} is kept as it is here")
             return True
         if not self.dry:
             try:

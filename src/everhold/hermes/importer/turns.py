@@ -1,7 +1,7 @@
-"""Rows of a foreign transcript -> the entries of turns. Decides what belongs together; writes nothing.
+"""Converts rows of a hermes-agent transcript to the entries of turns. It groups rows and writes nothing.
 
-A turn there begins with what people said and goes on until they speak again. Nothing is answered on the way in: a
-message that has no reply there has none here.
+A turn begins with messages of people and lasts until they write again. The import answers nothing, so a message without
+a reply in the source has none here.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ NO_RESULT_TEXT: Final = "[no result was recorded]"
 
 @dataclass(frozen=True)
 class ImportContext:
-    """Who speaks in a conversation, and where."""
+    """The people and the place of a conversation."""
 
     agent: str
     location: ChatLocation
     stamp: Stamp
     key: Callable[[int], str]
-    """The dedup key of a row."""
+    """Return the dedup key of a row."""
 
 
 @dataclass
 class TurnRows:
-    """Rows that become one operation; only what was overheard becomes none."""
+    """Rows that become one operation. Overheard messages alone become none."""
 
     heard: list[HermesMessage] = field(default_factory=list)
     steps: list[HermesMessage] = field(default_factory=list)
@@ -60,12 +60,12 @@ class TurnRows:
 
     @property
     def is_overheard(self) -> bool:
-        """Nobody asked anything and nobody answered."""
+        """Whether there is neither a question nor an answer."""
         return not self.steps and all(row.observed for row in self.heard)
 
 
 def split_turns(rows: Iterable[HermesMessage], *, starts: set[int]) -> Iterator[TurnRows]:
-    """The turns among `rows`. One begins at each row in `starts`, whatever stands before it."""
+    """Split `rows` into turns. A new turn begins at each row in `starts`."""
     now = TurnRows()
     for row in rows:
         begins = row.id in starts or row.is_undone != now.undone or (row.role == "user" and bool(now.steps))
@@ -87,7 +87,9 @@ def make_drafts(
     generation: int,
     overheard: Sequence[int] = (),
 ) -> tuple[list[EntryDraft], int]:
-    """The entries of a piece that begins at `seq`, and its operation (0 for none). It takes what was `overheard`."""
+    """Return the entries of a piece that begins at `seq`, and its operation (0 for none). It consumes what was
+    `overheard`.
+    """
     found = [_make_heard(row, context) for row in piece.heard]
     if piece.is_overheard:
         return found, 0
@@ -157,7 +159,7 @@ def _make_steps(rows: list[HermesMessage], context: ImportContext) -> Iterator[E
 def make_hidden_draft(
     row: HermesMessage, context: ImportContext, *, op: int | None = None, about: str = ""
 ) -> EntryDraft:
-    """Something that was kept there and has no place in a conversation: it is kept, and no model is shown it."""
+    """Return an entry for a row that is no part of the conversation. It is stored, but no model sees it."""
     body: EntryBody = Notified(
         text=strip_surrogates(extract_text(row.content))[0], about=about or f"imported: {row.role or 'unknown'}"
     )
@@ -165,7 +167,7 @@ def make_hidden_draft(
 
 
 def extract_text(content: str | None) -> str:
-    """What a message says. Of one in parts the texts; what is no text is shown as it was written."""
+    """Return the text of a message. Of content in parts it returns the texts; other parts appear as their source."""
     if not content or not content.startswith(MULTIMODAL_PREFIX):
         return content or ""
     try:
@@ -182,7 +184,7 @@ def _extract_part(part: Any) -> str:
 
 
 def parse_tool_calls(row: HermesMessage) -> tuple[ToolCall, ...]:
-    """The tool calls a message makes, each under a name of its own."""
+    """Return the tool calls of a message, each with a unique id."""
     try:
         given = json.loads(row.tool_calls) if row.tool_calls else []
     except ValueError:

@@ -1,1 +1,1 @@
-"""Memory plug-ins written for hermes-agent, unmodified, each in a host process of its own."""
+"""Memory plug-ins written for hermes-agent, unmodified, each in its own host process."""

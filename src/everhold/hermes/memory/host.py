@@ -1,4 +1,4 @@
-"""Our end of a host process: starts it, asks it, cuts it off, and starts it again after a wait."""
+"""Our end of a host process: starts it, calls it, kills it when it stalls, and restarts it after a delay."""
 
 from __future__ import annotations
 
@@ -19,27 +19,30 @@ from everhold.errors import InDoubt, Refused, Transient
 from everhold.ports.clock import Clock
 from everhold.ports.log import EventLogger
 
-PLUGIN_PROCESS_DIRECTORY: Final = Path(__file__).parent / "inside"
+PLUGIN_PROCESS_DIRECTORY: Final = Path(__file__).parent / "plugin_process"
 START_CODE: Final = (
-    # nothing of ours stays on the path: plug-ins import by names that are as general as it gets
+    # Our directory is removed from the path again, because plug-ins import modules with very general names.
     "import sys, runpy; sys.path[:1] = [sys.argv.pop()]; "
-    "import inside.finding, inside.looking, inside.offered, inside.seats, inside.watching; "
-    "del sys.path[0]; runpy._run_module_as_main('inside')"
+    "import plugin_process.conversations, plugin_process.discovery, plugin_process.hermes_modules; "
+    "import plugin_process.search, plugin_process.settings_watch; "
+    "del sys.path[0]; runpy._run_module_as_main('plugin_process')"
 )
 MAX_LINE_BYTES: Final = 8 * 1024 * 1024
-"""Of one line from the host. More than it may send: beyond this nobody in there speaks our language any more."""
+"""Maximum length of a line from the host. It is more than the host may send, so a longer line means
+a broken protocol.
+"""
 _ERROR_PATTERN: Final = re.compile(
     r"\b(error|exception|fail(ed|ure)?|traceback|warning|cannot|refused)\b", re.IGNORECASE
 )
 MAX_LOGGED_LINES: Final = 200
-"""Lines of what a plug-in prints that go to the log before it is only counted."""
+"""Lines printed by a plug-in that are logged; further lines are only counted."""
 START_SECONDS: Final = 60.0
 SHUTDOWN_SECONDS: Final = 10.0
 PASSED_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "SYSTEMROOT", "SSL_CERT_FILE")
 
 
 class HermesHostProcess:
-    """One plug-in's process. It is started by the first question, and again by the next one after it died."""
+    """One plug-in's process. The first call starts it, and the next call after a crash restarts it."""
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class HermesHostProcess:
         changed: Callable[[str], None],
         patience: float,
     ) -> None:
-        """`patience` is how long a call may wait in there for what the plug-in goes on doing."""
+        """`patience` is how long a call may wait in the host for work that the plug-in continues in threads."""
         self._max_wait_seconds = patience
         self._plugin_name = what
         self._python = python or sys.executable
@@ -70,11 +73,11 @@ class HermesHostProcess:
         self._pending_look: asyncio.Future[Any] | None = None
         self._restart_after = 0.0
         self.crash_count = 0
-        """How often it ended without having been asked to, since it last did something right."""
+        """Number of unexpected exits since the last successful call."""
         self.problem = ""
         self._last_output_line = ""
         self.description: dict[str, Any] = {}
-        """What the plug-in says about itself."""
+        """What the plug-in reports about itself."""
 
     @property
     def is_running(self) -> bool:
@@ -82,17 +85,20 @@ class HermesHostProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of its process, for whoever wants to watch it."""
+        """The pid of the running process, else None."""
         return self._process.pid if self._process is not None and self.is_running else None
 
     async def call(self, method: str, /, *, deadline: float, **params: Any) -> Any:
-        """Ask, once. Raises Transient if nothing was done, InDoubt if nobody knows, Refused if the plug-in raised."""
+        """Call once. Raises Transient if nothing was done, InDoubt if that is unknown, Refused if
+        the plug-in raised.
+        """
         await self.start()
         return await self._send_call(method, params, deadline=deadline)
 
     async def start(self) -> None:
-        """Once, however many wait for it. Whoever stops waiting stops nothing: recall has less time than some need to
-        load, and one that runs without having said what it can do would be taken for one that can do nothing.
+        """Start the process once, even if several callers wait for it. A caller that stops waiting does not stop the
+        start: recall has less time than some plug-ins need to load, and a plug-in that runs without having described
+        itself would count as one without capabilities.
         """
         if self._starting is None or self._starting.done():
             if self.is_running:
@@ -104,17 +110,17 @@ class HermesHostProcess:
         await asyncio.shield(self._starting)
 
     async def describe_plugin(self) -> dict[str, Any]:
-        """What the plug-in says about itself, whether or not it could be used: its questions, for example."""
+        """Return what the plug-in reports about itself, even if it cannot be used: its setup questions, for example."""
         if not self.is_running:
             await self._spawn_process()
         return self.description
 
     async def save_settings(self, values: dict[str, str]) -> bool:
-        """Let the plug-in keep its own settings; whether it has a way to."""
+        """Let the plug-in save its own settings; return whether it supports that."""
         return bool(await self._send_call("save", {"values": values, "home": str(self.home)}, deadline=START_SECONDS))
 
     async def close(self) -> None:
-        """Let the plug-in leave in its own way, for a while."""
+        """Let the plug-in shut down in its own way, for a limited time."""
         process = self._process
         if process is not None and process.returncode is None:
             with contextlib.suppress(Transient, InDoubt, Refused):
@@ -126,17 +132,17 @@ class HermesHostProcess:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     async def _start_plugin(self) -> None:
         process = await self._spawn_process()
         if not self.description.get("available"):
             await self._end_process(process)
             self._record_crash(
-                "the plug-in says that it is not available: a package or a setting of its own is missing"
+                "the plug-in reports that it is not available: a package or one of its settings is missing"
             )
             wants = ", ".join(_list_required_settings(self.description.get("settings")))
-            asks = f"it asks for {wants}: `everhold setup memory`, `environ`, or" if wants else "look into"
+            asks = f"it needs {wants}: use `everhold setup memory`, `environ`, or" if wants else "look into"
             raise Transient(self.problem, remedy=f"{asks} its settings in {self.home}")
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -166,7 +172,7 @@ class HermesHostProcess:
             self._record_crash(f"{self._python} cannot be run: {error}")
             raise Transient(
                 f"{self._python} cannot be run: {error}",
-                remedy="set `python` to the interpreter it is in",
+                remedy="set `python` to the interpreter in which the plug-in is installed",
             ) from error
         self._process = process
         for work in (self._read_answers(process), self._drain_output(process)):
@@ -187,13 +193,13 @@ class HermesHostProcess:
         number = next(self._numbers)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if method == "look":
-            # nobody needs it: it is no reason to end a process that may have something in its hands, nor is it asked
-            # for again while it is at it
+            # A search is optional. So it never causes the process to be killed, which may be storing something, and it
+            # is not repeated while one is running.
             if self._pending_look is not None and not self._pending_look.done():
                 raise Transient("it is still busy with an earlier search")
             self._pending_look = answer
         else:
-            # whoever asks may stop waiting; the question stays asked, and cuts the host off if it is never answered
+            # A caller may stop waiting, but the call stays open. If it is never answered, the host is killed.
             guard = asyncio.get_running_loop().call_later(
                 deadline, self._kill_stalled_process, process, method, deadline
             )
@@ -209,7 +215,7 @@ class HermesHostProcess:
         return await asyncio.shield(answer)
 
     def _kill_stalled_process(self, process: asyncio.subprocess.Process, method: str, deadline: float) -> None:
-        self.problem = f"`{method}` did not come back within {deadline:g} s"
+        self.problem = f"`{method}` did not return within {deadline:g} s"
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 
@@ -219,31 +225,31 @@ class HermesHostProcess:
             while line := await process.stdout.readline():
                 self._receive_answer(msgspec.json.decode(line))
         except (ValueError, msgspec.DecodeError) as error:
-            self.problem = f"its host spoke out of turn: {error}"
+            self.problem = f"its host sent an invalid message: {error}"
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         code = await process.wait()
-        said = f", saying: {self._last_output_line}" if self._last_output_line else ""
+        said = f", last output: {self._last_output_line}" if self._last_output_line else ""
         self._record_crash(self.problem or f"its process ended with {code}{said}")
 
-    def _receive_answer(self, told: Any) -> None:
-        if not isinstance(told, dict):
-            raise ValueError("an answer is no object")
-        if told.get("event") == "changed":
-            self._on_config_changed(str(told.get("files")))
+    def _receive_answer(self, message: Any) -> None:
+        if not isinstance(message, dict):
+            raise ValueError("an answer is not an object")
+        if message.get("event") == "changed":
+            self._on_config_changed(str(message.get("files")))
             return
-        answer = self._pending_calls.pop(told.get("id", 0), None)
+        answer = self._pending_calls.pop(message.get("id", 0), None)
         if answer is None or answer.done():
-            return  # nobody waits for it any more
-        if "error" in told:
-            answer.set_exception(Refused(f"the plug-in failed: {told['error']}"))
-            answer.exception()  # it may be that nobody asks
+            return  # no caller waits for it any more
+        if "error" in message:
+            answer.set_exception(Refused(f"the plug-in failed: {message['error']}"))
+            answer.exception()  # mark it as retrieved, because no caller may be waiting
         else:
             self.crash_count, self.problem = 0, ""
-            answer.set_result(told.get("result"))
+            answer.set_result(message.get("result"))
 
     async def _drain_output(self, process: asyncio.subprocess.Process) -> None:
-        """What the plug-in prints goes to the log, up to a point; it never fills anybody's memory."""
+        """Log what the plug-in prints, up to a limit, so that it cannot fill our memory."""
         assert process.stderr is not None
         printed = 0
         while chunk := await process.stderr.read(4096):
@@ -251,7 +257,7 @@ class HermesHostProcess:
                 printed += 1
                 self._last_output_line = line.strip()[:300] or self._last_output_line
                 if printed <= MAX_LOGGED_LINES and line.strip():
-                    # it has no other way to say that something went wrong
+                    # a plug-in has no other way to report a problem
                     say = self._log.warning if _ERROR_PATTERN.search(line) else self._log.debug
                     say("memory.printed", text=line[:500])
         if printed > MAX_LOGGED_LINES:
@@ -271,7 +277,7 @@ class HermesHostProcess:
             self._log.warning("memory.crashed", reason=why, again_in=round(wait))
 
     async def _end_process(self, process: asyncio.subprocess.Process) -> None:
-        """Its pipe is closed, it leaves; if it does not, it is made to."""
+        """Close the pipe and wait for the process to end; kill it if it does not."""
         if process.stdin is not None:
             process.stdin.close()
         try:
@@ -284,12 +290,12 @@ class HermesHostProcess:
 
 
 def _list_required_settings(schema: Any) -> list[str]:
-    """What a plug-in says it cannot do without, by the variable it is known by."""
+    """Return the names of the variables that a plug-in requires."""
     fields = [it for it in schema if isinstance(it, dict)] if isinstance(schema, list) else []
     return [str(it.get("env_var") or it.get("key")) for it in fields if it.get("required") or it.get("secret")]
 
 
 def _consume_task_error(task: asyncio.Task[None]) -> None:
-    """It may be that nobody waits for it any more."""
+    """Mark the task's error as retrieved, because no caller may be waiting."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""Who and where a conversation is, in the words plug-ins expect at `initialize`."""
+"""Builds the keywords about person and place that plug-ins expect at `initialize`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ def is_private(audience: tuple[str, ...], person: str) -> bool:
 
 
 def build_identity(stamp: Stamp, *, agent: str) -> dict[str, str]:
-    """The keywords that are known; what is not known is left out, as it is there.
+    """Return the keywords that are known; unknown ones are left out, as hermes-agent does.
 
-    A plug-in knows one user for each conversation. In company that is the room: what is said there is nobody's alone.
+    A plug-in knows one user per conversation. In a group chat that user is the group, because what is said there
+    belongs to no single person.
     """
     user = stamp.person if is_private(stamp.audience, stamp.person) else "+".join(sorted(stamp.audience))
     found = {

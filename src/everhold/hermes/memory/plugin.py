@@ -1,4 +1,4 @@
-"""How plug-ins of hermes-agent are found among the memories: one name, and the plug-in as a setting."""
+"""The entry point for plug-ins of hermes-agent: one provider name, with the plug-in as a setting."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ class HermesFactory:
 
     @property
     def Settings(self) -> type[HermesSettings]:
-        from everhold.hermes.memory.settings import HermesSettings  # listing plug-ins does not need it
+        from everhold.hermes.memory.settings import (
+            HermesSettings,
+        )  # imported late, because listing plug-ins does not need it
 
         return HermesSettings
 
     async def list_setup_questions(self, settings: HermesSettings, context: PluginContext) -> Sequence[SetupQuestion]:
-        """What the plug-in itself wants to know."""
+        """Return the setup questions of the plug-in itself."""
         return await setup.list_questions(settings, context)
 
     async def save_setup_answers(

@@ -1,7 +1,7 @@
-"""A memory plug-in of hermes-agent as a provider: the log in front of it, its process beside ours.
+"""A memory plug-in of hermes-agent as a provider, running in its own process.
 
-Such a plug-in never says that something was kept; its calls just return. So what is handed over stays replayable, and
-nothing here claims more than it knows.
+Such a plug-in never confirms that something was stored; its calls just return. So delivered items stay available for a
+resend, and this provider reports only what it has seen.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ if TYPE_CHECKING:
 
 MAX_IDENTITIES: Final = 5_000
 CHECK_SECONDS: Final = 5.0
-"""How long a look at what became of something may take."""
+"""How long one readback search may take."""
 MAX_FAILED_CHECKS: Final = 3
-"""Looks in a row that may fail before nobody looks for a while."""
+"""Readback searches in a row that may fail before they are paused."""
 CHECK_PAUSE_SECONDS: Final = 60.0
-"""That while."""
+"""The length of that pause."""
 UNSEARCHABLE_WAIT_SECONDS: Final = 600.0
-"""How long one that cannot be searched is waited for before it is handed again what it may have."""
+"""How long delivery waits for a plug-in that cannot be searched before it sends again what the plug-in may already
+have.
+"""
 MAX_RECALL_CHARS: Final = 8_000
 """Characters of what a plug-in recalls."""
 
@@ -70,14 +72,14 @@ class HermesMemory:
         self._host = create_host(settings, context, changed=self._on_config_changed)
         self._description: dict[str, Any] = _read_json(self._description_file)
         self._identities: dict[str, dict[str, str]] = _read_json(self._identities_file)
-        """A conversation and who talks -> what `initialize` wants to know, as it was stamped on what was said."""
+        """Conversation and user -> the keywords for `initialize`, from the stamp of what was said."""
         self._latest_identity = {place.rpartition(" ")[0]: place for place in self._identities}
         self._session_names: dict[str, str] = {}
         self._stored_count = self._confirmed_count = 0
         self._failed_checks = 0
-        """Looks in a row that failed."""
+        """Readback searches in a row that failed."""
         self._failed_check_at = 0.0
-        """When the last of them did."""
+        """When the last of them failed."""
         self._check_lock = asyncio.Lock()
         self._unsearchable_since: float | None = None
         self._capabilities = {MemoryCapability.HEALTH, MemoryCapability.CLOSE, MemoryCapability.SIGNATURE}
@@ -90,7 +92,7 @@ class HermesMemory:
             self._capabilities.add(MemoryCapability.PROBE)
         if "on_session_switch" in hooks:
             self._capabilities.add(MemoryCapability.SESSION_SWITCHED)
-        if _DELEGATION_HOOK in hooks or not self._description:  # one that was never seen may have it
+        if _DELEGATION_HOOK in hooks or not self._description:  # a plug-in that was never loaded may have this hook
             self._capabilities.add(MemoryCapability.JOBS)
         if self._description.get("prompt"):
             self._capabilities.add(MemoryCapability.PROMPT)
@@ -117,22 +119,22 @@ class HermesMemory:
             self._stored_count += 1
         if batch.jobs:
             await self._host.start()
-        # nobody is made ready for what it does not want to hear
+        # do not initialise a provider for results that the plug-in does not want
         for job in batch.jobs if _DELEGATION_HOOK in self._host.description.get("hooks", ()) else ():
             who = self._record_identity(batch.name, job.session, job.stamp)
-            told = {"task": job.task, "result": job.result, "child": job.key}
-            await self._call_plugin("job", session=batch.name, identity=who, **told)
+            params = {"task": job.task, "result": job.result, "child": job.key}
+            await self._call_plugin("job", session=batch.name, identity=who, **params)
             self._stored_count += 1
-        # a `prefetch` may be worked out beforehand for the next turn: it is not taken away for a look
+        # A `prefetch` may have been prepared for the next turn, so a readback must not consume it.
         seen = await self._check_stored(batch) if self._host.description.get("searches") == "tool" else []
         self._confirmed_count += len(seen)
         return {item.key: SEEN_REMOTE_ID if item.key in seen else "" for item in (*batch.items, *batch.jobs)}
 
     async def probe(self, batch: MemoryBatch) -> Sequence[str]:
-        """What it shows of it. That something is not shown says nothing.
+        """Return the keys of the items that the plug-in shows. An item that it does not show may still be stored.
 
-        While it cannot be searched it is likely to be unable to keep anything, too, and many do not say so: that is
-        waited out, for as long as a search may be expected to work again.
+        A plug-in that cannot be searched is probably unable to store, too, and many do not report that. So delivery
+        waits, for as long as the search can be expected to work again.
         """
         await self._host.start()
         if not self._can_search():
@@ -152,7 +154,7 @@ class HermesMemory:
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         name = query.name or self._find_session_of(query.person)
         if not name:
-            return []  # asked from nowhere about somebody it was never told of
+            return []  # a query without a session about a person this memory does not know
         stamp = query.stamp if query.stamp.person else Stamp(person=query.person, audience=query.audience)
         who = self._record_identity(name, query.session, stamp)
         text = await self._call_plugin("prefetch", session=name, identity=who, query=query.text)
@@ -169,7 +171,7 @@ class HermesMemory:
     async def _send_note(self, name: str, who: dict[str, str], note: MemoryNote, *, replaced: str) -> None:
         metadata = {"session_id": name, "write_origin": "everhold", "everhold_key": note.key}
         if replaced:
-            metadata["old_text"] = replaced  # its only way to know which of its own this is about
+            metadata["old_text"] = replaced  # the plug-in identifies its own entry only by its text
         target = "user" if note.stamp.person else "memory"
         params = {"action": note.action, "target": target, "content": note.text, "metadata": metadata}
         await self._call_plugin("write", session=name, identity=who, **params)
@@ -178,7 +180,7 @@ class HermesMemory:
         return bool(self._settings.read_back and self._host.description.get("searches"))
 
     async def _check_stored(self, batch: MemoryBatch) -> list[str]:
-        """A look at what it was just told. Nothing that goes wrong here matters."""
+        """Search for what was just stored. A failure has no consequence."""
         now = self._context.clock.monotonic()
         if not self._can_search() or (
             self._failed_checks >= MAX_FAILED_CHECKS and now - self._failed_check_at < CHECK_PAUSE_SECONDS
@@ -196,14 +198,14 @@ class HermesMemory:
         return seen
 
     async def _search_for_stored(self, batch: MemoryBatch, seen: list[str]) -> None:
-        """Search it for what it was told; the keys of what it shows go to `seen`."""
+        """Search the plug-in for the items of a batch and add the keys of those it shows to `seen`."""
         until = self._context.clock.monotonic() + min(CHECK_SECONDS * 2, self.deadline / 4)
         for item in (*batch.items, *batch.jobs):
             asked, left = build_readback_query(item), until - self._context.clock.monotonic()
             if asked is None or isinstance(item, MemoryRetraction) or left <= 0:
                 continue
             who = self._record_identity(batch.name, item.session, item.stamp)
-            # one after another: several sessions may be replayed, or handed over, at once
+            # one search at a time, because several sessions may be delivered or resent at once
             async with asyncio.timeout(min(CHECK_SECONDS, left)), self._check_lock:
                 found = await self._host.call(
                     "look", deadline=self.deadline, session=batch.name, identity=who, query=asked.words
@@ -211,7 +213,7 @@ class HermesMemory:
             if is_evidence_shown(asked, found):
                 seen.append(item.key)
 
-    # -- what else there may be ----------------------------------------------------------------------------------------
+    # -- other capabilities --------------------------------------------------------------------------------------------
 
     def tools(self) -> Sequence[Tool]:
         return [HermesTool(self, spec) for spec in self._list_tool_specs()]
@@ -233,15 +235,15 @@ class HermesMemory:
         if who is None and switch.how == "branch":
             who = self._find_identity(
                 switch.before.name
-            )  # in the same chat; of another one nobody knows yet where it is
+            )  # in the same chat; in another chat the identity is not known yet
         if who is not None and self._host.is_running:
-            ends = switch.how in ("new", "fold")
+            ends = switch.how in ("new", "compression")
             params = {"parent": switch.before.name, "reset": switch.how == "new", "ends": ends}
             await self._call_plugin("switch", session=switch.after.name, identity=who, **params)
 
     async def health(self) -> ProviderHealth:
         unknown = self._stored_count - self._confirmed_count
-        handed = f"{self._stored_count} handed over by this process, {self._confirmed_count} seen there, {unknown} nobody knows of"
+        handed = f"{self._stored_count} sent by this process, {self._confirmed_count} confirmed, {unknown} unknown"
         if self._host.problem:
             return ProviderHealth(well=False, text=f"{self._host.problem}; {handed}")
         return ProviderHealth(well=True, text=f"unacknowledged: {handed}")
@@ -250,7 +252,7 @@ class HermesMemory:
         await self._host.close()
 
     def cache_busting_signature(self) -> dict[str, str] | None:
-        """Changes with the plug-in's own files, and with what it says about itself."""
+        """Return a signature that changes with the plug-in's own files and with its description of itself."""
         return {"hermes-plugin.card": _compute_digest(self._description), "hermes-plugin.files": self._changed_files}
 
     async def run_tool(self, name: str, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
@@ -262,7 +264,7 @@ class HermesMemory:
             return ToolResult(text=error.message, error=True)
         return ToolResult(text=str(text)[:MAX_RECALL_CHARS], error=_is_error(text))
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     async def _call_plugin(self, method: str, /, **params: Any) -> Any:
         await self._host.start()
@@ -270,7 +272,7 @@ class HermesMemory:
         return await self._host.call(method, deadline=self.deadline, **params)
 
     async def _update_description(self, params: dict[str, Any]) -> None:
-        """What the plug-in says about itself, kept for the next time an agent is built with it."""
+        """Save what the plug-in reports about itself for the next time an agent is built with it."""
         card = dict(self._host.description)
         if not card or {**self._description, "prompt": ""} == {**card, "prompt": ""}:
             return
@@ -294,7 +296,7 @@ class HermesMemory:
         ]
 
     def _record_identity(self, name: str, session: str, stamp: Stamp) -> dict[str, str]:
-        """Who and where a conversation is, as it was when it was first met."""
+        """Return the identity keywords of a conversation, as they were when the conversation was first seen."""
         self._session_names[session] = name
         who = build_identity(stamp, agent=self._context.agent)
         place = f"{name} {who.get('user_id', '')}"
@@ -307,11 +309,11 @@ class HermesMemory:
         return self._identities[place]
 
     def _find_identity(self, name: str) -> dict[str, str] | None:
-        """Whoever talked there last."""
+        """Return the identity of the last speaker in a conversation."""
         return self._identities.get(self._latest_identity.get(name, ""))
 
     def _find_session_of(self, person: str) -> str:
-        """The conversation with somebody that was met last."""
+        """Return the latest conversation of a person."""
         met = (place for place, who in reversed(self._identities.items()) if who.get("user_id") == person)
         return next(met, "").rpartition(" ")[0]
 
@@ -320,7 +322,9 @@ class HermesMemory:
 
 
 def resolve_path(path: str) -> str:
-    """A path that is given from here, as anybody would write it: its host works elsewhere."""
+    """Return a path relative to our working directory as an absolute one, because the host has another working
+    directory.
+    """
     found = Path(path).expanduser()
     return str(found.absolute()) if Path(path).name != path and found.exists() else path
 
@@ -344,7 +348,7 @@ def create_host(
 
 
 class HermesTool:
-    """One of a plug-in's tools. Nobody can tell what running it twice would do."""
+    """One of a plug-in's tools. It is unknown what running it twice would do."""
 
     effect = ToolEffect.ONCE
 
@@ -365,7 +369,7 @@ _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 
 
 def _format_utterance(heard: MemoryUtterance, *, alone: bool) -> str:
-    """In company it has to be said who speaks: a plug-in knows one user only."""
+    """Return an utterance, with its author in a group chat, because a plug-in knows only one user."""
     return heard.text if alone else f"{heard.author.removeprefix('person:')}: {heard.text}"
 
 
@@ -390,7 +394,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    """May be lost: what is in here can be learned again."""
+    """Write a file that may be lost, because its content can be determined again."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         scratch = path.with_suffix(".new")

@@ -1,6 +1,6 @@
-"""Was something kept? What to ask a plug-in for, and what in its answer shows that it was.
+"""Builds the query that checks whether a plug-in stored an item, and evaluates the answer.
 
-Seeing it proves that it is there; not seeing it proves nothing.
+An item that is shown is stored. An item that is not shown may still be stored.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from msgspec import Struct
 from everhold.ports.memory import Exchange, JobResult, MemoryItem, MemoryNote
 
 MAX_WORDS: Final = 12
-"""Of a question."""
+"""Characters of a query."""
 MIN_WORDS: Final = 4
 MIN_CHARS: Final = 20
-"""What is shorter is said too often to tell one time from another."""
+"""Shorter texts occur too often to identify one item."""
 
 
 class ReadbackQuery(Struct, frozen=True, kw_only=True):
     words: str
     evidence: str
-    """The whole text, of which the question holds a half at most: answers often repeat what was asked."""
+    """The whole text. The query contains at most half of it, because answers often repeat the query."""
 
 
 def build_readback_query(item: MemoryItem | JobResult) -> ReadbackQuery | None:
-    """None: nothing in it would tell it from others."""
+    """Return the query for an item; None if its text does not distinguish it from others."""
     match item:
         case Exchange(heard=heard, said=said):
             texts = [*(each.text for each in heard), *(each.text for each in said)]

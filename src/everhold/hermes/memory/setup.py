@@ -1,4 +1,4 @@
-"""A plug-in's own questions, and where the answers go: it keeps what is no secret, variables hold what is."""
+"""Asks a plug-in's own setup questions. The plug-in saves the answers; secrets go to variables."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ async def apply_answers(settings: HermesSettings, context: PluginContext, answer
     homeless = [key for key in own if not asked[key].variable]
     if homeless and not kept:
         raise Refused(
-            f"the plug-in has no place for {', '.join(homeless)}",
-            remedy="leave it out, and write it where the plug-in's own description says",
+            f"the plug-in cannot save {', '.join(homeless)}",
+            remedy="leave it out and set it as the plug-in's own documentation says",
         )
     found: dict[str, Any] = {"environ": environ} if environ else {}
     if (path := resolve_path(settings.path)) != settings.path and not settings.path.startswith("~"):
         found["path"] = path
     if not settings.hermes_home:
-        found["hermes_home"] = str(host.home)  # every agent's instance finds there what was kept just now
+        found["hermes_home"] = str(host.home)  # so that every agent's instance finds the settings that were just saved
     return found
 
 
 async def try_plugin(settings: HermesSettings, context: PluginContext) -> str:
-    """Whether it loads and says that it can be used. No conversation is begun for that."""
+    """Check that the plug-in loads and reports that it is available. It starts no conversation."""
     async with _open_host(settings, context) as host:
         await host.start()
         return str(host.description.get("name", ""))
 
 
 def parse_questions(schema: Any, name: str) -> list[SetupQuestion]:
-    """A plug-in's schema in our words; what makes no sense is left out."""
+    """Convert a plug-in's schema to setup questions; invalid fields are left out."""
     found = []
     for field in schema if isinstance(schema, list) else ():
         key = field.get("key") if isinstance(field, dict) else None

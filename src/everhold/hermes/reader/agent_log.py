@@ -1,4 +1,6 @@
-"""Its `agent.log`: which compressions were begun and done, for whom, and under whose name the lines were written."""
+"""Reads `agent.log`: compressions that started and ended, their sessions, and the sessions the
+lines were logged under.
+"""
 
 from __future__ import annotations
 
@@ -12,40 +14,39 @@ ROTATED_PATTERN: Final = re.compile(r"\.(\d+)$")
 
 _LINE_PATTERN: Final = re.compile(
     r"(?P<at>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)\S* \S+?(?: \[(?P<context>[^\]]+)\])? \S+: "
-    r"context compression (?P<what>started|done): session=(?P<session>\S+)(?: messages=(?P<messages>[\d>-]+))?"
+    r"context compression (?P<what>started|done):\s+session=(?P<session>\S+)(?: messages=(?P<messages>[\d>-]+))?"
 )
 
 
 @dataclass(frozen=True)
 class CompressionLogLine:
-    """One line about a compression."""
+    """One log line about a compression."""
 
     place: str
-    """The file and the number of the line in it."""
+    """The file and the line number in it."""
     at: str
     what: str
     session: str
     context: str
-    """The session the line was logged under, empty if none was."""
+    """The session that the line was logged under; empty if there was none."""
     messages: str
 
 
 @dataclass(frozen=True)
 class CompressionOddity:
-    """Something about the compressions that should not be. `kind` is one of `renamed`, `foreign`, `unbegun`,
-    `overlapping`, `unended`."""
+    """An irregularity of compressions. `kind` is `renamed`, `foreign`, `unbegun`, `overlapping` or `unended`."""
 
     kind: str
     sessions: tuple[str, ...]
     since: str
     until: str
     lines: tuple[str, ...]
-    """Where they stand."""
+    """Their places in the log."""
 
 
 @dataclass(frozen=True)
 class CompressionLogSummary:
-    """What a log tells about compressions."""
+    """What a log says about compressions."""
 
     lines: int
     done: int
@@ -53,14 +54,14 @@ class CompressionLogSummary:
 
 
 def read_compression_lines(path: Path) -> Iterator[CompressionLogLine]:
-    """What `path` tells, and before it what was moved to `path.1`, `path.2` and so on when it had grown."""
+    """Yield the lines of `path` and, before them, those of its rotated parts `path.1`, `path.2` and so on."""
     for part in (*reversed(list_rotated_logs(path)), path):
         with part.open("r", encoding="utf-8", errors="replace") as file:
             yield from parse_compression_lines(file, name=part.name)
 
 
 def list_rotated_logs(path: Path) -> list[Path]:
-    """The older parts of a log, newest first."""
+    """Return the rotated parts of a log, newest first."""
     found = [
         (int(it[1]), part) for part in path.parent.glob(f"{path.name}.*") if (it := ROTATED_PATTERN.search(part.name))
     ]
@@ -76,15 +77,18 @@ def parse_compression_lines(text: Iterable[str], *, name: str) -> Iterator[Compr
             )
 
 
-def summarize_compressions(told: Iterable[CompressionLogLine]) -> CompressionLogSummary:
-    """Pair starts with ends. A `done` ends the start of its own session, or else the oldest open one with as many
-    messages: there the id may have changed on the way, which is what is looked for."""
+def summarize_compressions(lines: Iterable[CompressionLogLine]) -> CompressionLogSummary:
+    """Pair starts with ends. A `done` ends the start of its own session, else the oldest open start with the same
+    number of messages, because the session id may have changed during the compression.
+    """
     running: list[CompressionLogLine] = []
     odd: list[CompressionOddity] = []
     count = done = 0
-    for line in told:
+    for line in lines:
         count += 1
-        if line.context and line.context != line.session:
+        start = _find_start(running, line) if line.what == "done" else None
+        # the end of a compression that changed its session's id is logged under the old id
+        if line.context not in ("", line.session, start.session if start else ""):
             odd.append(CompressionOddity("foreign", (line.session, line.context), line.at, line.at, (line.place,)))
         if line.what == "started":
             for other in [other for other in running if other.session == line.session]:
@@ -93,7 +97,6 @@ def summarize_compressions(told: Iterable[CompressionLogLine]) -> CompressionLog
                 )
             running.append(line)
             continue
-        start = _find_start(running, line)
         if start is None:
             odd.append(CompressionOddity("unbegun", (line.session,), line.at, line.at, (line.place,)))
             continue

@@ -1,4 +1,4 @@
-"""Its `state.db`: sessions, messages and routing, whatever columns this version of it has. Opened for reading only."""
+"""Reads `state.db`: sessions, messages and routing, with the columns that its version has. Opens it read-only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from everhold.errors import InvalidRequest, StoreDamaged, StoreError
 
 PAGE_ROWS: Final = 500
 MULTIMODAL_PREFIX: Final = "\0json:"
-"""What a content that is a JSON list of parts begins with."""
+"""The prefix of content that is a JSON list of parts."""
 SUMMARY_PREFIXES: Final = ("[CONTEXT COMPACTION", "[CONTEXT SUMMARY]:")
 MERGED_START: Final = "[PRIOR CONTEXT — for reference only; not a new message]"
 MERGED_END: Final = "[END OF PRIOR CONTEXT — COMPACTION SUMMARY BELOW]"
-RECOVERY_REMEDY: Final = (
-    "copy the file away, then `sqlite3 state.db .recover | sqlite3 recovered.db`, then look at that one"
-)
+RECOVERY_REMEDY: Final = "copy the file, run `sqlite3 state.db .recover | sqlite3 recovered.db`, then use recovered.db"
 
 _SESSION: Final = {
     "id": "''", "source": "''", "user_id": "null", "session_key": "null", "chat_id": "null", "chat_type": "null",
@@ -38,7 +36,7 @@ _TEXTS: Final = frozenset({"content", "tool_calls", "reasoning", "reasoning_cont
 
 
 class HermesSession(NamedTuple):
-    """A row of `sessions`; what a version does not have yet is empty."""
+    """A row of `sessions`. Columns that the version does not have are empty."""
 
     id: str
     source: str
@@ -77,7 +75,7 @@ class HermesSession(NamedTuple):
 
 
 class HermesMessage(NamedTuple):
-    """A row of `messages`, its texts as they are stored."""
+    """A row of `messages`, with its texts as stored."""
 
     id: int
     session: str
@@ -105,7 +103,7 @@ class HermesMessage(NamedTuple):
 
 
 def is_summary(content: str | None) -> bool:
-    """Whether a message is a summary of what came before it, or has one at its end."""
+    """Whether a message is a summary of earlier messages, or has one at its end."""
     text = (content or "").lstrip()
     return text.startswith(SUMMARY_PREFIXES) or (text.startswith(MERGED_START) and MERGED_END in text)
 
@@ -120,12 +118,12 @@ class HermesDatabase:
         with path.open("rb") as file:
             if not file.read(16).startswith(b"SQLite format 3"):
                 raise StoreDamaged(
-                    f"{path} is no SQLite database: page 1 does not begin like one", remedy=RECOVERY_REMEDY
+                    f"{path} is not an SQLite database: page 1 does not begin like one", remedy=RECOVERY_REMEDY
                 )
         try:
             self.db = apsw.Connection(_make_uri(path), flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
             self.db.set_busy_timeout(5000)
-            self.db.execute("begin")  # everything that is read is of one moment, whoever writes meanwhile
+            self.db.execute("begin")  # one read transaction, so that all reads see the same state while others write
             self.tables = {
                 str(name) for (name,) in self.db.execute("select name from sqlite_master where type = 'table'")
             }
@@ -133,7 +131,7 @@ class HermesDatabase:
             raise StoreDamaged(f"{path} cannot be opened: {error}", remedy=RECOVERY_REMEDY) from error
         if not {"sessions", "messages"} <= self.tables:
             raise InvalidRequest(
-                f"{path} is no database of hermes-agent's", remedy="it has neither sessions nor messages"
+                f"{path} is not a database of hermes-agent", remedy="it has neither sessions nor messages"
             )
 
     def close(self) -> None:
@@ -143,7 +141,7 @@ class HermesDatabase:
         return {str(row[1]) for row in self.db.execute(f"pragma table_info({table})")}
 
     def query_rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
-        """What a query gives, or the error as one of ours."""
+        """Run a query; raise its errors as ours."""
         try:
             return list(self.db.execute(sql, values))
         except apsw.Error as error:
@@ -159,12 +157,12 @@ class HermesDatabase:
     # -- sessions ----------------------------------------------------------------------------------------------------
 
     def read_sessions(self) -> list[HermesSession]:
-        """Every session, in the order they began."""
+        """Return every session, by start time."""
         sql = f"select {self._make_select('sessions', _SESSION)} from sessions order by started_at, id"
         return [_parse_session(row) for row in self.query_rows(sql)]
 
     def read_routing(self) -> dict[str, dict[str, Any]]:
-        """Session key -> its routing entry, from the table."""
+        """Return session key -> routing entry, from the table."""
         if "gateway_routing" not in self.tables:
             return {}
         found = self.query_rows("select session_key, entry_json from gateway_routing order by updated_at")
@@ -173,14 +171,16 @@ class HermesDatabase:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def count_messages(self) -> int:
-        """How many messages there are in the table itself, whatever its indexes say; if it is damaged, as they say."""
+        """Count the messages in the table itself; if the table is damaged, in its indexes."""
         try:
             return int(self.query_rows("select count(*) from messages not indexed")[0][0])
         except StoreDamaged:
             return int(self.query_rows("select count(*) from messages")[0][0])
 
     def iter_messages(self, session: str, *, after: int = 0) -> Iterator[HermesMessage]:
-        """A session's rows in the order they were written, page by page. That is the order of ids, never of times."""
+        """Yield a session's rows in the order they were written, page by page: by id, because times may be out of
+        order.
+        """
         select = self._make_select("messages", _MESSAGE)
         while True:
             sql = f"select {select} from messages where session_id = ? and id > ? order by id limit {PAGE_ROWS}"
@@ -205,14 +205,14 @@ class HermesDatabase:
 
 
 def _make_uri(path: Path) -> str:
-    """A file that nobody has open or left a log beside is read as it is; else SQLite has to look at the log, too."""
+    """Return the URI to open. A file that no process has open and that has no WAL is opened as immutable."""
     quiet = not any(path.with_name(path.name + side).exists() for side in ("-wal", "-shm"))
     return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if quiet else ''}"
 
 
 def _make_damage_error(path: Path, error: apsw.Error) -> StoreError:
     if isinstance(error, apsw.CorruptError | apsw.NotADBError):
-        return StoreDamaged(f"{path} is damaged: {error}", remedy=f"everhold doctor {path} says where")
+        return StoreDamaged(f"{path} is damaged: {error}", remedy=f"everhold doctor {path} shows where")
     return StoreError(f"{path}: {error}")
 
 
@@ -308,7 +308,7 @@ def _parse_message(row: Any) -> HermesMessage:
         reasoning=_decode_text(reasoning) or _decode_text(reasoned) or "",
         platform_message_id=_convert_str(platform),
         observed=bool(observed),
-        active=active is None or bool(active),  # older files have nothing there
+        active=active is None or bool(active),  # empty in older files
         compacted=bool(compacted),
         api_content=_decode_text(sent),
     )

@@ -1,4 +1,4 @@
-"""Its home on the disk: profiles, settings, memory files, who may speak. Shows names of secrets only."""
+"""Reads the files of a home: profiles, settings, memory files, allowed people. It returns only the names of secrets."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ PROVIDER_FILES: Final = {
     "supermemory": "supermemory.json",
 }
 _SHARED_PROVIDER_FILES: Final = {"honcho": ".honcho/config.json", "hindsight": ".hindsight/config.json"}
-"""Settings that several programs of one user share, beside the home."""
+"""Settings beside the home that several programs of one user share."""
 MAX_FILE_BYTES: Final = 4 << 20
-"""Bytes of the largest settings or memory file that is read."""
+"""Maximum size of a settings or memory file."""
 
 
 @dataclass(frozen=True)
 class HermesProfile:
-    """One agent there: the home itself, or a folder below `profiles/`."""
+    """One agent of hermes-agent: the home itself, or a directory below `profiles/`."""
 
     name: str
-    """What the agent is called here."""
+    """The agent's name in everhold."""
     path: Path
     home: Path | None = None
-    """The home it is a profile of; None if nobody knows."""
+    """The home that it is a profile of; None if unknown."""
 
     @property
     def database(self) -> Path:
@@ -50,7 +50,7 @@ class HermesProfile:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """config.yaml, empty if there is none or it does not read."""
+        """Return config.yaml; empty if there is none or it cannot be read."""
         try:
             found = YAML(typ="safe").load(_read_text(self.path / "config.yaml") or "")
         except YAMLError:
@@ -67,19 +67,19 @@ class HermesProfile:
         return (_read_text(self.path / "SOUL.md") or "").strip()
 
     def read_memory_entries(self, name: str) -> list[str]:
-        """The entries of `MEMORY.md` or `USER.md`."""
+        """Return the entries of `MEMORY.md` or `USER.md`."""
         text = _read_text(self.path / "memories" / name) or _read_text(self.path / name) or ""
         return core_memory_files.parse_memory_file(text)
 
     @property
     def memory_files(self) -> list[str]:
-        """The files its own memory is in, and whatever else of that kind lies beside them."""
+        """Return the memory files of the agent and other Markdown files beside them."""
         folder = self.path / "memories"
         others = sorted(file.name for file in folder.glob("*.md")) if folder.is_dir() else []
         return list(dict.fromkeys(("MEMORY.md", "USER.md", *others)))
 
     def read_provider_settings(self, name: str, *, in_use: bool) -> dict[str, Any]:
-        """A memory service's own settings: this profile's; if it is `in_use`, else what it falls back to there."""
+        """Return a memory service's own settings: this profile's; if it is `in_use`, else the ones it falls back to."""
         folders = [self.path / PROVIDER_FILES[name]]
         if in_use and self.home is not None and name in _SHARED_PROVIDER_FILES:
             if name == "honcho":
@@ -89,12 +89,12 @@ class HermesProfile:
 
     @cached_property
     def routing(self) -> dict[str, dict[str, Any]]:
-        """Session key -> entry, from the mirror file; the table is asked first where there is one."""
+        """Return session key -> entry from the mirror file. The table has precedence where it exists."""
         found = _parse_object(_read_text(self.path / "sessions" / "sessions.json"))
         return {key: entry for key, entry in found.items() if not key.startswith("_") and isinstance(entry, dict)}
 
     def read_pairings(self) -> dict[str, list[str]]:
-        """Platform -> ids of those who were let in by a code."""
+        """Return platform -> ids of paired people."""
         found: dict[str, list[str]] = {}
         for folder in (self.path / "platforms" / "pairing", self.path / "pairing"):
             for file in sorted(folder.glob("*-approved.json")) if folder.is_dir() else ():
@@ -105,13 +105,13 @@ class HermesProfile:
 
 
 def find_profiles(path: Path) -> list[HermesProfile]:
-    """The agents at `path`: a home with its profiles, one profile, or a `state.db`."""
+    """Return the agents at `path`: a home with its profiles, one profile, or a `state.db`."""
     path = path.expanduser().absolute()
     if path.is_file():
         return [HermesProfile(_derive_agent_name(path.parent), path.parent)]
     if not is_hermes_home(path):
         raise InvalidRequest(
-            f"{path} is no home of hermes-agent's", remedy="it has neither state.db nor config.yaml nor memories/"
+            f"{path} is not a home of hermes-agent", remedy="it has neither state.db nor config.yaml nor memories/"
         )
     home = path.parent.parent if path.parent.name == "profiles" else path
     found = [HermesProfile(_derive_agent_name(path), path, home)]
@@ -123,7 +123,9 @@ def find_profiles(path: Path) -> list[HermesProfile]:
 
 
 def is_hermes_home(path: Path) -> bool:
-    """Whether a folder is a home of its: a `config.yaml` alone could be anybody's."""
+    """Whether a directory is a home of hermes-agent. A `config.yaml` alone is not enough, because other programs have
+    one, too.
+    """
     return path.is_dir() and (
         (path / "state.db").is_file() or (path / "memories").is_dir() or (path / "SOUL.md").is_file()
     )

@@ -1,4 +1,4 @@
-"""Which sessions are one conversation there: compressions that went on under another id, branches, forks, errands."""
+"""Finds the sessions that form one conversation: continuations after a compression, branches, forks and delegations."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ COMPRESSION_END_REASONS: Final = ("compression", "orphaned_compression")
 
 @dataclass
 class SessionChain:
-    """Sessions that a compression ended and began again, oldest first; mostly there is one."""
+    """Sessions that continue each other after a compression, oldest first; usually there is one."""
 
     sessions: list[HermesSession]
     branch_of: str = ""
-    """The session this one began as a branch of."""
+    """The session that this one is a branch of."""
     fork_of: str = ""
-    """The session that went on twice: this is the continuation nobody followed."""
+    """The session that was continued twice, if this is the continuation that was not used further."""
 
     @property
     def root(self) -> HermesSession:
@@ -35,7 +35,7 @@ class SessionChain:
 
     @property
     def title(self) -> str:
-        """The name people gave it; a continuation has a number behind it."""
+        """The title that a person gave; a continuation has a number after it."""
         return next((session.title for session in self.sessions if session.title), "")
 
 
@@ -43,15 +43,15 @@ class SessionChain:
 class SessionLineage:
     chains: list[SessionChain]
     chain_by_session: dict[str, SessionChain] = field(default_factory=dict)
-    """Session id -> the chain it is part of."""
+    """Session id -> its chain."""
     forks: dict[str, list[str]] = field(default_factory=dict)
-    """A parent -> its continuations, the one that is followed first."""
+    """Parent -> its continuations, the used one first."""
     orphans: list[HermesSession] = field(default_factory=list)
-    """Ended by a compression, and nothing goes on there."""
+    """Ended by a compression, without a continuation."""
 
 
 def is_continuation(child: HermesSession, parent: HermesSession | None) -> bool:
-    """Whether `child` is `parent` after a compression, and not a branch or an errand of it."""
+    """Whether `child` is `parent` after a compression, and not a branch or a delegation of it."""
     return bool(
         parent is not None
         and parent.end_reason in COMPRESSION_END_REASONS
@@ -61,7 +61,7 @@ def is_continuation(child: HermesSession, parent: HermesSession | None) -> bool:
 
 
 def trace_lineage(sessions: Iterable[HermesSession], newest: Mapping[str, float]) -> SessionLineage:
-    """The conversations among `sessions`; `newest` is when something was last written in each."""
+    """Return the conversations among `sessions`. `newest` is the time of the last message of each session."""
     known = {session.id: session for session in sessions}
     heirs: dict[str, list[HermesSession]] = {}
     for session in known.values():
@@ -92,13 +92,13 @@ def trace_lineage(sessions: Iterable[HermesSession], newest: Mapping[str, float]
 
 
 def _rank_continuation(child: HermesSession, newest: Mapping[str, float]) -> tuple[int, float, float, str]:
-    """Which continuation is followed there: one that went on, then one that is open, then the latest."""
+    """Return a sort key for continuations: one that was itself continued, then an open one, then the latest."""
     rank = 2 if child.end_reason == "compression" else 1 if child.ended_at is None else 0
     return rank, newest.get(child.id, child.started_at), child.started_at, child.id
 
 
 def _is_circular(session: HermesSession, known: Mapping[str, HermesSession], followed: set[str]) -> bool:
-    """A chain that leads back to itself has no beginning: any session of it will do."""
+    """Break a cycle of parents, which has no beginning, at any session."""
     seen: set[str] = set()
     here = session
     while here.id in followed and here.parent in known:

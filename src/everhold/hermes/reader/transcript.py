@@ -1,8 +1,7 @@
-"""A chain's rows, each for what it is: said there first, a copy that a compression or a restart made, a summary, a
-mark.
+"""Classifies a chain's rows: original, copy made by a compression or a restart, summary, or marker.
 
-A compression there writes the messages it keeps once more, behind its summary. A copy is recognised by its time, which
-it keeps, or by its place: a summary stands between the copied beginning and the copied end of what was live.
+A compression of hermes-agent writes the messages that it keeps again after its summary. A copy is recognised by its
+time, which is kept, or by its place: a summary is between the copied beginning and the copied end of the live messages.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from typing import Final, NamedTuple
 from everhold.hermes.reader.database import HermesMessage
 
 MAX_HEAD_MESSAGES: Final = 8
-"""How many messages at most a compression there keeps at the beginning."""
+"""Maximum number of messages that a compression keeps at the beginning."""
 META_ROLE: Final = "session_meta"
 
 
 class MessageDigest(NamedTuple):
-    """What is needed of a row to recognise it."""
+    """The data needed to recognise a row."""
 
     id: int
     session: str
     role: str
     timestamp: float
     content_hash: bytes
-    """Of its role and what it says."""
+    """Digest of its role and content."""
     call: str
     live: bool
     undone: bool
@@ -40,7 +39,7 @@ def digest_message(row: HermesMessage) -> MessageDigest:
     said = f"{row.role}\0{(row.content or '').strip()}\0{row.tool_call_id}\0{row.tool_calls}"
     return MessageDigest(
         id=row.id,
-        session=intern(row.session),  # the same few in every row: a long chat has a million of them
+        session=intern(row.session),  # interned, because a long chat repeats the same few values in a million rows
         role=intern(row.role),
         timestamp=row.timestamp,
         content_hash=hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=12).digest(),
@@ -53,45 +52,45 @@ def digest_message(row: HermesMessage) -> MessageDigest:
 
 @dataclass
 class HermesCompression:
-    """A summary: where it stands, what it replaced, and what it left out."""
+    """A summary: its place, the rows it replaced, and the rows it left out."""
 
     row: int
     session: str
     covers: list[int]
-    """Rows it stands for, oldest first."""
+    """Rows that it replaces, oldest first."""
     head: list[int]
     tail: list[int]
-    """Rows that were kept word for word before and behind it, by the ids they had first."""
+    """Rows kept word for word before and after it, by their original ids."""
     unread: list[int]
-    """Rows that were there already when it was written, and are neither in it nor behind it."""
+    """Rows that existed when it was written and are neither in it nor after it."""
     rotated: bool = False
-    """It began a new session."""
+    """It started a new session."""
 
 
 @dataclass
 class TranscriptReading:
-    """A chain as it can be told."""
+    """The result for a chain."""
 
     first: list[int] = field(default_factory=list)
-    """Rows that are not copies, summaries or marks, in order."""
+    """Rows that are not copies, summaries or markers, in order."""
     copies: dict[int, int] = field(default_factory=dict)
-    """A copy -> the row it is a copy of."""
+    """Copy -> the row it is a copy of."""
     compressions: list[HermesCompression] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
     live: list[int] = field(default_factory=list)
-    """What the next turn there would be shown behind the last summary, by first ids; undone rows are not in it."""
+    """What the next turn would see after the last summary, by original ids, without undone rows."""
     rewritten_counts: dict[str, int] = field(default_factory=dict)
-    """Sessions in which rows were written once more although nothing was summed up -> how many."""
+    """Sessions with rows that were written again without a compression -> number of rows."""
 
 
 def read_transcript(rows: Iterable[MessageDigest]) -> TranscriptReading:
-    """What each row of a chain is. `rows` in the order they were written."""
+    """Classify the rows of a chain. `rows` are in the order they were written."""
     found = TranscriptReading()
     seen: dict[tuple[float, bytes], int] = {}
     lights: dict[int, MessageDigest] = {}
     live: list[int] = []
     recent: list[int] = []
-    """Copies since the last row that was none: the beginning that the next summary keeps, or a transcript twice."""
+    """Copies since the last original row: the beginning kept by the next summary, or a repeated transcript."""
     pending = list(rows)
     place = 0
     while place < len(pending):
@@ -120,7 +119,7 @@ def read_transcript(rows: Iterable[MessageDigest]) -> TranscriptReading:
 
 
 def _count_rewritten(found: TranscriptReading, recent: Sequence[int], lights: dict[int, MessageDigest]) -> None:
-    """Copies with no summary behind them were written twice by mistake."""
+    """Count copies that no summary follows as repeated by mistake."""
     for id in recent:
         found.rewritten_counts[lights[id].session] = found.rewritten_counts.get(lights[id].session, 0) + 1
 
@@ -134,7 +133,7 @@ def _read_compression(
     lights: dict[int, MessageDigest],
     seen: dict[tuple[float, bytes], int],
 ) -> int:
-    """Take in the summary before `place` with the copies around it; where to go on."""
+    """Process the summary before `place` with the copies around it; return where to continue."""
     row = pending[place - 1]
     before = list(live)
     head = _find_copied_head(found, before, recent, lights, row)
@@ -170,7 +169,7 @@ def _read_compression(
 def _find_copied_head(
     found: TranscriptReading, before: list[int], recent: list[int], lights: dict[int, MessageDigest], row: MessageDigest
 ) -> list[int]:
-    """The messages that stand again right before a summary: copies of the first that were live."""
+    """Return the copies right before a summary, which repeat the first live messages."""
     mine = [id for id in recent if lights[id].session == row.session][-MAX_HEAD_MESSAGES:]
     while mine and any(found.copies[a] >= found.copies[b] for a, b in pairwise(mine)):
         del mine[0]  # the whole was written twice, then its beginning
@@ -193,7 +192,9 @@ def _find_copied_head(
 def _find_original(
     before: list[int], tail: list[int], lights: dict[int, MessageDigest], copy: MessageDigest
 ) -> int | None:
-    """The row a copy without its time stands for: the one behind the last, or for the first any that says the same."""
+    """Return the original of a copy without its time: the row after the last original, or for the first copy any equal
+    row.
+    """
     if tail:
         behind = before.index(tail[-1]) + 1
         candidates = before[behind : behind + 1]

@@ -1,4 +1,4 @@
-"""Memory that is always there: an index over the log, and recall that needs no service and no model call."""
+"""The built-in memory: an index over the log, and recall that needs no service and no model call."""
 
 from everhold.memories.builtin.embedding_backfill import run_embedding_backfill
 from everhold.memories.builtin.index import MemoryIndex

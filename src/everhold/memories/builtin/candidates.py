@@ -1,5 +1,5 @@
-"""Reads the index: which items could be meant, before anything is ranked. An audience is a range of chunk numbers, so
-nothing outside it is ever scored.
+"""Reads the candidates of a search from the index, before ranking. An audience is a range of chunk ids, so chunks
+outside it are never scored.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from everhold.memories.builtin.schema import SCOPE_BITS
 from everhold.memories.builtin.tokenizing import build_bigram_queries, extract_content_words, split_words
 
 MAX_POSTINGS: Final = 2_000
-"""Places in the index one search may walk through in a scope; the commonest words are left out beyond that."""
+"""Index positions that one search may read in a scope. Beyond that, the most common words are left out."""
 SAMPLE_POSTINGS: Final = 128
-"""Places by which a word is judged to be common: the newest."""
+"""The number of newest positions from which the frequency of a word is estimated."""
 MAX_TERMS: Final = 8
-"""Words of a question that are looked up; of a longer one the rarest."""
+"""Words of a question that are looked up; of a longer question, the rarest."""
 
 _COLUMNS: Final = (
     "pos, session, seq, scope, kind, author, person, name, address, origin, at, state, before, size, first, chunks"
@@ -29,7 +29,7 @@ _ITEM_COLUMNS: Final = ", ".join(f"i.{column}" for column in _COLUMNS.split(", "
 
 
 class IndexRow(Struct, frozen=True, array_like=True):
-    """An item as the index keeps it, without its words."""
+    """An item as the index stores it, without its words."""
 
     pos: int
     session: str
@@ -58,14 +58,14 @@ class IndexScope(Struct, frozen=True):
 
     id: int
     chunks: int
-    """Numbers given to chunks so far, those that went included."""
+    """Ids given to chunks so far, including deleted chunks."""
     items: int
 
 
 def find_scopes(db: apsw.Connection, *, agent: str | None, audience: Iterable[str] | None) -> list[IndexScope]:
-    """The scopes that whoever is present may hear of: all of them must be in its audience. Nobody hears nothing.
+    """Return the scopes whose audience contains everyone present. Nobody present: no scope.
 
-    None is whoever may see everything: any agent, any audience.
+    None stands for a caller who may see everything: any agent, any audience.
     """
     where, values = ("", ()) if agent is None else (" and m.agent = ?", (agent,))
     if audience is None:
@@ -85,12 +85,12 @@ def find_scopes(db: apsw.Connection, *, agent: str | None, audience: Iterable[st
 
 
 def get_chunk_range(scope: int) -> tuple[int, int]:
-    """The first and last chunk number of a scope."""
+    """Return the first and last chunk id of a scope."""
     return scope << SCOPE_BITS, ((scope + 1) << SCOPE_BITS) - 1
 
 
 def find_named_authors(db: apsw.Connection, text: str, scopes: Iterable[int]) -> tuple[set[str], set[str]]:
-    """Names of those who spoke in these scopes that occur in a text, and the authors they stand for."""
+    """Return the names of speakers in these scopes that occur in a text, and the authors they stand for."""
     words = msgspec.json.encode(list(set(split_words(text)))).decode()
     names: set[str] = set()
     authors: set[str] = set()
@@ -105,19 +105,19 @@ def find_named_authors(db: apsw.Connection, text: str, scopes: Iterable[int]) ->
 
 
 def find_author_ids(db: apsw.Connection, names: Iterable[str]) -> list[int]:
-    """The numbers of these authors."""
+    """Return the ids of these authors."""
     found = (db.execute("select id from authors where author = ?", (name,)).get for name in names)
     return [id for id in found if isinstance(id, int)]
 
 
 def build_all_word_queries(text: str) -> list[str]:
-    """The full-text queries for all words of a text, those that say nothing included."""
+    """Return the full-text queries for all words of a text, including stop words."""
     pairs = [f'"{pair}"' if len(pair) > 1 else f'"{pair}" *' for pair in build_bigram_queries(text)]
     return [*(f'"{word}"' for word in dict.fromkeys(split_words(text)) if not build_bigram_queries(word)), *pairs]
 
 
 def build_term_queries(text: str, rarity: Callable[[str], int] = len) -> list[str]:
-    """The full-text queries for a question, one for each of its words that say something; of too many, the rarest."""
+    """Return the full-text queries for a question, one for each content word; of too many words, the rarest."""
     words = extract_content_words(text)
     if len(words) > MAX_TERMS:
         words = sorted(words, key=rarity, reverse=True)[:MAX_TERMS]
@@ -125,21 +125,21 @@ def build_term_queries(text: str, rarity: Callable[[str], int] = len) -> list[st
     return [*(f'"{word}"' for word in words), *pairs[:MAX_TERMS]]
 
 
-_POSTINGS_SQL: Final = (  # one text is handed over sooner than many numbers
+_POSTINGS_SQL: Final = (  # returning one text is faster than returning many numbers
     "(select group_concat(id - :low) from (select rowid as id from words where words match {term}"
     " and rowid between :low and :high order by rowid desc limit :limit))"
 )
 
 
 def find_postings(db: apsw.Connection, term: str, scope: int, limit: int) -> list[int]:
-    """The newest chunks of a scope that a word stands in, counted from the scope's first, newest first."""
+    """Return the newest chunks of a scope that contain a word, counted from the scope's first chunk, newest first."""
     low, high = get_chunk_range(scope)
     given = {"term": term, "low": low, "high": high, "limit": limit}
     return _parse_numbers(db.execute(f"select {_POSTINGS_SQL.format(term=':term')}", given).get)
 
 
 def _sample_postings(db: apsw.Connection, terms: Iterable[str], scope: int) -> list[tuple[str, list[int]]]:
-    """The same for many words at once, as far as is needed to see how common they are."""
+    """Return the same for many words at once, as far as needed to see how common they are."""
     low, high = get_chunk_range(scope)
     given = {"terms": msgspec.json.encode(list(terms)).decode(), "low": low, "high": high, "limit": SAMPLE_POSTINGS}
     found: list[Any] = db.execute(
@@ -155,10 +155,10 @@ def _parse_numbers(text: object) -> list[int]:
 def find_term_chunks(
     db: apsw.Connection, terms: Iterable[str], scope: int, chunks: int
 ) -> list[tuple[float, list[int], str]]:
-    """For each word worth it: in how many of the scope's chunks it stands (about), in which, and the word.
+    """Return for each useful word: its approximate number of chunks in the scope, those chunks, and the word.
 
-    The rarest first, until enough places were walked through. A word that is too common for that alone is followed
-    through the newest chunks only.
+    It takes the rarest words first, until enough positions were read. A word that is too common for that is only looked
+    up in the newest chunks.
     """
     looked: list[tuple[float, list[int], str]] = []
     for term, rows in _sample_postings(db, terms, scope):
@@ -170,7 +170,7 @@ def find_term_chunks(
     left = MAX_POSTINGS
     for count, rows, term in looked:
         if chosen and (count > left or count > chunks / 2):
-            break  # what stands in most of them tells none from another
+            break  # a word that is in most chunks does not distinguish them
         if len(rows) < count <= left:
             rows = find_postings(db, term, scope, left)
             count = len(rows)
@@ -180,7 +180,7 @@ def find_term_chunks(
 
 
 def find_items_with_words(db: apsw.Connection, terms: Sequence[str], limit: int) -> list[tuple[str, int]]:
-    """The newest items, whoever may hear of them, in which all of these words stand."""
+    """Return the newest items that contain all of these words, without an audience check."""
     each = " and ".join(
         ["pos in (select pos from chunks where id in (select rowid from words where words match ?))"] * len(terms)
     )
@@ -191,7 +191,7 @@ def find_items_with_words(db: apsw.Connection, terms: Sequence[str], limit: int)
 
 
 def find_seen_chunks(db: apsw.Connection, session: str, seqs: Iterable[int]) -> dict[int, list[int]]:
-    """Scope -> first chunks of the items at these places of a session."""
+    """Return scope -> first chunks of the items in this range of a session."""
     wanted = set(seqs)
     rows = db.execute(
         "select scope, first, seq from items where session = ? and seq between ? and ?",
@@ -205,14 +205,15 @@ def find_seen_chunks(db: apsw.Connection, session: str, seqs: Iterable[int]) -> 
 
 
 def find_session_chunks(db: apsw.Connection, session: str) -> list[int]:
-    """The first chunks of a session's items."""
+    """Return the first chunks of a session's items."""
     return [row[0] for row in db.execute("select first from items where session = ?", (session,))]
 
 
 def load_rows_by_first_chunk(db: apsw.Connection, firsts: Iterable[int], texts: dict[int, str]) -> dict[int, IndexRow]:
-    """First chunk -> its item; what it says is put into `texts`."""
+    """Return first chunk -> item, and add the texts of the chunks to `texts`."""
     found: list[Any] = db.execute(
-        f"select c.self, {_ITEM_COLUMNS} from json_each(?) j join chunks c on c.id = j.value join items i on i.pos = c.pos",
+        f"select c.self, {_ITEM_COLUMNS} from json_each(?) j"
+        " join chunks c on c.id = j.value join items i on i.pos = c.pos",
         (_encode_numbers(firsts),),
     ).fetchall()
     rows: dict[int, IndexRow] = {}
@@ -231,7 +232,7 @@ def load_texts(db: apsw.Connection, chunks: Iterable[int]) -> dict[int, str]:
 
 
 def load_chunk_texts(db: apsw.Connection, where: str, *values: int) -> list[ChunkText]:
-    """Chunks with what they are read with."""
+    """Load chunks with their context."""
     rows = db.execute(
         "select c.id, c.self, ifnull((select b.self from places p join chunks b on b.id = p.before"
         f" where p.first = c.id and p.flags & {int(ItemFlag.AFTER)}), '') from chunks c {where}",

@@ -1,4 +1,4 @@
-"""Gives passages their stronger vectors beside the chat, slowly enough that nobody has to wait for it."""
+"""Computes the stronger vectors of chunks in the background, slowly enough not to delay chats."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from everhold.ports.log import EventLogger
 
 BATCH_SIZE: Final = 16
 IDLE_SECONDS: Final = 2.0
-"""How often it is looked whether something new came."""
+"""Interval between checks for new chunks."""
 REPORT_SECONDS: Final = 30.0
-"""How often it says how far it is."""
+"""Interval between progress log lines."""
 
 
 async def run_embedding_backfill(
     index: MemoryIndex, log: EventLogger, clock: Clock, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """For as long as there is a model; at once if there is none. It rests as long as it has worked."""
+    """Run while a model is in use; return at once if there is none. It pauses as long as it worked."""
     done, reported = 0, clock.monotonic()
     while index.embedding_level == "model":
         started = clock.monotonic()

@@ -1,4 +1,4 @@
-"""What chunks mean: makes their vectors, and asks by them."""
+"""Computes the vectors of chunks and ranks chunks by them."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 
 EmbeddingsMode = Literal["auto", "table"]
 MAX_UNEMBEDDED_CHUNKS: Final = 64
-"""Chunks that may lack their stronger vector; beyond that a scope is judged by the table."""
+"""Chunks of a scope that may lack the stronger vector. If more lack it, the static table ranks the scope."""
 REPAIR_BATCH_SIZE: Final = 500
 MAX_QUESTION_PIECES: Final = 8
-"""Word pieces of a question that are compared one by one; of a longer one the rarest."""
+"""Word pieces of a question that are compared one by one; of a longer question, the rarest."""
 
 
 class ChunkEmbeddings:
-    """`use`: the best there is, or at most the table."""
+    """Embeddings of chunks. `use`: `auto` for the best available, or `table` for the static table only."""
 
     def __init__(self, use: EmbeddingsMode = "auto", models: Path | None = None) -> None:
         self.models = models
         self.deep = use == "auto" and onnx_embeddings.is_available(models)
         self.model_problem = ""
-        """Why the stronger model is not used although it is there."""
+        """Why the stronger model is not used although it is installed."""
         self.ready = False
-        """Whether everything that takes a while to load is loaded."""
+        """Whether everything that is slow to load is loaded."""
         self._scope_cache: ScopeCache | None = None
 
     @property
     def level(self) -> str:
         return "model" if self.deep else "table"
 
-    # -- making
+    # -- computing
 
     def embed_chunks(self, db: apsw.Connection, pieces: Collection[ChunkText]) -> None:
-        """Make the table's vectors of these chunks, and put them in line for the stronger ones."""
+        """Compute the static vectors of these chunks and queue the chunks for the stronger ones."""
         if not pieces:
             return
         known = static_embeddings.load_static_embeddings()
@@ -61,7 +61,7 @@ class ChunkEmbeddings:
         self.ready = True
 
     def repair_missing(self, db: apsw.Connection) -> list[int]:
-        """Make the vectors that another table left missing; the chunks that got theirs."""
+        """Compute vectors that are missing since the static table changed; return the chunks that got one."""
         model = str(static_embeddings.TABLE_VERSION)
         done: list[int] = []
         with db:
@@ -88,13 +88,15 @@ class ChunkEmbeddings:
         return done
 
     def list_pending(self, db: apsw.Connection, limit: int) -> list[ChunkText]:
-        """Chunks in line for their stronger vectors, the newest first: they are the likeliest to be asked about."""
+        """List the chunks that wait for their stronger vectors, newest first, because those are the likeliest to be
+        searched.
+        """
         if not self.deep:
             return []
         return candidates.load_chunk_texts(db, "join shallow s on s.chunk = c.id order by c.id desc limit ?", limit)
 
     def count_pending(self, db: apsw.Connection) -> tuple[int, int]:
-        """How many chunks there are, and how many of them wait for their stronger vectors."""
+        """Count all chunks, and those that wait for their stronger vectors."""
         chunks = db.execute("select count(*) from chunks").get
         waiting = db.execute("select count(*) from shallow").get if self.deep else 0
         assert isinstance(chunks, int)
@@ -102,12 +104,12 @@ class ChunkEmbeddings:
         return chunks, waiting
 
     def encode_chunks(self, pieces: Sequence[ChunkText]) -> list[bytes] | None:
-        """Their stronger vectors; None if the model cannot be used."""
+        """Return the stronger vectors of these chunks; None if the model cannot be used."""
         model = self._load_model()
         return None if model is None else model.embed_chunks([(piece.text, piece.context) for piece in pieces])
 
     def _load_model(self) -> onnx_embeddings.OnnxEncoder | None:
-        """The stronger model; None, and no more of it, if it cannot be used."""
+        """Return the stronger model. If it cannot be used, return None and switch to the static table."""
         try:
             return onnx_embeddings.load_encoder(self.models)
         except (ValueError, OSError, ImportError) as error:
@@ -116,7 +118,7 @@ class ChunkEmbeddings:
             return None
 
     def store_vectors(self, db: apsw.Connection, pieces: Sequence[ChunkText], vectors: Sequence[bytes]) -> list[int]:
-        """Keep stronger vectors, of chunks that are still what they were when their turn came; which those are."""
+        """Store stronger vectors, but only of chunks that did not change since they were read; return those chunks."""
         done: list[int] = []
         with db:
             for piece, vector in zip(pieces, vectors, strict=True):
@@ -126,30 +128,30 @@ class ChunkEmbeddings:
                     done.append(piece.id)
         return done
 
-    # -- what is kept in memory
+    # -- cached in memory
 
     def invalidate_cache(self) -> None:
-        """Nobody knows what changed: what is kept in memory is read again."""
+        """Drop the cache, because it is unknown what changed in the file."""
         if self._scope_cache is not None:
             self._scope_cache.clear()
 
     def warm_scope(self, db: apsw.Connection, scope: IndexScope) -> None:
-        """Have a scope, or its beginning, in memory."""
+        """Load a scope, or its first part, into memory."""
         self._get_scope_cache().load_stack(db, [scope])
 
     def _get_scope_cache(self) -> ScopeCache:
         if self._scope_cache is None:
-            from everhold.memories.builtin import vector_cache  # numpy comes with it
+            from everhold.memories.builtin import vector_cache  # imports numpy
 
             self._scope_cache = vector_cache.ScopeCache(deep=self.deep)
         return self._scope_cache
 
     def reload_chunks(self, db: apsw.Connection, chunks: Collection[int]) -> None:
-        """These chunks are not what they were."""
+        """Mark these chunks as changed."""
         if self._scope_cache is not None and chunks:
             self._scope_cache.reload_chunks(db, chunks)
 
-    # -- judging
+    # -- ranking
 
     def rank_candidates(
         self,
@@ -163,8 +165,10 @@ class ChunkEmbeddings:
         only: Sequence[int] | None,
         skip: Sequence[int],
     ) -> Iterator[RankedItem]:
-        """The candidates in these scopes, best first. Names that are `spoken` say who is asked about, not what."""
-        from everhold.memories.builtin import ranking  # numpy comes with it
+        """Return the candidates in these scopes, best first. `spoken` are names in the question: they say whose words
+        are wanted.
+        """
+        from everhold.memories.builtin import ranking  # imports numpy
 
         known = static_embeddings.load_static_embeddings()
         stack = self._get_scope_cache().load_stack(db, scopes)
@@ -190,6 +194,6 @@ class ChunkEmbeddings:
 
 
 def _is_mostly_embedded(stack: ScopeStack) -> bool:
-    """Whether so few chunks lack their stronger vector that the model can judge."""
+    """Whether few enough chunks lack their stronger vector for the model to rank these scopes."""
     filled = sum(shelf.embedded_count for shelf in stack.scopes)
     return filled > 0 and sum(shelf.pending_count for shelf in stack.scopes) <= MAX_UNEMBEDDED_CHUNKS

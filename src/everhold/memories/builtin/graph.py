@@ -1,6 +1,6 @@
-"""Writes a sentence encoder as an ONNX graph, byte by byte: a BERT of any size, its mean, and its length made one.
+"""Writes a sentence encoder as an ONNX graph: a BERT of any size, mean pooling and normalisation to length one.
 
-ONNX is a protocol-buffer format with a handful of messages; writing them here spares an installation of 20 MB.
+ONNX is a protocol-buffer format with a few message types. Writing them here avoids an installation of 20 MB.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def encode_port(name: str, kind: int, *dims: int | str) -> bytes:
 
 
 class OnnxGraphBuilder:
-    """Collects nodes and their constants."""
+    """Collects nodes and constants of the graph."""
 
     def __init__(self, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
         import numpy as np
@@ -119,7 +119,9 @@ class OnnxGraphBuilder:
 
 
 def build_bert_encoder(weights: Mapping[str, npt.NDArray[np.float32]], *, layers: int, heads: int) -> bytes:
-    """The encoder with these weights: ids, mask and places in, a vector of length one per text out."""
+    """Return the encoder with these weights. It takes ids, mask and places, and returns a vector of length one per
+    text.
+    """
     b = OnnxGraphBuilder(weights)
     words = weights["embeddings.word_embeddings.weight"]
     width = int(words.shape[1])

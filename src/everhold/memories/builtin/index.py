@@ -1,8 +1,8 @@
-"""The search index: derived from the log by `pos`, rebuilt whenever that is simpler than repairing it.
+"""The search index. It is derived from the log by `pos`, and rebuilt where that is simpler than repairing it.
 
-What is committed is findable at once: a search reads on in the log first. What it reads is kept in memory and taken in
-together with what follows, unless it could be an answer: then it is taken in before. What cannot be taken in (no room,
-an import under way) is looked through as it is.
+A committed entry is findable at once, because a search first reads the new entries of the log. These are kept in memory
+and indexed later together with others, unless one could be a hit or change one: then they are indexed before the
+search. Entries that cannot be indexed now (no disk space, an import in progress) are scanned directly.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from everhold.memories.builtin.unindexed import IndexHit, scan_entries
 from everhold.ports.store import Store
 
 MAX_UNINDEXED_ENTRIES: Final = 512
-"""Entries a search takes in, or looks through, before it answers."""
+"""Entries that a search indexes or scans before it answers."""
 BATCH_ENTRIES: Final = 256
-"""Entries that wait to be taken in together. One transaction costs as much as a dozen of them."""
+"""Entries that are collected before they are indexed. One transaction costs as much as a dozen entries."""
 MAX_INLINE_CHUNKS: Final = 20_000
-"""Chunks up to which a search is over sooner than a thread would have begun with it."""
+"""Up to this many chunks, a search is faster than starting a thread for it."""
 MAX_KNOWN_SESSIONS: Final = 10_000
 ITEM_HEADER_CHARS: Final = 48
-"""Letters that are shown with each item: by whom, when, from where."""
+"""Characters that are shown with each item: author, time and origin."""
 MAX_PASSAGE_CHARS: Final = 1_600
-"""Characters of an item that are shown at once; of a longer one, those that matched."""
+"""Characters of an item that are shown; of a longer item, the matching passage."""
 
 T = TypeVar("T")
 
 
 class IndexQuery(Struct, frozen=True, kw_only=True):
-    """A search: what for, and for whom. Without an audience or an agent: for somebody who may see everything."""
+    """One search. Without an audience or an agent, the caller may see everything."""
 
     text: str
     agent: str | None
@@ -58,14 +58,14 @@ class IndexQuery(Struct, frozen=True, kw_only=True):
         return place.session == self.current_session and place.seq in self.seen_seqs
 
     def is_affected_by(self, entry: Entry, words: EntryWords | None) -> bool:
-        """Whether an entry that matters could be an answer to this, or change one."""
+        """Whether an unindexed entry could be a hit of this search or change one."""
         if words is None or isinstance(entry.body, Noted):
             return True
         return not self.has_seen(entry) and (self.audience is None or self.audience.issubset(words.stamp.audience))
 
 
 class MemoryIndex:
-    """One file. `inline` works on the caller's thread, for simulated worlds."""
+    """One index file. `inline` works on the caller's thread, for simulations."""
 
     def __init__(
         self,
@@ -82,45 +82,45 @@ class MemoryIndex:
         self._embeddings = ChunkEmbeddings(embeddings, models)
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
-        """Taken after `_writing` by whoever takes both."""
+        """Acquired after `_writing` by code that needs both."""
         self._indexing_lock = asyncio.Lock()
         self._checked = False
         self._read_upto_pos: int | None = None
-        """How far the log was read; what is not in the file yet is `_pending`."""
+        """The pos up to which the log was read. Entries that are not in the file yet are in `_pending`."""
         self._pending: list[Entry] = []
         self._pending_relevant: list[tuple[Entry, EntryWords | None]] = []
-        """Those of them that somebody could ask for, with what they say; without, if they change answers."""
+        """Pending entries that a search could find, with their words; entries that only change hits, without."""
         self._pending_after_pos = 0
         self._session_agents: dict[str, str] = {}
-        """Sessions and their agents."""
+        """Session -> its agent."""
         self._touched_chunks: list[int] = []
-        """Chunks that changed in the file and, maybe, not yet in memory."""
+        """Chunks that changed in the file and perhaps not yet in the cache."""
         self._seen_rewrites = 0
         self._writer = schema.open_for_writing(path)
         self._reader = schema.open_for_reading(path)
         self._index_writer = IndexWriter(self._writer)
 
-    # -- taking in
+    # -- indexing
 
     async def catch_up(self, store: Store, limit: int = 500) -> int:
-        """Take in up to `limit` entries that were committed since; how many there were."""
+        """Index up to `limit` entries that were committed since; return their number."""
         async with self._indexing_lock:
             await self._read_new_entries(store, limit)
             return await self._index_pending(store)
 
     async def wipe_erased(self, store: Store) -> None:
-        """Until nothing that the log does not have any more is left in the files."""
+        """Index until the files contain nothing that was erased from the log."""
         while await self.catch_up(store):
             pass
         await self._run_write(self._wipe_files)
 
     async def rebuild(self) -> None:
-        """Forget everything that was derived; what follows takes it in again."""
+        """Drop the index. The next calls derive it again."""
         async with self._indexing_lock:
             await self._run_write(self._recreate_file)
 
     async def fill_embeddings(self, limit: int = 16) -> int:
-        """Give up to `limit` chunks their stronger vectors, beside everything else; how many got theirs."""
+        """Compute the stronger vectors of up to `limit` chunks in the background; return how many were stored."""
         if not self._embeddings.deep:
             return 0
         waiting = await self._run_write(lambda: self._embeddings.list_pending(self._writer, limit))
@@ -136,22 +136,22 @@ class MemoryIndex:
 
     @property
     def embedding_level(self) -> str:
-        """What finding goes by: `model` or `table`."""
+        """The embeddings in use: `model` or `table`."""
         return self._embeddings.level
 
     @property
     def model_problem(self) -> str:
-        """Why the stronger model is not used although it is there; nothing if all is well."""
+        """Why the stronger model is not used although it is installed; empty if there is no problem."""
         return self._embeddings.model_problem
 
     async def count_pending_embeddings(self) -> tuple[int, int]:
-        """How many passages there are, and how many of them wait for their stronger vectors."""
+        """Count all chunks, and those that wait for their stronger vectors."""
         return await self._run_in_thread(
             lambda: self._run_locked_read(lambda: self._embeddings.count_pending(self._reader))
         )
 
     async def _read_new_entries(self, store: Store, limit: int) -> None:
-        """Read what was committed since, until so many entries wait."""
+        """Read the entries that were committed since, until this many entries are pending."""
         if not self._checked:
             await self._check_same_log(store)
         if self._read_upto_pos is None:
@@ -171,18 +171,18 @@ class MemoryIndex:
                 self._read_upto_pos = entries[-1].pos
 
     async def _index_pending(self, store: Store) -> int:
-        """Take in what waits; how many entries did."""
+        """Index the pending entries and return their number."""
         entries, after = self._pending, self._pending_after_pos
         if entries:
             agents = await self._resolve_agents(store, entries)
             taken = await self._run_write(lambda: self._index_entries(entries, agents, after))
             self._pending, self._pending_relevant = [], []
             if not taken:
-                self._read_upto_pos = None  # the file is not what it was: go on where it ends
+                self._read_upto_pos = None  # the file was replaced: continue at its end
         return len(entries)
 
     def _index_entries(self, entries: Sequence[Entry], agents: dict[str, str], after: int) -> bool:
-        """Take in entries that follow `after` in the log; False if the file does not reach as far as that."""
+        """Index entries that follow `after` in the log. Returns False if the file does not reach that pos."""
         with self._writer:
             position = self._index_writer.position
             if position < after:
@@ -195,27 +195,27 @@ class MemoryIndex:
             if taken.erased:
                 schema.write_meta(
                     self._writer, "unwiped", "1"
-                )  # whoever comes after a crash knows that it is left to do
+                )  # a process that starts after a crash sees that this is still to do
         self._index_writer.mark_committed(max(position, entries[-1].pos))
-        self._touched_chunks += taken.touched_chunks  # not before others can read what they are now
+        self._touched_chunks += taken.touched_chunks  # not before other connections can read the new state
         if taken.erased:
             self._wipe_files()
         return True
 
     def _wipe_files(self) -> None:
-        """Take the last bytes of what was erased out of the files, if somebody left that to be done."""
+        """Remove the last bytes of erased entries from the files, if an earlier process left that to be done."""
         if schema.read_meta(self._writer, "unwiped", "0") == "1":
             schema.wipe_removed_bytes(self._writer)
             schema.write_meta(self._writer, "unwiped", "0")
 
     def _record_touched_chunks(self, touched: Collection[int]) -> int:
-        """Remember that these chunks are not what they were; how many."""
+        """Remember that these chunks changed; return their number."""
         self._record_rewrite(touched)
         self._touched_chunks += touched
         return len(touched)
 
     def _record_rewrite(self, touched: Collection[int]) -> None:
-        """Write down that there was a change, for other processes: what they keep in memory is not what it was."""
+        """Record that there was a change, so that other processes refresh their caches."""
         if touched:
             self._seen_rewrites += 1
             schema.write_meta(self._writer, "rewrites", str(int(schema.read_meta(self._writer, "rewrites", "0")) + 1))
@@ -231,7 +231,9 @@ class MemoryIndex:
         return agents
 
     async def _check_same_log(self, store: Store) -> None:
-        """Another log than the one this was derived from (a restored one, say) has other entries at the same places."""
+        """Whether the file was derived from a different log, for example before a restore: that log has other entries
+        at the same pos.
+        """
         landmark = await self._run_write(lambda: self._index_writer.last_entry)
         if landmark is not None:
             session, seq, digest = landmark
@@ -243,7 +245,7 @@ class MemoryIndex:
                 await self._run_write(self._recreate_file)
         self._checked = True
 
-    # -- finding
+    # -- searching
 
     async def search(
         self,
@@ -258,11 +260,11 @@ class MemoryIndex:
         limit: int = 20,
         letters: int | None = None,
     ) -> list[IndexHit]:
-        """The best items that everybody in `audience` may hear of, best first. None: whoever asks may see everything.
+        """Return the best items that everyone in `audience` may see, best first. None: the caller may see everything.
 
-        `session` looks only there. `here` is where the question is asked, and `seen` what is seen there anyway: it is
-        not found again. While the index is far behind, at least the newest of that session is looked through. `limit`
-        and `letters` are how much is wanted, at most.
+        `session` restricts the search to one session. `here` is the session of the question, and `seen` are its entries
+        that the context shows anyway, so they are left out. While many entries are not indexed yet, the search scans at
+        least the newest entries of `here`. `limit` and `letters` bound the result.
         """
         present = None if audience is None else frozenset(audience)
         if (present is not None and not present) or not text.strip():
@@ -288,7 +290,7 @@ class MemoryIndex:
         return hits
 
     async def warm_cache(self) -> None:
-        """Read what large scopes need to be searched, before somebody waits for it. Others search in between."""
+        """Load large scopes before a search needs them. Other searches can run in between."""
         scopes = await self._run_in_thread(
             lambda: self._run_locked_read(lambda: candidates.find_scopes(self._reader, agent=None, audience=None))
         )
@@ -302,7 +304,7 @@ class MemoryIndex:
                 )
 
     async def find_entries_with_words(self, store: Store, text: str, *, limit: int) -> list[tuple[str, int]]:
-        """Where all words of `text` stand, in whatever form, newest first: for whoever may see everything."""
+        """Return where all words of `text` occur, in any form, newest first. The caller may see everything."""
         while await self.catch_up(store):
             pass
         terms = candidates.build_all_word_queries(text)
@@ -313,7 +315,9 @@ class MemoryIndex:
         )
 
     async def _list_unindexed_entries(self, store: Store, asking: IndexQuery) -> list[Entry]:
-        """Entries the index has not got yet although they could matter: no room for them, or too many at once."""
+        """Return unindexed entries that matter for this search: there is no disk space for them, or there are too many
+        at once.
+        """
         async with self._indexing_lock:
             await self._read_new_entries(store, MAX_UNINDEXED_ENTRIES)
             waiting = len(self._pending)
@@ -333,7 +337,7 @@ class MemoryIndex:
 
     async def _run_query(self, asking: IndexQuery) -> list[IndexHit]:
         if self._embeddings.ready and not self._embeddings.deep and self._read_lock.acquire(blocking=False):
-            try:  # here and now, if that is soon done
+            try:  # on this thread, if the search is short
                 return self._read_snapshot(lambda: self._find_hits(asking, most=MAX_INLINE_CHUNKS))
             except (_TooManyChunks, *schema.DAMAGE_ERRORS):
                 pass
@@ -344,7 +348,7 @@ class MemoryIndex:
         )
 
     def _read_snapshot(self, read: Callable[[], T]) -> T:
-        """What several reads find at one moment."""
+        """Run several reads on one snapshot of the file."""
         self._reader.execute("begin")
         try:
             return read()
@@ -395,10 +399,10 @@ class MemoryIndex:
         )
 
     def _refresh_cache(self) -> None:
-        """Bring what is kept in memory up to the file."""
+        """Update the cache from the file."""
         rewrites = int(schema.read_meta(self._reader, "rewrites", "0"))
         touched, self._touched_chunks = self._touched_chunks, []
-        if rewrites > self._seen_rewrites:  # somebody else's work, of which nothing is known here
+        if rewrites > self._seen_rewrites:  # another process wrote, and its changes are unknown here
             self._seen_rewrites = rewrites
             self._embeddings.invalidate_cache()
         elif touched:
@@ -415,7 +419,7 @@ class MemoryIndex:
         await self._run_in_thread(work)
 
     async def _run_write(self, work: Callable[[], T]) -> T:
-        """Do something with the writing connection; if the file is damaged, with a new one."""
+        """Run `work` with the writing connection; if the file is damaged, with a new file."""
 
         def locked() -> T:
             with self._write_lock:
@@ -441,7 +445,7 @@ class MemoryIndex:
         return work() if self.inline else await asyncio.to_thread(work)
 
     def _recreate_file(self) -> None:
-        """Called by whoever holds `_writing`."""
+        """Called while `_writing` is held."""
         with self._read_lock:
             for db in (self._reader, self._writer):
                 db.close(True)
@@ -455,7 +459,7 @@ class MemoryIndex:
 
 
 def _select_relevant_entries(entries: Iterable[Entry]) -> Iterator[tuple[Entry, EntryWords | None]]:
-    """The entries that are an answer for somebody, with what they say, and without, those that change answers."""
+    """Return the entries that a search could find, with their words, and the entries that change hits, without."""
     for entry in entries:
         words = extract_words(entry)
         body = entry.body
@@ -467,11 +471,11 @@ def _select_relevant_entries(entries: Iterable[Entry]) -> Iterator[tuple[Entry, 
 
 
 class _TooManyChunks(Exception):
-    """More than can be looked through while others wait."""
+    """There are more entries than can be scanned while other callers wait."""
 
 
 def _limit_by_chars(found: list[tuple[IndexRow, RankedItem]], letters: int | None) -> list[tuple[IndexRow, RankedItem]]:
-    """As many of the best as have so many letters together, and the one that has more."""
+    """Return the best hits whose characters together reach the limit, including the one that exceeds it."""
     if letters is not None:
         for count, (row, _) in enumerate(found, 1):
             letters -= min(row.size, MAX_PASSAGE_CHARS) + ITEM_HEADER_CHARS
@@ -481,7 +485,7 @@ def _limit_by_chars(found: list[tuple[IndexRow, RankedItem]], letters: int | Non
 
 
 def _select_passage(row: IndexRow, ranked: RankedItem) -> range:
-    """The chunks of an item to show: all of them, or of a long one the best and what follows it."""
+    """Return the chunks of an item to show: all of them, or of a long item the best one and those after it."""
     end = row.first + row.chunks
     if row.size <= MAX_PASSAGE_CHARS:
         return range(row.first, end)

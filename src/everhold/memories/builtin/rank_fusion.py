@@ -1,4 +1,4 @@
-"""The parameters that ranking goes by: one set for everything; nothing here knows a question's kind."""
+"""The parameters of ranking. One set serves all questions."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from msgspec import Struct
 
 
 class RankingWeights(Struct, frozen=True, kw_only=True):
-    """How much each sign counts, as shares of the best score."""
+    """The weight of each signal, as a share of the best score."""
 
     words: float = 0.3
-    """The very words, as full text finds them."""
+    """Full-text matches."""
     meaning: float = 0.35
-    """Nearness of the whole, by the table."""
+    """Similarity of the whole chunk by the static table."""
     alike: float = 0.35
-    """Words that are like the question's, one by one."""
+    """Similarity word by word."""
     deep: float = 0.0
-    """Nearness of the whole, by the stronger model."""
+    """Similarity of the whole chunk by the stronger model."""
     smooth: float = 0.3
     """What an item gains from each of its neighbours in the conversation."""
     human: float = 0.2
-    """What people said against what agents answered."""
+    """What people said, relative to what agents answered."""
     named: float = 0.12
-    """What those said whom the question names."""
+    """What was said by people whom the question names."""
     noted: float = 0.1
     recent: float = 0.02
-    """The newest item against an infinitely old one."""
+    """The newest item, relative to an infinitely old one."""
     half_life_days: float = 30.0
 
 
 STATIC_WEIGHTS: Final = RankingWeights()
 ONNX_WEIGHTS: Final = RankingWeights(words=0.25, meaning=0.125, alike=0.25, deep=0.375)
-"""With the stronger model, which takes most of the table's share."""
+"""With the stronger model, which takes over most of the table's weight."""
 DAY_SECONDS: Final = 86_400.0
 MAX_EXAMINED_ITEMS: Final = 80
-"""Items that are looked at closely, with what stands beside them."""
+"""Items that are ranked in detail, together with their neighbours."""
 SATURATION, LENGTH = 1.2, 0.75
-"""BM25's k1 and b, as everybody has them."""
+"""BM25's k1 and b, with their usual values."""
 PREVIOUS_MESSAGE_WEIGHT: Final = 0.5
-"""What a word counts that stands in the message before, if the two are read together."""
+"""The weight of a word in the previous message, if the two messages are read together."""
 
 
 class RankedItem(Struct, frozen=True):
-    """An item, by its first chunk; and its best chunk."""
+    """An item, named by its first chunk, and its best chunk."""
 
     first_chunk: int
     score: float

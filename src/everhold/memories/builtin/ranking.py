@@ -1,4 +1,4 @@
-"""Candidates -> one order, by words, by meaning, and by what stands beside them. All of a column at once."""
+"""Ranks candidates by words, by embeddings and by their neighbours. It computes whole columns at once."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from everhold.memories.builtin.static_embeddings import StaticEmbeddings
 from everhold.memories.builtin.vector_cache import Floats, RowNumbers, ScopeColumns, ScopeStack, expand_item_chunks
 
 MAX_CANDIDATE_CHUNKS: Final = 200
-"""Chunks each way of looking may propose, of each scope."""
+"""Chunks that each signal may propose per scope."""
 MAX_EXTRA_CHUNKS: Final = 4
-"""Chunks of a candidate that are judged besides those that were found."""
+"""Chunks of a candidate that are scored in addition to those that were found."""
 HUMAN, NOTED, AFTER = int(ItemFlag.HUMAN), int(ItemFlag.NOTED), int(ItemFlag.AFTER)
-"""As plain numbers: a column is compared with them, not a single flag."""
+"""Plain integers, because a column is compared with them."""
 
 
 class PreparedQuestion(Struct, frozen=True):
-    """A question, ready to be compared."""
+    """A question, prepared for comparison."""
 
     terms: Sequence[str]
     piece_rows: Sequence[int]
-    """Rows of its telling word pieces."""
+    """Table rows of its content word pieces."""
     vector: Floats
     deep: Floats | None
-    """The stronger model's vector, where that judges."""
+    """The stronger model's vector, if the model ranks."""
     authors: Sequence[int]
-    """Those it names."""
+    """The authors it names."""
 
 
 def rank_candidates(
@@ -56,7 +56,7 @@ def rank_candidates(
     only: RowNumbers | None,
     skip: RowNumbers,
 ) -> Iterator[RankedItem]:
-    """The candidates, best first. `only` are the items to look among, if not all; `skip` are left out at the end."""
+    """Return the candidates, best first. `only` restricts the items, if given; `skip` items are removed at the end."""
     found, words = _match_words(db, stack, asked.terms, only)
     if only is None:
         close = stack.find_nearest(
@@ -100,13 +100,13 @@ def rank_candidates(
     return map(RankedItem, firsts, scores[order].tolist(), bests)
 
 
-# -- the arms ----------------------------------------------------------------------------------------------------------
+# -- signals -----------------------------------------------------------------------------------------------------------
 
 
 def _match_words(
     db: apsw.Connection, stack: ScopeStack, terms: Sequence[str], only: RowNumbers | None
 ) -> tuple[RowNumbers, Floats]:
-    """The chunks that share words with the question, the best of each scope, and how well they match."""
+    """Return the chunks that share words with the question, the best of each scope, and their scores."""
     parts: list[RowNumbers] = []
     scores: list[Floats] = []
     for shelf, base in zip(stack.scopes, stack.bases.tolist(), strict=False):
@@ -123,7 +123,7 @@ def _match_words(
 
 
 def _score_bm25(db: apsw.Connection, shelf: ScopeColumns, terms: Sequence[str]) -> tuple[RowNumbers, Floats]:
-    """BM25, each word counted once a chunk; where it stands in the message before, less."""
+    """Compute BM25 with each word counted once per chunk, and with less weight in the previous message."""
     total = shelf.used
     walked = candidates.find_term_chunks(db, terms, shelf.scope, total)
     if not walked:
@@ -147,7 +147,7 @@ def _score_bm25(db: apsw.Connection, shelf: ScopeColumns, terms: Sequence[str]) 
 
 
 def _score_similarity(db: apsw.Connection, stack: ScopeStack, rows: RowNumbers, asked: PreparedQuestion) -> Floats:
-    """How near these chunks are. One that still waits for its stronger vector is judged by the table's."""
+    """Return the similarity of these chunks. One that lacks its stronger vector gets the similarity of the table."""
     if asked.deep is None:
         return stack.compute_similarity(db, "vectors", rows, asked.vector)
     near = stack.compute_similarity(db, "deep", rows, asked.deep)
@@ -163,7 +163,7 @@ def _score_similarity(db: apsw.Connection, stack: ScopeStack, rows: RowNumbers, 
 def _score_word_likeness(
     db: apsw.Connection, stack: ScopeStack, table: StaticEmbeddings, rows: RowNumbers, wanted: Sequence[int]
 ) -> Floats:
-    """The share of the question's words that each chunk, or what it is read with, has something like."""
+    """Return the share of the question's words for which a chunk or its context has a similar word."""
     reads = (stack.get_column("flags", rows) & AFTER) > 0
     before = stack.resolve_links("before", rows)
     every = _merge_rows(rows, before[reads])
@@ -178,18 +178,18 @@ def _get_question_vector(asked: PreparedQuestion) -> Floats:
     return asked.vector if asked.deep is None else asked.deep
 
 
-# -- putting together --------------------------------------------------------------------------------------------------
+# -- combining ---------------------------------------------------------------------------------------------------------
 
 
 def _merge_rows(*parts: RowNumbers) -> RowNumbers:
-    """All of these rows, each once, in order."""
+    """Return the union of these rows, in order."""
     every = np.concatenate(parts)
     every.sort()
     return every[np.concatenate([[True], every[1:] != every[:-1]])] if len(every) else every
 
 
 def _mask_members(rows: RowNumbers, some: RowNumbers) -> npt.NDArray[np.bool_]:
-    """Which of these rows are among some others, which are in order."""
+    """Return which of these rows occur in a sorted array."""
     if not len(some):
         return np.zeros(len(rows), np.bool_)
     found: npt.NDArray[np.bool_] = some[np.minimum(np.searchsorted(some, rows), len(some) - 1)] == rows
@@ -197,13 +197,13 @@ def _mask_members(rows: RowNumbers, some: RowNumbers) -> npt.NDArray[np.bool_]:
 
 
 def _group_by_head(heads: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
-    """The heads of rows that are in order, each once, and which is whose."""
+    """Return the first chunks of sorted rows, each once, and the index that maps rows to them."""
     new = np.concatenate([[True], heads[1:] != heads[:-1]])
     return heads[new], np.cumsum(new) - 1
 
 
 def _select_item_chunks(stack: ScopeStack, items: RowNumbers, most: int | None) -> RowNumbers:
-    """The chunks of these items, at most so many of each."""
+    """Return the chunks of these items, at most this many of each."""
     counts = stack.get_column("count", items).astype(np.int64)
     if most is not None:
         counts = np.minimum(counts, most)
@@ -211,7 +211,7 @@ def _select_item_chunks(stack: ScopeStack, items: RowNumbers, most: int | None) 
 
 
 def _spread_values(rows: RowNumbers, some: RowNumbers, values: Floats) -> Floats:
-    """`values` of some rows, as values of all."""
+    """Spread `values` of some rows over all rows."""
     spread: Floats = np.zeros(len(rows), np.float32)
     there = _mask_members(some, rows)
     spread[np.searchsorted(rows, some[there])] = values[there]
@@ -219,14 +219,14 @@ def _spread_values(rows: RowNumbers, some: RowNumbers, values: Floats) -> Floats
 
 
 def _pool_best(values: Floats, owner: RowNumbers, count: int) -> Floats:
-    """An item is as good as its best chunk."""
+    """Return the score of each item: the score of its best chunk."""
     pooled: Floats = np.zeros(count, np.float32)
     np.maximum.at(pooled, owner, values)
     return pooled
 
 
 def _fuse_scores(*arms: tuple[float, Floats]) -> Floats:
-    """Scores of several arms, each as shares of its best, added by the arms' weights."""
+    """Add the scores of several signals, each as a share of its best score, by their weights."""
     fused: Floats = np.zeros(len(arms[0][1]), np.float32)
     for weight, scores in arms:
         best = float(scores.max(initial=0.0))
@@ -238,7 +238,7 @@ def _fuse_scores(*arms: tuple[float, Floats]) -> Floats:
 def _adjust_scores(
     stack: ScopeStack, items: RowNumbers, scores: Floats, authors: Sequence[int], knobs: RankingWeights
 ) -> Floats:
-    """Scores with what neighbours, authors and time add."""
+    """Return the scores with the contributions of neighbours, authors and time."""
     before = stack.resolve_links("before", items)
     place = np.minimum(np.searchsorted(items, before), len(items) - 1)
     follows = items[place] == before
@@ -257,8 +257,8 @@ def _adjust_scores(
 
 
 def _find_best_chunks(rows: RowNumbers, owner: RowNumbers, judged: Floats, count: int) -> RowNumbers:
-    """The best chunk of each item, the first of equals."""
+    """Return the best chunk of each item; of equal ones, the first."""
     best = np.zeros(count, np.int64)
-    order = np.lexsort((-rows, judged))  # later ones overwrite
+    order = np.lexsort((-rows, judged))  # later ones overwrite earlier ones
     best[owner[order]] = rows[order]
     return best

@@ -1,4 +1,6 @@
-"""The index's own file: opened, checked, made anew. Nothing in it is a record; all of it follows from the log."""
+"""The file of the index: opening, checking and creating it. The file holds no records; everything in it is derived from
+the log.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,14 @@ from typing import Final
 import apsw
 
 VERSION: Final = "4"
-"""Raised whenever what is derived changes; a file of another version is built anew."""
+"""Raised whenever the derived content changes. A file of another version is rebuilt."""
 BUSY_TIMEOUT_SECONDS: Final = 5.0
 CACHE_KIB: Final = 32_768
 SCOPE_BITS: Final = 36
-"""A chunk's number is its scope and its place within it, so that one range of numbers is one audience."""
+"""A chunk's id consists of its scope and its number in the scope, so one range of ids is one audience."""
 HASH_BYTES: Final = 262_144
-"""What full text gathers before it writes a segment of it. It looks through room for as much as it ever gathered at
-every commit, however little there is, so that one large batch would make all later ones dear.
+"""Bytes that full text collects before it writes a segment. At every commit it scans a buffer of the largest size it
+ever had, so a large batch would make all later commits slow.
 """
 TOKENIZER: Final = ("porter", ["unicode61", "remove_diacritics", "2"])
 DAMAGE_ERRORS: Final = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, apsw.IOError)
@@ -58,7 +60,7 @@ create table shallow (chunk integer primary key);
 
 
 def open_for_writing(path: Path) -> apsw.Connection:
-    """The connection that may write. A file that is damaged or of another version is made anew."""
+    """Open the connection that writes. A file that is damaged or of another version is rebuilt."""
     if path.exists():
         try:
             db = _connect_writer(path)
@@ -80,13 +82,13 @@ def open_for_reading(path: Path) -> apsw.Connection:
 
 
 def remove_index_file(path: Path) -> None:
-    """Take the file away with all that belongs to it."""
+    """Delete the file with its journal files."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 def wipe_removed_bytes(db: apsw.Connection) -> None:
-    """Leave no byte of what was removed in the files: pages are overwritten as rows go, the log beside them here."""
+    """Leave no byte of removed rows in the files: deletion overwrites their pages, and this truncates the WAL."""
     db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
@@ -102,7 +104,8 @@ def write_meta(db: apsw.Connection, key: str, value: str) -> None:
 def _open_connection(path: Path) -> apsw.Connection:
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     db.set_busy_timeout(int(BUSY_TIMEOUT_SECONDS * 1000))
-    # plans do not depend on what is asked for: full text would make the plan of its own lookup anew twice a word
+    # Use query plans that do not depend on bound values. Otherwise full text would prepare its own lookup twice per
+    # word.
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     return db
 

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 DIMENSIONS: Final = 256
 FIRST_PIECE_ID: Final = 999
-"""The first piece that is one; what comes before is markers and placeholders."""
+"""The first real word piece; markers and placeholders come before it."""
 TABLE_VERSION: Final = 1
-"""Raised when the table changes: vectors of another number are made again."""
+"""Raised when the table changes. Vectors of another version are computed again."""
 QUANTIZATION_SCALE: Final = 127.0
-"""What 1.0 is in a stored vector."""
+"""The integer that stands for 1.0 in a stored vector."""
 WORD_DIMENSIONS: Final = 128
-"""Dimensions by which single words are compared: the first say the most."""
+"""Dimensions used to compare single words. The first dimensions carry the most information."""
 MAX_CACHED_TEXTS: Final = 256
-"""Texts whose word pieces, and their sum, are remembered."""
+"""Number of texts whose word pieces, and their sum, are cached."""
 PRODUCT_STEP_ROWS: Final = 2_000
 MIN_SIMILARITY: Final = 0.2
-"""Two words less alike than this have nothing to do with each other."""
+"""Two words with a lower similarity count as unrelated."""
 CONTEXT_WEIGHT: Final = 0.5
-"""What words of the message before count against a message's own."""
+"""The weight of the previous message's words, relative to the message's own."""
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def load_static_embeddings() -> StaticEmbeddings:
 
 
 class StaticEmbeddings:
-    """Vectors of texts, and how alike their words are."""
+    """Computes vectors of texts, and how similar their words are."""
 
     def __init__(self) -> None:
         import numpy as np
@@ -51,7 +51,7 @@ class StaticEmbeddings:
         self.np = np
         data = resources.files("everhold.memories.builtin") / "data"
         vocabulary = (data / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
-        # a message is cut for its vector, for its words, and once more as what the next one is read with
+        # A message is tokenized for its vector, for its words, and again as the context of the next message.
         self._tokenizer = WordPieceTokenizer(vocabulary)
         self._tokenize_cached = functools.lru_cache(maxsize=MAX_CACHED_TEXTS)(self._tokenizer.tokenize)
         self._sum_text_cached = functools.lru_cache(maxsize=MAX_CACHED_TEXTS)(self._sum_text_vectors)
@@ -69,50 +69,50 @@ class StaticEmbeddings:
         self._rarity: Floats = np.log(1 + np.arange(3, 3 + len(self._rows))).astype(np.float32)
 
     def tokenize(self, text: str) -> list[int]:
-        """The rows of a text's word pieces, in order."""
+        """Return the table rows of a text's word pieces, in order."""
         return [id - FIRST_PIECE_ID for id in self._tokenize_cached(text) if id >= FIRST_PIECE_ID]
 
     def select_content_pieces(self, text: str) -> list[int]:
-        """The rows of the pieces that say something, each once."""
+        """Return the table rows of the pieces that are not stop words, each once."""
         tells = self._is_content_piece
         return [id - FIRST_PIECE_ID for id in dict.fromkeys(self._tokenize_cached(text)) if tells[id]]
 
     def embed_question(self, text: str) -> Floats:
-        """The vector to look for: what the question is about, without the words it is made of."""
-        told = [id - FIRST_PIECE_ID for id in self._tokenize_cached(text) if self._is_content_piece[id]]
-        return self._normalize_vector(self._sum_vectors(told or self.tokenize(text)))
+        """Return the vector of a question, computed without its stop words."""
+        content = [id - FIRST_PIECE_ID for id in self._tokenize_cached(text) if self._is_content_piece[id]]
+        return self._normalize_vector(self._sum_vectors(content or self.tokenize(text)))
 
     def embed_chunk(self, text: str, context: str) -> bytes:
-        """The vector kept for a chunk: its own, and once more together with what it is read with."""
+        """Return the vector of a chunk: its own plus one together with its context."""
         np = self.np
         own = self._sum_text_cached(text)
         vector = self._normalize_vector(own)
         vector = vector + (self._normalize_vector(self._sum_text_cached(context) + own) if context else vector)
-        # two vectors of length 1 together: no part of them is beyond what a byte holds
+        # The sum of two vectors of length 1 fits into the range of a byte.
         kept: Bytes = np.rint(vector * (QUANTIZATION_SCALE / 2)).astype(np.int8)
         return kept.tobytes()
 
     def pack_pieces(self, text: str) -> bytes:
-        """A chunk's telling pieces, as they are kept."""
+        """Return a chunk's content pieces as they are stored."""
         return array("H", self.select_content_pieces(text)).tobytes()
 
     def get_rarity(self, word: str) -> int:
-        """How rare a word is: its place in the vocabulary, which begins with what is common."""
+        """Return how rare a word is: its place in the vocabulary, which begins with common words."""
         ids = self._tokenizer.tokenize_word(word) if word.isascii() else self._tokenizer.tokenize(word)
         return ids[0] if len(ids) == 1 else len(self._rows) + FIRST_PIECE_ID
 
     def select_rarest(self, rows: Iterable[int], most: int) -> list[int]:
-        """At most so many of these rows, the rarest; in their order."""
+        """Return at most this many of the rows: the rarest, in their order."""
         found = list(rows)
         if len(found) > most:
-            kept = set(sorted(found, reverse=True)[:most])  # the vocabulary begins with what is common
+            kept = set(sorted(found, reverse=True)[:most])  # the vocabulary begins with common words
             found = [row for row in found if row in kept]
         return found
 
     def compute_coverage(self, question: Sequence[int], own: Floats, beside: Floats) -> Floats:
-        """For each chunk (columns) the share of the question (rows) that it speaks of, or what it is read with does.
+        """Return for each chunk (columns) the share of the question (rows) that the chunk or its context covers.
 
-        Every word of the question counts as much as the word most like it in the chunk, rare ones more.
+        Every word of the question counts as much as the most similar word in the chunk. Rare words count more.
         """
         np = self.np
         weights = self._rarity[list(question)]
@@ -123,7 +123,7 @@ class StaticEmbeddings:
         return found
 
     def compute_best_similarities(self, question: Sequence[int], kept: Sequence[bytes]) -> Floats:
-        """Per word of the question (rows) and packed text (columns): how alike the most similar word is."""
+        """Return per word of the question (rows) and packed text (columns) the similarity of the most similar word."""
         np = self.np
         best: Floats = np.zeros((len(question), len(kept)), np.float32)
         joined = np.frombuffer(b"".join(kept), np.uint16)
@@ -133,7 +133,7 @@ class StaticEmbeddings:
         there[joined] = True
         distinct = there.nonzero()[0]
         near = self._compute_similarities(distinct, self._get_unit_vectors(np.array(question)).T)
-        # most words are like none of the question's, and need not be looked at in every text they stand in
+        # Most words resemble no word of the question, so they are skipped in every text they occur in.
         like = (near.ravel() > MIN_SIMILARITY).nonzero()[0] // len(question)
         place = np.zeros(len(self._rows), np.uint16)
         place[distinct[like]] = like + 1
@@ -148,15 +148,15 @@ class StaticEmbeddings:
         return best
 
     def _compute_similarities(self, rows: npt.NDArray[np.int64], wanted: Floats) -> Floats:
-        """How alike each of these rows is to each wanted one. In small steps: a large product would wake the linear
-        algebra library's threads, which spin for longer than the product lasts.
+        """Return the similarity of each of these rows to each wanted row. It works in small steps, because a large
+        product would start the threads of the linear algebra library, which spin for longer than the product takes.
         """
         np = self.np
         near: Floats = np.empty((len(rows), wanted.shape[1]), np.float32)
         step = max(8, PRODUCT_STEP_ROWS // wanted.shape[1])
         buffer: Floats = np.empty(
             (step, WORD_DIMENSIONS), np.float32
-        )  # the same for every step: it stays near the processor
+        )  # reused in every step, so it stays in the processor's cache
         for low in range(0, len(rows), step):
             some = self._narrow.take(rows[low : low + step], axis=0)
             buffer[: len(some)] = some
@@ -172,7 +172,7 @@ class StaticEmbeddings:
         return self._sum_vectors(self.tokenize(text))
 
     def _sum_vectors(self, rows: Sequence[int]) -> Floats:
-        """Of whole numbers, so that it is the same in whatever order, and in parts."""
+        """Sum integers, so that the result does not depend on the order or on partial sums."""
         if not rows:
             nothing: Floats = self.np.zeros(DIMENSIONS, self.np.float32)
             return nothing
@@ -180,6 +180,6 @@ class StaticEmbeddings:
         return total
 
     def _normalize_vector(self, total: Floats) -> Floats:
-        """The vector in this direction that has length 1."""
+        """Return the vector scaled to length 1."""
         unit: Floats = total / max(math.sqrt(total @ total), 1e-9)
         return unit

@@ -1,4 +1,4 @@
-"""What words are: how a text is cut, which words say nothing, and how languages without spaces are read. Pure."""
+"""Splits text into chunks and words, lists stop words, and handles scripts without spaces. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 CHUNK_CHARS: Final = 800
-"""Characters of a long message that are looked at together."""
+"""Characters of a long message that form one chunk."""
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _BREAKS: Final = (
@@ -17,7 +17,7 @@ _BREAKS: Final = (
     re.compile(r"\s"),
 )
 
-# Scripts that put no space between words, and Hangul, whose words carry their endings.
+# Scripts without spaces between words, and Hangul, whose words carry their endings.
 _DENSE_SCRIPT: Final = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
     "\U00020000-\U0003ffff]+"
@@ -39,36 +39,38 @@ STOP_WORDS: Final = frozenset(
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text in small letters, in order."""
+    """Return the words of a text in lower case, in order."""
     return _WORD.findall(text.casefold())
 
 
 def extract_content_words(text: str) -> list[str]:
-    """The words that say something, each once; all of them if none does."""
+    """Return the words that are not stop words, each once; all words if all are stop words."""
     found = list(dict.fromkeys(split_words(text)))
     return [word for word in found if word not in STOP_WORDS] or found
 
 
 def has_content_words(text: str) -> bool:
-    """Whether a text says anything that could be looked for."""
+    """Whether a text has a word to search for."""
     return any(word not in STOP_WORDS for word in split_words(text))
 
 
 def build_bigram_text(text: str) -> str:
-    """Overlapping pairs of characters of what is written without spaces: most words there are two characters long.
+    """Return overlapping character pairs of the parts written without spaces, where most words have two characters.
 
-    A run's last character stands alone, too, so that looking for what begins with it finds it there.
+    The last character of a run is also added alone, so that a search for words that begin with it finds it.
     """
     return " ".join(pair for run in _find_dense_runs(text) for pair in dict.fromkeys([*_split_bigrams(run), run[-1]]))
 
 
 def build_bigram_queries(text: str) -> list[str]:
-    """What to look for among `grams`, each once. A single character stands for every pair that begins with it."""
+    """Return the pairs to search in `grams`, each once. A single character matches every pair that begins with it."""
     return list(dict.fromkeys(pair for run in _find_dense_runs(text) for pair in _split_bigrams(run)))
 
 
 def remove_names(text: str, names: Iterable[str]) -> str:
-    """`text` without these names and their possessives: who is asked about is not what is asked about."""
+    """Return `text` without these names and their possessives, because a name says whose words are wanted, not their
+    topic.
+    """
     parts = sorted({re.escape(name) for name in names if name}, key=len, reverse=True)
     if not parts:
         return text
@@ -77,7 +79,7 @@ def remove_names(text: str, names: Iterable[str]) -> str:
 
 
 def split_chunks(text: str, size: int = CHUNK_CHARS) -> list[str]:
-    """The text in pieces of about `size` characters, cut where it pauses. Joined they are the text again."""
+    """Split the text into pieces of about `size` characters at natural breaks. Joined, the pieces are the text."""
     pieces: list[str] = []
     start = 0
     while len(text) - start > size + size // 4:

@@ -1,4 +1,4 @@
-"""What was found, and the plain look through entries that the index does not have yet."""
+"""Search hits, and the linear scan of entries that are not in the index yet."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from everhold.memories.builtin.indexing import extract_words
 from everhold.memories.builtin.tokenizing import build_bigram_queries, extract_content_words
 
 STEM_CHARS: Final = 5
-"""Letters by which words are taken for forms of one another here."""
+"""Letters that two words must share at the start to count as forms of one word."""
 
 
 class IndexHit(Struct, frozen=True, kw_only=True):
-    """An item that was found, with all that is known of where it came from."""
+    """A found item with everything that is known about its origin."""
 
     text: str
     score: float
@@ -29,10 +29,10 @@ class IndexHit(Struct, frozen=True, kw_only=True):
     name: str
     address: str
     origin: str
-    """Whose words these are if not those of somebody here: another bot's, a tool's, a file's."""
+    """The source of the words if it is not a person or agent of this chat: another bot, a tool or a file."""
     at: float
     size: int
-    """Characters of the whole; `text` is a passage of it when it is longer than that."""
+    """Characters of the whole item; `text` is a passage of it if the item is longer."""
 
 
 def scan_entries(
@@ -44,7 +44,7 @@ def scan_entries(
     agents: Mapping[str, str],
     session: str | None = None,
 ) -> list[IndexHit]:
-    """The entries that share words with `text` and may be heard by everybody present, whatever their order."""
+    """Return the entries that share words with `text` and that everyone present may see, in no particular order."""
     present = None if audience is None else set(audience)
     wanted = _extract_stems(text)
     erased = {(one.session, seq) for one in entries if isinstance(one.body, Erased) for seq in one.body.seqs}

@@ -1,7 +1,9 @@
-"""What ranking needs of a scope, in memory and by column: who, when, beside what, and the vectors of its chunks.
+"""Caches in memory, by column, what ranking needs of a scope: authors, times, neighbours, and the vectors of its
+chunks.
 
 A chunk's row is its number within its scope. Of a large scope the vectors stay in the file and only their signs are
-kept, a bit per dimension: they pick candidates, whose vectors are then compared exactly. Everything can be read again.
+cached, one bit per dimension. The signs select candidates, whose vectors are then compared exactly. Everything can be
+read from the file again.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ RowNumbers = npt.NDArray[np.int64]
 VectorTable = Literal["vectors", "deep"]
 
 MAX_RESIDENT_CHUNKS: Final = 150_000
-"""Chunks for which there may be room and a scope's vectors are kept in memory, not only their signs."""
+"""Up to this many chunks, a scope's vectors are cached and not only their signs."""
 OVERSAMPLING_FACTOR: Final = 2
-"""How many times as many candidates as wanted the signs pick."""
+"""The signs select this many times as many candidates as are wanted."""
 MAX_CACHE_BYTES: Final = 192 * 1024 * 1024
-"""What all scopes together may take up; the ones not asked about for longest go first."""
+"""Bytes that all cached scopes together may use. The least recently searched scopes are dropped first."""
 _READ_BATCH_ROWS: Final = 20_000
 _AFTER: Final = int(ItemFlag.AFTER)
 _NO_ROW: Final = -1
@@ -70,7 +72,7 @@ class ScopeVectors:
             self.present[row] = False
 
     def find_nearest(self, question: Floats, count: int) -> RowNumbers:
-        """Rows whose signs are most like the question's."""
+        """Return the rows whose signs are most similar to the question's."""
         if np.count_nonzero(self.present) <= count * OVERSAMPLING_FACTOR:
             return self.present.nonzero()[0]
         signs = np.packbits(question > 0).view(np.uint64)
@@ -78,14 +80,14 @@ class ScopeVectors:
         for some, word in zip(self._signs[1:], signs[1:], strict=True):
             apart += np.bitwise_count(some ^ word)
         apart[~self.present] = question.size + 1
-        # distances are few and small: counting them is sooner done than sorting them
+        # Distances are few and small, so counting is faster than sorting.
         wanted = count * OVERSAMPLING_FACTOR
         farthest = int(np.searchsorted(np.cumsum(np.bincount(apart)), wanted))
         nearer = np.flatnonzero(apart < farthest)
         return np.concatenate([nearer, np.flatnonzero(apart == farthest)[len(nearer) - wanted :]])
 
     def compute_similarity(self, db: apsw.Connection, rows: RowNumbers, question: Floats) -> Floats:
-        """How near these rows are to a question; 0 where there is no vector."""
+        """Return the similarity of these rows to a question; 0 where there is no vector."""
         near: Floats = np.zeros(len(rows), np.float32)
         if not len(self.present):
             return near
@@ -109,18 +111,18 @@ class ScopeColumns:
         self.low = get_chunk_range(scope)[0]
         self.used = 0
         self.head = np.zeros(0, np.int32)
-        """The first chunk of the item a chunk belongs to."""
+        """The first chunk of the item that a chunk belongs to."""
         self.before = np.zeros(0, np.int32)
-        """At a first chunk: the first of the item before."""
+        """At a first chunk: the first chunk of the previous item."""
         self.after = np.zeros(0, np.int32)
         self.count = np.zeros(0, np.int32)
         self.author = np.zeros(0, np.int32)
         self.flags = np.zeros(0, np.uint8)
         self.at = np.zeros(0, np.float64)
         self.size = np.zeros(0, np.uint16)
-        """Telling word pieces of a chunk."""
+        """Content word pieces of a chunk."""
         self.mean = 0.0
-        """The mean size, about: it is worked out anew as the scope grows."""
+        """The approximate mean size. It is computed again as the scope grows."""
         self._meant = 0
         self.pieces: list[bytes] | None = []
         self.table = ScopeVectors("vectors", scope)
@@ -134,23 +136,23 @@ class ScopeColumns:
 
     @property
     def embedded_count(self) -> int:
-        """Chunks with their stronger vector."""
+        """Chunks that have their stronger vector."""
         return 0 if self.deep is None else int(np.count_nonzero(self.deep.present))
 
     @property
     def pending_count(self) -> int:
-        """Chunks without it."""
+        """Chunks that lack it."""
         return int(np.count_nonzero(self.table.present)) - self.embedded_count
 
     def count_pieces(self, rows: RowNumbers) -> npt.NDArray[np.int64]:
-        """Telling word pieces of these chunks together with what they are read with."""
+        """Content word pieces of these chunks together with their context."""
         own = self.size[rows].astype(np.int64)
         reads = (self.flags[rows] & _AFTER) > 0
         own[reads] += self.size[self.before[rows[reads]]]
         return own
 
     def refresh(self, db: apsw.Connection, chunks: int) -> None:
-        """Add what came since, up to so many chunks."""
+        """Add new chunks, up to this number of chunks."""
         if chunks > self.used:
             capacity = len(self.head)
             if chunks > capacity:
@@ -163,7 +165,7 @@ class ScopeColumns:
                 self.mean = float(self.count_pieces(np.arange(chunks)).mean())
 
     def reload_chunks(self, db: apsw.Connection, ids: Iterable[int]) -> None:
-        """Read these chunks again; those that went are nowhere."""
+        """Read these chunks again; deleted ones point nowhere."""
         rows = [id - self.low for id in ids if 0 <= id - self.low < self.used]
         there = {
             id - self.low for (id,) in _read_rows(db, "select id from chunks", self.low, np.array(rows, np.int64), "id")
@@ -181,7 +183,7 @@ class ScopeColumns:
             self._load_rows(db, row, row + 1)
 
     def _load_rows(self, db: apsw.Connection, low: int, high: int) -> None:
-        """Rows `low` up to, not including, `high`."""
+        """Read the rows from `low` up to, not including, `high`."""
         span = (self.low + low, self.low + high - 1)
         places: list[Any] = db.execute(
             "select first, before, chunks, author, flags, at from places where first between ? and ?", span
@@ -230,7 +232,7 @@ class ScopeColumns:
 
 
 class ScopeStack:
-    """Several scopes as if they were one: their rows follow one another. Rows are handed in sorted."""
+    """Several scopes as if they were one: their rows follow one another. Callers pass sorted rows."""
 
     def __init__(self, scopes: Sequence[ScopeColumns]) -> None:
         self.scopes = scopes
@@ -241,7 +243,7 @@ class ScopeStack:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def resolve_links(self, name: str, rows: RowNumbers) -> RowNumbers:
-        """A column of rows: where each of these points to, or -1."""
+        """Return a column that holds rows: the row that each of these points to, or -1."""
         parts = []
         for shelf, some, base in self.split_rows(rows):
             found = getattr(shelf, name)[some].astype(np.int64)
@@ -251,7 +253,9 @@ class ScopeStack:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def split_rows(self, rows: RowNumbers) -> list[tuple[ScopeColumns, RowNumbers, int]]:
-        """Each scope with its share of the rows, counted from its own first, and where that stands."""
+        """Yield each scope with its part of the rows, counted from the scope's first row, and the position of that
+        part.
+        """
         if len(self.scopes) == 1:
             return [(self.scopes[0], rows, 0)]
         cuts = np.searchsorted(rows, self.bases)
@@ -261,7 +265,7 @@ class ScopeStack:
         ]
 
     def join_rows(self, parts: Iterable[RowNumbers]) -> RowNumbers:
-        """Rows of each scope, counted from its own first -> rows of all."""
+        """Convert rows of each scope, counted from its first row, to rows of the stack."""
         found: RowNumbers = np.concatenate(
             [some + base for some, base in zip(parts, self.bases.tolist(), strict=False)]
         )
@@ -294,14 +298,14 @@ class ScopeStack:
         return found
 
     def get_chunk_ids(self, rows: RowNumbers) -> list[int]:
-        """The numbers of rows' chunks, whatever order they are in."""
+        """Return the ids of the rows' chunks, in any order."""
         lows = np.array([shelf.low for shelf in self.scopes], np.int64)
         at = np.searchsorted(self.bases, rows, side="right") - 1
         found: list[int] = (rows + (lows - self.bases[:-1])[at]).tolist()
         return found
 
     def find_rows(self, ids: Iterable[int]) -> RowNumbers:
-        """The rows of those of these chunks that stand in here, in order."""
+        """Return the rows of those chunks that belong to this stack, in order."""
         found = [
             id - shelf.low + base
             for shelf, base in zip(self.scopes, self.bases.tolist(), strict=False)
@@ -312,7 +316,7 @@ class ScopeStack:
 
 
 class ScopeCache:
-    """The scopes asked about lately."""
+    """The scopes that were searched recently."""
 
     def __init__(self, *, deep: bool) -> None:
         self._deep = deep
@@ -326,7 +330,7 @@ class ScopeCache:
             shelf.reload_chunks(db, ids)
 
     def load_stack(self, db: apsw.Connection, scopes: Sequence[IndexScope]) -> ScopeStack:
-        """These scopes as they are now."""
+        """Return these scopes in their present state."""
         found = []
         grew = False
         for scope in scopes:
@@ -343,7 +347,7 @@ class ScopeCache:
 
 
 def expand_item_chunks(heads: RowNumbers, counts: RowNumbers) -> RowNumbers:
-    """The rows of items that have so many chunks each."""
+    """Return the rows of items that have the given numbers of chunks."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     found: RowNumbers = np.repeat(heads - ends + counts, counts) + np.arange(total)
@@ -353,7 +357,7 @@ def expand_item_chunks(heads: RowNumbers, counts: RowNumbers) -> RowNumbers:
 def _get_vectors(shelf: ScopeColumns, kept: VectorTable) -> ScopeVectors:
     if kept == "vectors":
         return shelf.table
-    assert shelf.deep is not None, "the stronger vectors are not read"
+    assert shelf.deep is not None, "the stronger vectors are not loaded"
     return shelf.deep
 
 

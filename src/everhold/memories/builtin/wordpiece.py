@@ -1,4 +1,4 @@
-"""Cuts text into the word pieces a model was trained on. Own code, nothing to install."""
+"""Splits text into the word pieces that a model was trained on, without another package."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _WORD: Final = re.compile(r"\w+|[^\w\s]")
 _IDEOGRAPH: Final = re.compile("([\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f])")
 _FOREIGN: Final = re.compile(r"[^\x00-\x7f]+")
 MAX_WORD_CHARS: Final = 100
-"""Letters of a word beyond which it is no word."""
+"""Longer words are treated as unknown."""
 MAX_CACHED_WORDS: Final = 100_000
-"""Words whose pieces are remembered."""
+"""Number of words whose pieces are cached."""
 
 
 class WordPieceTokenizer:
-    """Greedy longest match, as BERT's uncased vocabularies want it."""
+    """Greedy longest-match tokenizer for BERT's uncased vocabularies."""
 
     def __init__(self, vocabulary: Sequence[str], *, unknown: int | None = None) -> None:
         self._ids = {piece: id for id, piece in enumerate(vocabulary)}
@@ -25,13 +25,13 @@ class WordPieceTokenizer:
         self._words: dict[str, list[int]] = {}
 
     def tokenize(self, text: str) -> list[int]:
-        """The numbers of the pieces of a text."""
+        """Return the piece ids of a text."""
         text = text.lower()
         if not text.isascii():
             text = _FOREIGN.sub(_strip_accents, unicodedata.normalize("NFD", text))
             text = _IDEOGRAPH.sub(r" \1 ", text)
         words = _WORD.findall(text.replace("_", " _ "))
-        whole = list(map(self._ids.get, words))  # most words are a piece, the longest there is
+        whole = list(map(self._ids.get, words))  # most words are one piece
         if None not in whole:
             return cast("list[int]", whole)
         found: list[int] = []
@@ -43,7 +43,7 @@ class WordPieceTokenizer:
         return found
 
     def tokenize_word(self, word: str) -> list[int]:
-        """The numbers of the pieces of one word in small letters, without marks above them."""
+        """Return the piece ids of one word in lower case without accents."""
         known = self._words.get(word)
         if known is None:
             known = self._split_word(word)
@@ -69,5 +69,5 @@ class WordPieceTokenizer:
 
 
 def _strip_accents(found: re.Match[str]) -> str:
-    """Characters without the marks above and below them."""
+    """Return the characters without combining marks."""
     return "".join(mark for mark in found[0] if unicodedata.category(mark) != "Mn")

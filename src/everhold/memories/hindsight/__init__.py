@@ -1,1 +1,1 @@
-"""Hindsight as a memory: banks, documents and operations. The only room that knows the word."""
+"""Hindsight as a memory: banks, documents and operations. No other package uses these terms."""

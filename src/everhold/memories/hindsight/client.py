@@ -1,4 +1,4 @@
-"""Hindsight through its own SDK: one request at a time, never repeated, its errors in our words."""
+"""Hindsight through its own SDK: one request at a time, no automatic retries, its errors mapped to everhold's."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ PAGE_SIZE: Final = 100
 
 
 class HindsightNotFound(Transient):
-    """What is asked about is not there."""
+    """The requested object does not exist at Hindsight."""
 
 
 class HindsightClient:
-    """One connection pool. Holds nothing that could get lost."""
+    """One connection pool. It holds no state that could be lost."""
 
     def __init__(self, settings: HindsightSettings) -> None:
         self._settings = settings
         self._sdk: Any = None
         self._banks: set[str] = set()
-        """Banks that were told what they are for."""
+        """Banks whose mission was already set."""
 
     async def load_sdk(self) -> Any:
         if self._sdk is None:
@@ -42,7 +42,7 @@ class HindsightClient:
                 api_key=settings.api_key.reveal().strip() if settings.api_key else None,
                 timeout=settings.deadline_seconds,
                 user_agent="everhold",
-                max_attempts=1,  # repeating is the lane's business
+                max_attempts=1,  # the delivery worker retries
             )
         return self._sdk
 
@@ -52,7 +52,7 @@ class HindsightClient:
             await sdk.aclose()
 
     async def ensure_bank(self, bank: str) -> None:
-        """Make sure that a bank exists and knows what it is for. Safe to repeat: it is told the same again."""
+        """Make sure that a bank exists and has its mission. Safe to repeat, because it sets the same values again."""
         if bank in self._banks:
             return
         settings = self._settings
@@ -70,17 +70,19 @@ class HindsightClient:
         self._banks.add(bank)
 
     async def retain_documents(self, bank: str, items: Sequence[dict[str, Any]], operation: str) -> None:
-        """Hand documents over under an operation's id. The same id again does nothing over there."""
+        """Retain documents under an operation id. A repeated id does nothing at Hindsight."""
         answer = await self.call(
             f"retaining {len(items)} documents in bank {bank}",
             lambda sdk: sdk.aretain_batch(bank, list(items), retain_async=True, operation_id=operation),
             writes=True,
         )
         if not answer.success or answer.operation_id != operation:
-            raise InDoubt(f"Hindsight took {len(items)} documents for bank {bank} under another operation's id")
+            raise InDoubt(f"Hindsight accepted {len(items)} documents for bank {bank} under a different operation id")
 
     async def wait_for_operation(self, bank: str, operation: str, *, seconds: float) -> Any:
-        """An operation once it has ended, or as it stands after `seconds`. Raises Gone if there is none."""
+        """Wait for an operation and return it when it has ended, or after `seconds`. Raises HindsightNotFound if there
+        is none.
+        """
         wait = 0.05
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
@@ -94,17 +96,17 @@ class HindsightClient:
             wait = min(2.0, wait * 2)
 
     async def retry_operation(self, bank: str, operation: str) -> None:
-        with contextlib.suppress(Transient):  # somebody else did, or it is under way
+        with contextlib.suppress(Transient):  # it was retried already, or it is running
             await self.call("retrying an operation", lambda sdk: sdk.operations.retry_operation(bank, operation))
 
     async def get_document(self, bank: str, document: str) -> Any:
-        """A document, or None."""
+        """Return a document, or None if it does not exist."""
         with contextlib.suppress(HindsightNotFound):
             return await self.call("reading a document", lambda sdk: sdk.documents.get_document(bank, document))
         return None
 
     async def delete_document(self, bank: str, document: str) -> bool:
-        """Delete a document; whether it was there. Safe to repeat."""
+        """Delete a document and return whether it existed. Safe to repeat."""
         try:
             await self.call("deleting a document", lambda sdk: sdk.documents.delete_document(bank, document))
         except HindsightNotFound:
@@ -112,7 +114,7 @@ class HindsightClient:
         return True
 
     async def list_banks(self) -> list[str]:
-        """Every bank there is. Raises Gone if the server does not tell."""
+        """List all banks. Raises HindsightNotFound if the server cannot list them."""
         found: list[str] = []
         while True:
             offset = len(found)
@@ -124,7 +126,7 @@ class HindsightClient:
                 return found
 
     async def list_documents(self, bank: str, *tags: str) -> list[Any]:
-        """Every document of a bank that carries all these tags."""
+        """List the documents of a bank that have all these tags."""
         found: list[Any] = []
         while True:
             offset = len(found)
@@ -142,7 +144,7 @@ class HindsightClient:
                 return found
 
     async def call(self, what: str, question: Callable[..., Awaitable[Any]], *, writes: bool = False) -> Any:
-        """One request, its failure in our words."""
+        """Send one request and map its errors to everhold's."""
         sdk = await self.load_sdk()
         with self._translate_errors(what, writes=writes):
             return await question(sdk)
@@ -158,7 +160,7 @@ class HindsightClient:
         try:
             yield
         except NotFoundException as error:
-            raise HindsightNotFound(f"{where}: it is not there") from error
+            raise HindsightNotFound(f"{where}: not found") from error
         except ApiException as error:
             after = _parse_seconds((error.headers or {}).get("retry-after"))
             reason = hide(str(error.body or error.reason or ""))[:300]
@@ -168,7 +170,7 @@ class HindsightClient:
         except aiohttp.ClientResponseError as error:
             raise build_memory_error(where, hide(error.message), status=error.status, writes=writes) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            # their text may be empty: the kind of error is all there is to say
+            # The error text may be empty, so the error's class is shown.
             unsent = isinstance(error, aiohttp.ClientConnectorError)
             raise build_memory_error(
                 where, f"{type(error).__name__} {hide(str(error))}".strip(), writes=writes, unsent=unsent

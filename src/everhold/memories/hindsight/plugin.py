@@ -1,4 +1,4 @@
-"""How Hindsight is found among the installed memories."""
+"""The entry point of the Hindsight provider."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A Hindsight server as a memory provider.
 
-Every exchange and note is a document of its own, so nothing overwrites anything. Documents are handed over under an
-operation's id that is made from their content: the same hand-over again does nothing, another one is another operation.
+Every exchange and note is its own document, so no document overwrites another. Documents are retained under an
+operation id that is made from their content: repeating the same documents does nothing, and other documents are another
+operation.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from everhold.memories.hindsight.settings import HindsightSettings
 
 OPERATION_NAMESPACE: Final = uuid.UUID("5f7a1f1e-6a54-5f0b-9d0a-6b3a0c8f2e11")
-"""Of the ids that operations get: any constant will do, if it never changes."""
+"""Namespace of the operation ids. Any constant works if it never changes."""
 _TEMPLATE_VARIABLE: Final = re.compile(r"\{person\}|\{session\}")
 
 
@@ -62,12 +63,16 @@ class HindsightMemory:
         self.deadline = settings.deadline_seconds + settings.confirm_seconds
         self.client = HindsightClient(settings)
         self.session_names: dict[str, str] = {}
-        """session -> the name it goes by over there, as far as it has come up: for tools, which are not told."""
+        """Session -> its name at Hindsight, as far as known. Tools need it, because their context does not contain the
+        name.
+        """
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
-        """In order: neighbours for one bank go in one operation; deletions in their place."""
+        """Store the items in order. Adjacent items of one bank go in one operation; deletions keep their place in the
+        order.
+        """
         remotes: dict[str, str] = {}
         for item in batch.items:
             self.remember_session_name(item.session, batch.name)
@@ -94,35 +99,37 @@ class HindsightMemory:
             await self._confirm_operation(bank, operation, documents)
 
     async def _confirm_operation(self, bank: str, operation: str, documents: Sequence[dict[str, Any]]) -> None:
-        """Accepted is not stored: wait for its end, and look. What takes longer is asked about again later."""
+        """Wait until an operation has ended and its documents exist. Accepted is not stored. A longer operation is
+        probed later.
+        """
         try:
             ended = await self.client.wait_for_operation(bank, operation, seconds=self.settings.confirm_seconds)
         except HindsightNotFound as error:
-            raise InDoubt("Hindsight accepted an operation, and does not know it any more") from error
+            raise InDoubt("Hindsight accepted an operation but no longer knows it") from error
         if ended.status == "failed":
             await self.client.retry_operation(bank, operation)
             raise Transient(f"Hindsight could not store it: {ended.error_message or 'no reason given'}")
         if ended.status != "completed":
-            raise InDoubt(f"Hindsight accepted it, and has not stored it yet ({ended.status})")
+            raise InDoubt(f"Hindsight accepted it but has not stored it yet ({ended.status})")
         lost = (ended.result_metadata or {}).get("extraction_errors_count")
         if lost:
-            # the document is there, what was to be learned from it is not: nothing a repeat would change
+            # The document exists, but extraction from it failed. A repeat would not change that.
             self.log.warning("memory.incomplete", bank=bank, operation=operation, facts_lost=lost)
         for document in documents:
             if await self.client.get_document(bank, document["document_id"]) is None:
-                raise InDoubt("Hindsight said that a document was stored, and it is not there")
+                raise InDoubt("Hindsight reported a document as stored, but it is not there")
 
     async def _delete_replaced(self, banks: Sequence[str], items: Sequence[MemoryItem]) -> None:
         for bank, item in itertools.product(banks, items):
             for key in _list_retracted_keys(item):
                 await self.client.delete_document(bank, make_document_id(key))
             if isinstance(item, MemoryNote) and item.action != "add" and item.fact and not item.supersedes:
-                # the version before was noted in another session: it is known by the fact it is about
+                # The previous version may be from another session, so it is found by the fact it is about.
                 for old in await self.client.list_documents(bank, f"fact:{make_safe_id(item.fact)}"):
                     if old.id != make_document_id(item.key):
                         await self.client.delete_document(bank, old.id)
 
-    # -- asking what is there ----------------------------------------------------------------------------------------
+    # -- probing -----------------------------------------------------------------------------------------------------
 
     async def probe(self, batch: MemoryBatch) -> Sequence[str]:
         arrived = []
@@ -158,7 +165,7 @@ class HindsightMemory:
                     max_tokens=self.settings.recall_tokens,
                     budget=self.settings.budget,
                     tags=list(wanted),
-                    tags_match="all_strict",  # anything less lets through what nobody put a name to
+                    tags_match="all_strict",  # a weaker match would let untagged documents through
                 ),
             )
         except HindsightNotFound:
@@ -166,13 +173,13 @@ class HindsightMemory:
         fitting = [one for one in answer.results if set(wanted) <= set(one.tags or ())]
         return [_to_memory_hit(one, get_only_person(query.audience)) for one in fitting[: query.limit]]
 
-    # -- the rest ----------------------------------------------------------------------------------------------------
+    # -- other capabilities ------------------------------------------------------------------------------------------
 
     def tools(self) -> Sequence[Tool]:
         return build_tools(self)
 
     async def forget(self, person: str) -> ForgetResult:
-        """Documents in which nobody else speaks are deleted with everything learned from them."""
+        """Delete the documents in which only this person speaks, with everything learned from them."""
         deleted, kept = 0, []
         banks, everywhere = await self._list_banks_with(person)
         for bank, document in await self._list_documents_of(person, banks):
@@ -180,11 +187,11 @@ class HindsightMemory:
                 f"person:{make_safe_id(person)}"
             }
             if others:
-                kept.append(f"document {document.id} in bank {bank}: others speak in it, too")
+                kept.append(f"document {document.id} in bank {bank}: other people speak in it, too")
             else:
                 deleted += await self.client.delete_document(bank, document.id)
         if not everywhere:
-            kept.append(f"banks called {self.settings.bank} other than {', '.join(banks)}: the server lists none")
+            kept.append(f"banks called {self.settings.bank} other than {', '.join(banks)}: the server cannot list them")
         return ForgetResult(deleted=deleted, kept=tuple(kept))
 
     async def export(self, person: str) -> AsyncIterator[MemoryHit]:
@@ -197,8 +204,8 @@ class HindsightMemory:
                 )
 
     async def _list_documents_of(self, person: str, banks: Sequence[str]) -> list[tuple[str, Any]]:
-        """(bank, document) of all in which a person speaks."""
-        # a bank whose name only begins like one of ours may be another agent's
+        """Yield (bank, document) for all documents in which a person speaks."""
+        # a bank whose name only begins like ours may belong to another agent
         whose = () if self._uses_single_bank else (f"agent:{make_safe_id(self.agent)}",)
         return [
             (bank, document)
@@ -207,7 +214,9 @@ class HindsightMemory:
         ]
 
     async def _list_banks_with(self, person: str) -> tuple[list[str], bool]:
-        """Where something of a person's may be, and whether that is everywhere: in company, banks bear other names."""
+        """Return the banks that may hold something of a person, and whether the list is complete: banks of groups have
+        other names.
+        """
         known = {self.get_bank((f"person:{person}",), name) for name in ("", *self.session_names.values())}
         if self._uses_single_bank:
             return sorted(known), True
@@ -219,7 +228,9 @@ class HindsightMemory:
         return sorted({*known, *(bank for bank in banks if bank.startswith(ours))}), True
 
     async def health(self) -> ProviderHealth:
-        """Whether it answers, and whether operations fail: it was seen being well and storing nothing."""
+        """Check that the server answers and that operations do not fail. Servers were seen to answer while they stored
+        nothing.
+        """
         bank = self.get_bank((), "")
         try:
             await self.client.call("asking how it is", lambda sdk: sdk.monitoring.health_endpoint_health_get())
@@ -241,22 +252,22 @@ class HindsightMemory:
     def cache_busting_signature(self) -> dict[str, str] | None:
         return compute_signature("hindsight", self.settings)
 
-    # -- small things ------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def build_present_tags(self, audience: Sequence[str]) -> tuple[str, ...]:
-        """The tags that everything carries which those present may hear of."""
+        """Return the tags that every document has which the people present may see."""
         tags = _build_audience_tags(audience)
         return tags if self.settings.share_agents else (*tags, f"agent:{make_safe_id(self.agent)}")
 
     def get_bank(self, audience: Sequence[str], name: str) -> str:
-        """The bank for those who are present."""
+        """Return the bank of an audience."""
         who = get_only_person(audience) or hash_audience(audience) or "nobody"
         filled = self.settings.bank.replace("{agent}", self.agent).replace("{person}", who).replace("{session}", name)
         return make_safe_id(filled)
 
     @property
     def _uses_single_bank(self) -> bool:
-        """Whether all that this agent keeps is in one bank."""
+        """Whether everything this agent stores is in one bank."""
         return _TEMPLATE_VARIABLE.search(self.settings.bank) is None
 
     def remember_session_name(self, session: str, name: str) -> None:
@@ -265,14 +276,14 @@ class HindsightMemory:
             del self.session_names[next(iter(self.session_names))]
 
     def _select_banks(self, batch: MemoryBatch, item: MemoryItem) -> tuple[str, ...]:
-        """Where an item belongs: one bank, or those of everybody who heard what is taken back."""
+        """Return the banks of an item: one, or for a retraction the banks of everyone who heard the retracted items."""
         if not isinstance(item, MemoryRetraction):
             return (self.get_bank(item.stamp.audience, batch.name),)
         audiences = [batch.heard_by.get(key, ()) for key in item.keys] or [()]
         return tuple(dict.fromkeys(self.get_bank(audience, batch.name) for audience in audiences))
 
     def _build_document(self, name: str, item: MemoryItem) -> dict[str, Any] | None:
-        """What is retained for an item; None if there is nothing in it."""
+        """Build the document to retain for an item; None if the item has no text."""
         assert not isinstance(item, MemoryRetraction)
         text = format_exchange(item) if isinstance(item, Exchange) else escape_nul(item.text.strip())
         if not text:
@@ -305,23 +316,23 @@ class HindsightMemory:
             "context": self.settings.context if isinstance(item, Exchange) else "noted",
             "metadata": {key: value for key, value in metadata.items() if value},
             "tags": list(dict.fromkeys(tags)),
-            # what is consolidated over several documents stays in the company they were heard in
+            # what Hindsight consolidates over several documents stays within their audience
             "observation_scopes": [list(company)],
         }
 
 
 def _build_audience_tags(audience: Sequence[str]) -> tuple[str, ...]:
-    """A tag for each who heard it: those present ask for all of theirs."""
+    """Return one tag for each member of the audience; a query asks for the tags of everyone present."""
     return tuple(f"audience:{make_safe_id(one)}" for one in sorted(audience))
 
 
 def make_document_id(key: str) -> str:
-    """One document for each exchange or note, whatever happens to others."""
+    """Return the id of the document for an exchange or note."""
     return f"everhold-{make_safe_id(key)}"
 
 
 def make_operation_id(bank: str, documents: Sequence[Mapping[str, Any]]) -> str:
-    """Made from the content: under the same id, other content would be dropped in silence."""
+    """Make the operation id from the content, because Hindsight silently drops other content under the same id."""
     content = json.dumps([bank, documents], sort_keys=True, ensure_ascii=True)
     return str(uuid.uuid5(OPERATION_NAMESPACE, hashlib.sha256(content.encode()).hexdigest()))
 
@@ -335,7 +346,7 @@ def _classify_item(item: MemoryItem) -> str:
 
 
 def _list_retracted_keys(item: MemoryItem) -> tuple[str, ...]:
-    """Keys of what an item makes disappear."""
+    """Return the keys of the items that an item removes."""
     match item:
         case MemoryRetraction(keys=keys):
             return keys

@@ -1,4 +1,4 @@
-"""What a Hindsight instance's section in config.yaml may say."""
+"""The section of a Hindsight instance in config.yaml."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everhold.memories.settings import ASKED_IN_SETUP, RemoteMemorySettings
 
 
 class HindsightSettings(RemoteMemorySettings):
-    """A Hindsight server, and which banks are used."""
+    """A Hindsight server and the banks to use."""
 
     base_url: str = Field(
         default="http://localhost:8888", description="where Hindsight is served", json_schema_extra={**ASKED_IN_SETUP}
@@ -21,16 +21,16 @@ class HindsightSettings(RemoteMemorySettings):
         description="the bank; {agent}, {person} and {session} are filled in",
         json_schema_extra={**ASKED_IN_SETUP},
     )
-    mission: str = Field(default="", description="what the bank is for, told to it when it is first used")
+    mission: str = Field(default="", description="what the bank is for, sent to the server when the bank is first used")
     template: dict[str, Any] = Field(default_factory=dict, description="a bank template, imported when first used")
-    tags: tuple[str, ...] = Field(default=(), description="put on everything that is retained")
-    context: str = Field(default="conversation", description="what is said to be the context of an exchange")
-    budget: Literal["low", "mid", "high"] = Field(default="mid", description="how hard recall searches")
-    recall_tokens: int = Field(default=4_096, ge=64, le=65_536, description="tokens recall may give back")
+    tags: tuple[str, ...] = Field(default=(), description="put on every retained document")
+    context: str = Field(default="conversation", description="the context that is sent with an exchange")
+    budget: Literal["low", "mid", "high"] = Field(default="mid", description="how thoroughly recall searches")
+    recall_tokens: int = Field(default=4_096, ge=64, le=65_536, description="tokens that recall may return")
     recall_types: tuple[Literal["world", "experience", "observation"], ...] = Field(
         default=("world", "experience", "observation"), description="kinds of memories that are recalled"
     )
-    reflect_seconds: float = Field(default=90.0, gt=0, le=600, description="how long hindsight_reflect may think")
+    reflect_seconds: float = Field(default=90.0, gt=0, le=600, description="how long hindsight_reflect may take")
     confirm_seconds: float = Field(
-        default=20.0, ge=0, le=600, description="how long to wait for what was accepted to be stored, at a time"
+        default=20.0, ge=0, le=600, description="how long one attempt waits for accepted documents to be stored"
     )

@@ -1,4 +1,4 @@
-"""Hindsight's tools, under the names people know. They see what whoever is present may know, and nothing else."""
+"""Hindsight's tools, under Hindsight's own names. They show only what the people present may see."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from everhold.memories.hindsight.provider import HindsightMemory
 
 MAX_RESULTS: Final = 20
-NOBODY_PRESENT: Final = ToolResult(
-    text="It is not known who is present: nothing of Hindsight's can be shown here.", error=True
+AUDIENCE_UNKNOWN: Final = ToolResult(
+    text="The audience of this chat is unknown, so nothing from Hindsight can be shown here.", error=True
 )
 HindsightAction = Callable[["HindsightMemory", dict[str, Any], ToolContext], Awaitable[ToolResult]]
 
 
 def build_tools(memory: HindsightMemory) -> Sequence[Tool]:
-    query = {"type": "string", "description": "What to look for, or to think about."}
+    query = {"type": "string", "description": "What to search for, or to reflect on."}
     return (
         HindsightTool(
             memory,
             "hindsight_retain",
-            "Keep something for later. Hindsight takes facts and people out of it and connects them.",
+            "Store something for later. Hindsight extracts facts and people from it and connects them.",
             {
-                "content": {"type": "string", "description": "What to keep, in sentences that stand by themselves."},
+                "content": {"type": "string", "description": "What to store, in self-contained sentences."},
                 "context": {"type": "string", "description": "What it is about, in a few words."},
                 "tags": {"type": "array", "items": {"type": "string"}},
             },
@@ -40,7 +40,7 @@ def build_tools(memory: HindsightMemory) -> Sequence[Tool]:
         HindsightTool(
             memory,
             "hindsight_recall",
-            "Search what was said and kept, in this and earlier conversations.",
+            "Search what was said and stored, in this and earlier conversations.",
             {"query": query},
             _run_recall,
             required="query",
@@ -48,7 +48,7 @@ def build_tools(memory: HindsightMemory) -> Sequence[Tool]:
         HindsightTool(
             memory,
             "hindsight_reflect",
-            "Ask a question that needs thinking over many memories. Slow: recall first.",
+            "Ask a question that needs reasoning over many memories. Slow: use recall first.",
             {"query": query},
             _run_reflect,
             required="query",
@@ -58,7 +58,7 @@ def build_tools(memory: HindsightMemory) -> Sequence[Tool]:
 
 
 class HindsightTool:
-    """One of them. Running it again does no harm: what is retained is a note that commits with the result."""
+    """One Hindsight tool. Running it again is safe, because it stores by a note that commits with the result."""
 
     effect = ToolEffect.PURE
 
@@ -87,7 +87,7 @@ class HindsightTool:
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         if not context.stamp.audience or context.agent != self._memory.agent:
-            return NOBODY_PRESENT
+            return AUDIENCE_UNKNOWN
         given = arguments.get(self._required)
         if not isinstance(given, str) or not given.strip():
             return ToolResult(text=f"`{self._required}` is missing.", error=True)
@@ -105,7 +105,7 @@ async def _run_retain(memory: HindsightMemory, arguments: dict[str, Any], contex
     if isinstance(about, str) and about.strip():
         text = f"{about.strip()}: {text}"
     note = Noted(text=text, tags=tuple(make_safe_id(tag) for tag in given))
-    return ToolResult(text="Kept; it will be delivered to Hindsight.", notes=(note,))
+    return ToolResult(text="Stored; it will be delivered to Hindsight.", notes=(note,))
 
 
 async def _run_recall(memory: HindsightMemory, arguments: dict[str, Any], context: ToolContext) -> ToolResult:

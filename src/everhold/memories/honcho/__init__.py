@@ -1,1 +1,1 @@
-"""Honcho as a memory: peers, sessions, messages and conclusions. The only room that knows the word."""
+"""Honcho as a memory: peers, sessions, messages and conclusions. No other package uses these terms."""

@@ -1,4 +1,4 @@
-"""Honcho through its own SDK: one request at a time, never repeated, its errors in our words."""
+"""Honcho through its own SDK: one request at a time, no automatic retries, its errors mapped to everhold's."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from everhold.memories.honcho.settings import HonchoSettings
 
 PAGE_SIZE: Final = 100
-"""The most there is on a page, and in a batch."""
+"""The maximum of a page and of a batch."""
 REMEDY: Final = f"{describe_install('honcho')}; if the package `honcho` (a process runner) is installed, uninstall it"
 
 
 class HonchoClient:
-    """One connection pool. Holds nothing that could get lost."""
+    """One connection pool. It holds no state that could be lost."""
 
     def __init__(self, settings: HonchoSettings) -> None:
         self._settings = settings
         self._sdk: Any = None
         self._ensured_sessions: set[tuple[str, str]] = set()
-        """(session, peer) known to exist: asking again would only cost time."""
+        """(session, peer) pairs that are known to exist, so that they are not requested again."""
 
     async def load_sdk(self) -> Any:
         if self._sdk is None:
@@ -40,7 +40,7 @@ class HonchoClient:
                 base_url=settings.base_url,
                 workspace_id=settings.workspace,
                 timeout=settings.deadline_seconds,
-                max_retries=0,  # a repeat stores twice: repeating is the lane's business
+                max_retries=0,  # a retry would store twice, so the delivery worker retries after a probe
             )
         return self._sdk
 
@@ -48,13 +48,13 @@ class HonchoClient:
         sdk, self._sdk = self._sdk, None
         if sdk is not None:
             with self._translate_errors("closing", writes=False):
-                await sdk._async_http_client.close()  # the SDK has no public way
+                await sdk._async_http_client.close()  # the SDK has no public method for this
                 await asyncio.to_thread(sdk._http.close)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     async def ensure_session(self, name: str, peers: Sequence[str]) -> None:
-        """Make sure that a session and its peers exist. Safe to repeat: it is get-or-create over there."""
+        """Make sure that a session and its peers exist. Safe to repeat, because it is get-or-create at Honcho."""
         wanted = [peer for peer in dict.fromkeys(peers) if (name, peer) not in self._ensured_sessions]
         if not wanted:
             return
@@ -64,11 +64,11 @@ class HonchoClient:
         self._ensured_sessions |= {(name, peer) for peer in wanted}
 
     def forget_session(self, name: str) -> None:
-        """It turned out that a session is not there: somebody deleted it."""
+        """Forget that a session exists, because it was deleted at Honcho."""
         self._ensured_sessions = {(session, peer) for session, peer in self._ensured_sessions if session != name}
 
     async def add_messages(self, name: str, messages: Sequence[dict[str, Any]]) -> list[Any]:
-        """Add messages to a session, all or none. They come back as they were kept."""
+        """Add messages to a session, all or none; return them as stored."""
         assert 1 <= len(messages) <= PAGE_SIZE
         sdk = await self.load_sdk()
         from honcho.api_types import MessageCreateParams
@@ -80,11 +80,11 @@ class HonchoClient:
             not there.id or there.metadata.get("everhold") != sent["metadata"]["everhold"]
             for there, sent in zip(kept, messages, strict=False)
         ):
-            raise InDoubt(f"Honcho said that {len(messages)} messages were added to {name}, and showed others")
+            raise InDoubt(f"Honcho reported {len(messages)} messages as added to {name}, but returned others")
         return kept
 
     async def update_message(self, name: str, message: str, metadata: dict[str, Any]) -> None:
-        """Write something on a message. Safe to repeat."""
+        """Set the metadata of a message. Safe to repeat."""
         sdk = await self.load_sdk()
         with self._translate_errors(f"marking message {message}", writes=False):
             await self.get_session(sdk, name).aio.update_message(message, metadata)
@@ -99,11 +99,11 @@ class HonchoClient:
                 .aio.create([{"content": content, "session_id": name} for content in contents])
             )
         if sorted(one.content for one in kept) != sorted(contents) or not all(one.id for one in kept):
-            raise InDoubt(f"Honcho said that {len(contents)} conclusions were added about {about}, and showed others")
+            raise InDoubt(f"Honcho reported {len(contents)} conclusions about {about} as added, but returned others")
         return kept
 
     async def delete_conclusion(self, conclusion: str, *, observer: str, about: str) -> bool:
-        """Delete a conclusion; whether it was there. Safe to repeat."""
+        """Delete a conclusion and return whether it existed. Safe to repeat."""
         sdk = await self.load_sdk()
         try:
             with self._translate_errors(f"deleting conclusion {conclusion}", writes=False):
@@ -113,14 +113,14 @@ class HonchoClient:
         return True
 
     async def delete_session(self, name: str) -> None:
-        """Delete a session with all that was said in it. Safe to repeat."""
+        """Delete a session with its messages. Safe to repeat."""
         await self.call(f"deleting session {name}", lambda sdk: self.get_session(sdk, name).aio.delete())
         self.forget_session(name)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def list_messages(self, name: str, filters: dict[str, object] | None = None) -> list[Any]:
-        """Messages of a session, oldest first; none if there is no such session."""
+        """Return the messages of a session, oldest first; none if the session does not exist."""
         sdk = await self.load_sdk()
         return await self._fetch_all_pages(
             f"reading {name}",
@@ -128,7 +128,7 @@ class HonchoClient:
         )
 
     async def list_conclusions(self, filters: dict[str, Any]) -> list[Any]:
-        """Conclusions of the workspace, newest first."""
+        """Return conclusions of the workspace, newest first."""
         sdk = await self.load_sdk()
         return await self._fetch_all_pages(
             "reading conclusions",
@@ -151,7 +151,7 @@ class HonchoClient:
             number += 1
 
     async def call(self, what: str, ask: Callable[[Any], Awaitable[Any]], *, missing: Any = None) -> Any:
-        """Any other question; `missing` if what it is about is not there."""
+        """Send any other query; return `missing` if its object does not exist."""
         sdk = await self.load_sdk()
         try:
             with self._translate_errors(what, writes=False):
@@ -159,11 +159,11 @@ class HonchoClient:
         except HonchoNotFound:
             return missing
 
-    # -- small things ------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     @staticmethod
     def get_session(sdk: Any, name: str) -> Any:
-        """A handle: making one asks nobody."""
+        """Return a handle. It sends no request."""
         from honcho.session import Session
 
         return Session(name, sdk)
@@ -176,7 +176,7 @@ class HonchoClient:
 
     @contextlib.contextmanager
     def _translate_errors(self, what: str, *, writes: bool, where: str = "") -> Iterator[None]:
-        """Whatever the SDK raises, in our words."""
+        """Map any error of the SDK to everhold's."""
         import httpx
         from honcho.http import exceptions as theirs
         from pydantic import ValidationError
@@ -186,7 +186,7 @@ class HonchoClient:
             yield
         except theirs.NotFoundError as error:
             if writes:
-                # its session or peers are gone: nothing was written; opened again, it will be
+                # The session or its peers are gone and nothing was written. The next attempt creates them again.
                 self.forget_session(where)
                 raise Transient(f"Honcho, {what}: {hide(error.message)}") from error
             raise HonchoNotFound(f"Honcho, {what}: {hide(error.message)}") from error
@@ -208,4 +208,4 @@ class HonchoClient:
 
 
 class HonchoNotFound(Transient):
-    """What is asked about is not there."""
+    """The requested object does not exist at Honcho."""

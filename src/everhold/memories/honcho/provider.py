@@ -1,7 +1,7 @@
 """A Honcho workspace as a memory provider.
 
-Exchanges become messages of their speakers' peers; notes become conclusions. Honcho recognises no repeat, so every
-message carries its key in its metadata, and conclusions are looked for by their words: whoever doubts asks first.
+Exchanges become messages of their speakers' peers; notes become conclusions. Honcho does not recognise a repeat. So
+every message has its key in its metadata, conclusions are found by their text, and an attempt in doubt is probed first.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_CHARS: Final = 24_000
 MAX_CONCLUSION_CHARS: Final = 8_000
-"""Characters; the service allows more, its embeddings do not."""
+"""In characters. The service allows more, but its embeddings do not."""
 MAX_NAMES: Final = 1_000
-_SHARED_PEER_REASON: Final = "which stands for others, too"
+_SHARED_PEER_REASON: Final = "which also stands for other people"
 
 
 class HonchoMemory:
@@ -64,14 +64,17 @@ class HonchoMemory:
         self.client = HonchoClient(settings)
         self.peers = HonchoPeers(settings, agent)
         self.session_names: dict[str, str] = {}
-        """session -> the name it goes by over there, as far as it has come up: for tools, which are not told."""
+        """Session -> its name at Honcho, as far as known. Tools need it, because their context does not contain the
+        name.
+        """
         self.recent_notes: dict[str, MemoryNote] = {}
-        """By their key, for a while: conclusions carry no key, and whoever takes one back may not say what it said."""
+        """Texts of notes by key, cached: conclusions have no key, and a note that removes one may not repeat its text.
+        """
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
-        """Every item in its order: neighbours of one kind go in one request."""
+        """Store the items in order. Adjacent items of one kind go in one request."""
         remotes: dict[str, str] = {}
         self._remember_batch(batch)
         for kind, group in itertools.groupby(batch.items, _classify_item):
@@ -107,7 +110,7 @@ class HonchoMemory:
             remotes |= {key: remotes.get(key, "") for key, _ in chunk}
 
     async def _add_long_exchange(self, name: str, messages: Sequence[dict[str, Any]]) -> None:
-        """An exchange that takes several requests: what an earlier try left there is not said again."""
+        """Store an exchange that needs several requests, without the messages that an earlier attempt stored."""
         await self.client.ensure_session(name, [self.peers.agent_peer, *(message["peer_id"] for message in messages)])
         there = {
             _get_part(message.metadata)
@@ -123,16 +126,16 @@ class HonchoMemory:
             said = True
 
     async def _confirm_messages(self, name: str, messages: Sequence[dict[str, Any]]) -> None:
-        """Read back what was said to have been kept."""
+        """Read back the messages that Honcho reported as stored."""
         if not self.settings.confirm:
             return
         wanted = {_get_part(message["metadata"]) for message in messages}
         try:
             there = await self._list_keyed_messages(name, sorted({key for key, _ in wanted}))
         except EverholdError as error:
-            raise InDoubt(f"what was added to {name} could not be read back: {error.message}") from error
+            raise InDoubt(f"messages added to {name} could not be read back: {error.message}") from error
         if not wanted <= {_get_part(message.metadata) for message in there}:
-            raise InDoubt(f"Honcho said that messages were added to {name}, and they are not there")
+            raise InDoubt(f"Honcho reported messages as added to {name}, but they are not there")
 
     async def _add_conclusions(self, name: str, notes: Sequence[MemoryNote], remotes: dict[str, str]) -> None:
         for listeners, group in itertools.groupby(
@@ -153,11 +156,11 @@ class HonchoMemory:
                     raise convert_partial_failure(bool(ids), error) from error
                 ids |= {one.content: one.id for one in kept}
                 if self.settings.confirm and not set(some) <= await self._find_known_texts(some, [about]):
-                    raise InDoubt(f"Honcho said that conclusions about {about} were added, and they are not there")
+                    raise InDoubt(f"Honcho reported conclusions about {about} as added, but they are not there")
             remotes |= {note.key: ids.get(pieces[0], "") if pieces else "" for note, pieces in parts}
 
     async def _apply_change(self, batch: MemoryBatch, item: MemoryItem, remotes: dict[str, str]) -> None:
-        """What changes something that is there already: looks, then does what is missing. Safe to repeat."""
+        """Apply an item that changes existing data: read, then do what is missing. Safe to repeat."""
         if isinstance(item, MemoryRetraction):
             for message in await self._list_keyed_messages(batch.name, item.keys):
                 if not message.metadata.get("everhold_retracted"):
@@ -184,7 +187,7 @@ class HonchoMemory:
             await self.client.delete_conclusion(old.id, observer=old.observer_id, about=old.observed_id)
         remotes[item.key] = remote
 
-    # -- asking what is there ----------------------------------------------------------------------------------------
+    # -- probing -----------------------------------------------------------------------------------------------------
 
     async def probe(self, batch: MemoryBatch) -> Sequence[str]:
         arrived: list[str] = []
@@ -212,14 +215,14 @@ class HonchoMemory:
         return not await self._list_outdated_conclusions(batch, note)
 
     async def _list_keyed_messages(self, name: str, keys: Sequence[str]) -> list[Any]:
-        """Messages that carry one of our keys."""
+        """Return the messages that have one of our keys."""
         if not keys:
             return []
         found = await self.client.list_messages(name, {"metadata": {"everhold": {"in": list(keys)}}})
         return [message for message in found if message.metadata.get("everhold") in keys]
 
     async def _find_known_texts(self, contents: Sequence[str], listeners: Sequence[str]) -> set[str]:
-        """Those that are there for every one of these."""
+        """Return the keys that every one of these sets contains."""
         known = set(contents)
         for about in listeners if known else ():
             filters = {"observer_id": self.peers.agent_peer, "observed_id": about, "content": {"in": list(contents)}}
@@ -227,14 +230,14 @@ class HonchoMemory:
         return known
 
     async def _list_outdated_conclusions(self, batch: MemoryBatch, note: MemoryNote) -> list[Any]:
-        """Conclusions that a note replaces or removes and that are still there."""
+        """Return the conclusions that a note replaces or removes and that still exist."""
         old = find_outdated_text(batch, note)
         pieces = [piece for piece in _split_text(old) if note.action == "remove" or piece not in _split_text(note.text)]
         heard_by = batch.heard_by.get(note.supersedes) or batch.heard_by.get(note.fact) or note.stamp.audience
         return await self._find_conclusions(pieces, heard_by)
 
     async def _list_withdrawn_conclusions(self, retraction: MemoryRetraction) -> list[Any]:
-        """Conclusions of notes that are taken back, and are still there."""
+        """Return the conclusions of retracted notes that still exist."""
         found: list[Any] = []
         for key in retraction.keys:
             if (note := self.recent_notes.get(key)) is not None:
@@ -242,7 +245,7 @@ class HonchoMemory:
         return found
 
     async def _find_conclusions(self, contents: Sequence[str], audience: Sequence[str]) -> list[Any]:
-        """Conclusions in these words that were drawn with these people: others may have one in the same words."""
+        """Return the conclusions with this text about these peers, because others may have one with the same text."""
         listeners = self.peers.list_subject_peers(audience)
         if not contents or not listeners:
             return []
@@ -257,7 +260,7 @@ class HonchoMemory:
     # -- finding -----------------------------------------------------------------------------------------------------
 
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
-        """What was concluded about whoever is present, then what was said. Creates nothing over there."""
+        """Return conclusions about the people present, then messages. It creates nothing at Honcho."""
         if query.agent != self.agent or not query.audience or not query.text.strip():
             return ()
         if query.name:
@@ -277,7 +280,7 @@ class HonchoMemory:
         return found[: query.limit]
 
     async def _find_in_conclusions(self, query: MemoryQuery) -> list[MemoryHit]:
-        """What everybody present has heard: it is there for each of them."""
+        """Return what everyone present has heard: conclusions that exist for each of them."""
         answers = [
             await self.search_conclusions(_get_query_text(query), about, query.limit)
             for about in self.peers.list_subject_peers(query.audience)
@@ -292,7 +295,7 @@ class HonchoMemory:
         ]
 
     async def search_conclusions(self, text: str, about: str, limit: int) -> list[Any]:
-        """What was concluded about a peer and fits a question."""
+        """Return the conclusions about a peer that match a question."""
         found: list[Any] = await self.client.call(
             "searching conclusions",
             lambda sdk: (
@@ -305,7 +308,7 @@ class HonchoMemory:
         return found
 
     async def _find_in_messages(self, query: MemoryQuery) -> list[MemoryHit]:
-        """Anywhere in the workspace, in the same company."""
+        """Search messages in the whole workspace that have the same audience."""
         filters: dict[str, object] = {"metadata": build_audience_marks(self.peers.list_audience_peers(query.audience))}
         found = await self.client.call(
             "searching messages",
@@ -315,7 +318,7 @@ class HonchoMemory:
         return [self._to_memory_hit(message) for message in found if self.can_hear(message.metadata, query.audience)]
 
     async def _find_in_session(self, query: MemoryQuery) -> list[MemoryHit]:
-        """In this very session, what somebody else wrote there: earlier systems put no audience on it."""
+        """Search this session for messages without an audience, which other systems wrote earlier."""
         found = await self.client.call(
             "searching the session",
             lambda sdk: self.client.get_session(sdk, query.name).aio.search(
@@ -326,7 +329,7 @@ class HonchoMemory:
         return [self._to_memory_hit(message) for message in found if not message.metadata.get("everhold")]
 
     def can_hear(self, about: Mapping[str, Any], audience: Sequence[str]) -> bool:
-        """Whether those present may hear of a message with this metadata."""
+        """Whether the people present may see a message with this metadata."""
         return (
             can_hear(self.peers.list_audience_peers(audience), about)
             and (self.settings.share_agents or about.get("everhold_agent") == self.agent)
@@ -344,13 +347,13 @@ class HonchoMemory:
             key=str(about.get("everhold", "")),
         )
 
-    # -- the rest ----------------------------------------------------------------------------------------------------
+    # -- other capabilities ------------------------------------------------------------------------------------------
 
     def tools(self) -> Sequence[Tool]:
         return build_tools(self)
 
     async def forget(self, person: str) -> ForgetResult:
-        """Conclusions and the card can be deleted. Messages cannot, short of the sessions they are in."""
+        """Delete a person's conclusions and card. Honcho can delete messages only together with their session."""
         spoken = await self._list_messages_by(person)
         drawn, unclear = await self._list_conclusions_of(person, spoken)
         for one in drawn:
@@ -358,14 +361,16 @@ class HonchoMemory:
         kept = await self._clear_card(person)
         if unclear:
             kept.append(
-                f"{unclear} conclusions about {self.peers.get_person_peer(person)}, {_SHARED_PEER_REASON}: whose they are is not told"
+                f"{unclear} conclusions about {self.peers.get_person_peer(person)}, {_SHARED_PEER_REASON}:"
+                " it is unknown whose they are"
             )
         deleted = len(drawn)
         gone: set[str] = set()
         for name, own, others in spoken:
             if own and others:
                 kept.append(
-                    f"{len(own)} messages in session {name}: others speak there, and Honcho deletes no single message"
+                    f"{len(own)} messages in session {name}: other people speak there,"
+                    " and Honcho cannot delete single messages"
                 )
             elif own:
                 await self.client.delete_session(name)
@@ -375,13 +380,11 @@ class HonchoMemory:
         if group_conclusions := sum(
             self.peers.is_group_peer(one.observed_id) and one.session_id not in gone for one in every
         ):
-            kept.append(
-                f"{group_conclusions} conclusions of what was noted in company: whose notes they were is not told"
-            )
+            kept.append(f"{group_conclusions} conclusions from notes in groups: it is unknown whose notes they were")
         return ForgetResult(deleted=deleted, kept=tuple(kept))
 
     async def _clear_card(self, person: str) -> list[str]:
-        """Clear a person's card; why it is still there, if it is one for several people."""
+        """Clear a person's card; return why it is kept if it stands for several people."""
         about, shared = self.peers.get_person_peer(person), self.peers.is_shared(person)
         card = await self.client.call(
             "clearing the card",
@@ -394,7 +397,7 @@ class HonchoMemory:
         return [f"the card of {about}, {_SHARED_PEER_REASON}"] if shared and card else []
 
     async def _list_messages_by(self, person: str) -> list[tuple[str, list[Any], int]]:
-        """(session, messages by the person, how many messages there are by other people) of every session."""
+        """Yield (session, messages by the person, number of messages by other people) for every session."""
         peer, shared = self.peers.get_person_peer(person), self.peers.is_shared(person)
         found = []
         for name in await self.client.call("listing sessions", _list_session_names, missing=[]):
@@ -411,8 +414,9 @@ class HonchoMemory:
     async def _list_conclusions_of(
         self, person: str, spoken: Sequence[tuple[str, list[Any], int]]
     ) -> tuple[list[Any], int]:
-        """What was concluded about a person, and of how much more nobody can tell: under a peer that stands for
-        several people, only the session says whom something was concluded about, and only if nobody else spoke there.
+        """Return the conclusions about a person, and the number of conclusions that cannot be assigned. Under a peer
+        that stands for several people, only the session shows whom a conclusion is about, and only if one person spoke
+        there.
         """
         drawn = await self.client.list_conclusions({"observed_id": self.peers.get_person_peer(person)})
         if not self.peers.is_shared(person):
@@ -432,7 +436,9 @@ class HonchoMemory:
                 yield self._to_memory_hit(message)
 
     async def health(self) -> ProviderHealth:
-        """Whether it answers, and whether it works off what it was given: it was seen accepting, and doing nothing."""
+        """Check that the service answers and works through its queue. Services were seen to accept messages and do
+        nothing.
+        """
         try:
             status = await self.client.call("asking how it is", lambda sdk: sdk.aio.queue_status())
         except Transient as error:
@@ -446,13 +452,13 @@ class HonchoMemory:
         await self.client.close()
 
     def cache_busting_signature(self) -> dict[str, str] | None:
-        """Everything it was built from; the key only as what tells two apart."""
+        """Return the signature of the settings, with the API key only as a fingerprint."""
         return compute_signature("honcho", self.settings)
 
-    # -- small things ------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _build_messages(self, exchange: Exchange) -> list[dict[str, Any]]:
-        """An exchange as Honcho's messages, each with its key and its place among them."""
+        """Return an exchange as Honcho's messages, each with its key and its number."""
         said: list[tuple[MemoryUtterance, str]] = [
             (utterance, piece)
             for utterance in (*exchange.heard, *exchange.said)
@@ -513,7 +519,7 @@ def _classify_item(item: MemoryItem) -> str:
 def _group_requests(
     parts: Iterable[tuple[str, list[dict[str, Any]]]],
 ) -> Iterable[list[tuple[str, list[dict[str, Any]]]]]:
-    """Exchanges that fit into one request together; one that fits into none goes alone."""
+    """Group exchanges that fit into one request; an exchange that is too large goes alone."""
     chunk: list[tuple[str, list[dict[str, Any]]]] = []
     size = 0
     for key, messages in parts:

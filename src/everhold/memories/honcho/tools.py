@@ -1,6 +1,7 @@
-"""Honcho's tools, under the names people know. They see what whoever is present may know, and nothing else.
+"""Honcho's tools, under Honcho's own names. They show only what the people present may see.
 
-Writing is a note in the log: it is kept before anybody asks Honcho, and delivered whatever state that is in.
+A tool writes by a note in the log. The note is committed before Honcho receives it, and is delivered even if Honcho is
+down now.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ if TYPE_CHECKING:
 
 REASONING_LEVELS: Final = ("minimal", "low", "medium", "high", "max")
 MAX_RESULTS: Final = 20
-NOBODY_PRESENT: Final = ToolResult(
-    text="It is not known who is present: nothing of Honcho's can be shown here.", error=True
+AUDIENCE_UNKNOWN: Final = ToolResult(
+    text="The audience of this chat is unknown, so nothing from Honcho can be shown here.", error=True
 )
 OWN_PEER_REFUSED: Final = ToolResult(
-    text="What Honcho holds about yourself is one for everybody you talk with, so no chat reads or writes it: somebody "
-    "else would hear of what was said here. Keep facts about whoever you talk with (`user`); honcho_context shows this "
-    "conversation.",
+    text="Honcho keeps one record about yourself for all your chats, so no chat can read or write it: other people "
+    "would learn what was said here. Store facts about the person you are talking to (`user`); honcho_context "
+    "shows this conversation.",
     error=True,
 )
 _PEER_SCHEMA: Final = {
     "type": "string",
     "enum": ["user"],
-    "description": "About whom: `user` is whoever you talk with (in company: this room).",
+    "description": "About whom: `user` is the person you are talking to (in a group: the group).",
 }
 
 
@@ -59,7 +60,7 @@ def _build_tool(
 
 def build_tools(memory: HonchoMemory) -> Sequence[Tool]:
     tool = functools.partial(_build_tool, memory)
-    query = {"type": "string", "description": "What to look for."}
+    query = {"type": "string", "description": "What to search for."}
     return (
         tool(
             "honcho_profile",
@@ -73,14 +74,14 @@ def build_tools(memory: HonchoMemory) -> Sequence[Tool]:
         ),
         tool(
             "honcho_search",
-            "Search what was really said, and what was concluded from it, in this and earlier conversations.",
+            "Search what was said and what was concluded from it, in this and earlier conversations.",
             {"query": query, "limit": {"type": "integer", "minimum": 1, "maximum": MAX_RESULTS}},
             _run_search,
             required=("query",),
         ),
         tool(
             "honcho_reasoning",
-            "Ask Honcho a question about whoever you talk with; it reasons over what it knows. Slow: search first.",
+            "Ask Honcho a question about the person you are talking to; it reasons. Slow: search first.",
             {"query": query, "reasoning_level": {"type": "string", "enum": list(REASONING_LEVELS)}},
             _run_reasoning,
             required=("query",),
@@ -88,14 +89,14 @@ def build_tools(memory: HonchoMemory) -> Sequence[Tool]:
         ),
         tool(
             "honcho_context",
-            "What Honcho holds about this conversation now: summary, what it knows of the peer, card, last messages.",
+            "Show what Honcho knows about this conversation: summary, facts about the peer, card, last messages.",
             {},
             _run_context,
         ),
         tool(
             "honcho_conclude",
-            "Keep a lasting fact about whoever you talk with (`conclusion`), list what is kept (`list`, narrowed by "
-            "`query`), or delete one by its id (`delete_id`). Exactly one of the three.",
+            "Store a lasting fact about the person you are talking to (`conclusion`), list stored facts (`list`, "
+            "filtered by `query`), or delete one by its id (`delete_id`). Exactly one of the three.",
             {
                 "conclusion": {"type": "string", "description": "The fact, in one sentence."},
                 "list": {"type": "boolean"},
@@ -109,7 +110,7 @@ def build_tools(memory: HonchoMemory) -> Sequence[Tool]:
 
 
 class HonchoTool:
-    """One of them."""
+    """One Honcho tool."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class HonchoTool:
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         if not context.stamp.audience or context.agent != self._memory.agent:
-            return NOBODY_PRESENT
+            return AUDIENCE_UNKNOWN
         if arguments.get("peer") == "ai":
             return OWN_PEER_REFUSED
         return await self._act(self._memory, arguments, context)
@@ -179,7 +180,7 @@ async def _run_reasoning(memory: HonchoMemory, arguments: dict[str, Any], contex
         return ToolResult(text="Ask something (`query`).", error=True)
     level = arguments.get("reasoning_level")
     about = _get_subject_peer(memory, context)
-    # without a session it would think over what was said to others, too
+    # without a session it would reason over what other people said, too
     session = memory.session_names.get(context.session)
     if session is None:
         return ToolResult(text="Honcho knows nothing here yet.")
@@ -232,10 +233,10 @@ async def _run_conclude(memory: HonchoMemory, arguments: dict[str, Any], context
     if conclusion:
         if not isinstance(conclusion, str) or not conclusion.strip():
             return ToolResult(text="`conclusion` is a sentence.", error=True)
-        return ToolResult(text="Kept; it will be delivered to Honcho.", notes=(Noted(text=conclusion.strip()),))
+        return ToolResult(text="Stored; it will be delivered to Honcho.", notes=(Noted(text=conclusion.strip()),))
     mine = {"observer_id": memory.peers.agent_peer, "observed_id": about}
     if gone:
-        # an id alone would reach what others may not know of
+        # an id alone could reach conclusions that the people present may not see
         if not await memory.client.list_conclusions({**mine, "id": {"in": [str(gone)]}}):
             return ToolResult(text=f"There is no conclusion {gone} here.", error=True)
         await memory.client.delete_conclusion(str(gone), observer=memory.peers.agent_peer, about=about)
@@ -249,6 +250,6 @@ async def _run_conclude(memory: HonchoMemory, arguments: dict[str, Any], context
 
 
 def _get_subject_peer(memory: HonchoMemory, context: ToolContext) -> str:
-    """The peer that stands for whoever is present; a room, wherever somebody else may listen."""
+    """Return the peer of the people present: a group's peer if there is more than one."""
     listeners = sorted(context.stamp.audience, key=lambda one: one.startswith("person:"))
     return memory.peers.list_subject_peers(listeners[:1])[0]

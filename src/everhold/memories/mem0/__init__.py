@@ -1,1 +1,1 @@
-"""Mem0 as a memory: its platform, or its library in this process. The only room that knows the word."""
+"""Mem0 as a memory: its platform, or its library in this process. No other package uses these terms."""

@@ -1,6 +1,6 @@
-"""Mem0 through its own package, over the network or in this process: the same four verbs, each in a thread.
+"""Mem0 through its own package, over the network or in this process: the same four methods, each in a thread.
 
-The package's clients block, and one of them asks the network when it is made. Telemetry is off.
+The package's clients block, and one of them sends a request when it is created. Telemetry is off.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ T = TypeVar("T")
 REMEDY: Final = describe_install("mem0")
 PAGE_SIZE: Final = 100
 MAX_LOCAL_RESULTS: Final = 10_000
-"""The library gives back 20 unless told otherwise, and does not say that there is more."""
+"""The library returns 20 results unless a limit is given, and does not say that there are more."""
 
 
 class Mem0Backend(Protocol):
     async def add(self, text: str, *, user: str, metadata: Mapping[str, Any], infer: bool) -> None:
-        """Store a text. Returns once it is said to be stored, raises InDoubt while that is open."""
+        """Store a text. Returns when Mem0 reports it as stored; raises InDoubt while that is open."""
 
     async def search(self, text: str, *, user: str, marks: Mapping[str, str], limit: int) -> list[dict[str, Any]]: ...
 
     async def list_memories(self, user: str, where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-        """Memories of a user whose metadata has one of the given values under each given name."""
+        """Return the memories of a user whose metadata has one of the given values under each given name."""
 
     async def delete(self, memory: str) -> bool:
-        """Whether it was there. Safe to repeat."""
+        """Delete a memory and return whether it existed. Safe to repeat."""
 
     async def close(self) -> None: ...
 
 
 async def load_mem0_package(directory: PurePath) -> Any:
-    """The package; it reports home and writes into the home of whoever runs it unless told not to."""
+    """Import the package with settings that stop its telemetry and its writes into the user's home directory."""
     os.environ.setdefault("MEM0_TELEMETRY", "False")
     os.environ.setdefault("MEM0_DIR", str(directory))
     return await load_module("mem0", offers="MemoryClient", remedy=REMEDY)
 
 
 class Mem0PlatformBackend:
-    """Over the network."""
+    """Mem0's platform, over the network."""
 
     def __init__(self, settings: Mem0Settings, directory: PurePath) -> None:
         self._settings = settings
@@ -70,11 +70,11 @@ class Mem0PlatformBackend:
         )
         event = _get_event_id(answer)
         if not event:
-            raise InDoubt("Mem0 said that a memory was taken, and not under which event")
+            raise InDoubt("Mem0 accepted a memory but named no event for it")
         await self._wait_for_event(event)
 
     async def _wait_for_event(self, event: str) -> None:
-        """Wait for a queued event to end, for a while."""
+        """Wait some time for a queued event to end."""
         loop = asyncio.get_running_loop()
         until, wait = loop.time() + self._settings.confirm_seconds, 0.05
         while self._settings.confirm:
@@ -83,14 +83,14 @@ class Mem0PlatformBackend:
                     "asking about an event", lambda client: _get_json(client, f"/v1/event/{event}/")
                 )
             except Mem0NotFound as error:
-                raise InDoubt("Mem0 accepted a memory, and does not know its event any more") from error
+                raise InDoubt("Mem0 accepted a memory but no longer knows its event") from error
             status = answer.get("status") if isinstance(answer, dict) else None
             if status == "SUCCEEDED":
                 return
             if status == "FAILED":
                 raise Transient("Mem0 could not store a memory that it had accepted")
             if loop.time() + wait > until:
-                raise InDoubt("Mem0 accepted a memory, and has not stored it yet")
+                raise InDoubt("Mem0 accepted a memory but has not stored it yet")
             await asyncio.sleep(wait)
             wait = min(2.0, wait * 2)
 
@@ -160,7 +160,7 @@ class Mem0PlatformBackend:
         try:
             yield
         except theirs.MemoryNotFoundError as error:
-            raise Mem0NotFound(f"{where}: it is not there") from error
+            raise Mem0NotFound(f"{where}: not found") from error
         except theirs.MemoryError as error:
             raise build_memory_error(
                 where,
@@ -172,7 +172,7 @@ class Mem0PlatformBackend:
             ) from error
         except httpx.HTTPStatusError as error:
             if error.response.status_code == 404:
-                raise Mem0NotFound(f"{where}: it is not there") from error
+                raise Mem0NotFound(f"{where}: not found") from error
             raise build_memory_error(
                 where, hide(str(error)), status=error.response.status_code, writes=writes
             ) from error
@@ -186,7 +186,7 @@ class Mem0PlatformBackend:
 
 
 class Mem0LocalBackend:
-    """In this process. One thread: the vectors on disk bear no second."""
+    """Mem0's library, in this process. It uses one thread, because the vector files do not support a second one."""
 
     def __init__(self, settings: Mem0Settings, directory: PurePath) -> None:
         self._settings = settings
@@ -201,8 +201,8 @@ class Mem0LocalBackend:
             )
         )
         if not infer and not any(one.get("id") for one in _get_results(answer)):
-            # it says so when whoever embeds for it is down, too
-            raise InDoubt("Mem0 said that a memory was added, and shows none")
+            # Mem0 also reports this while its embedding service is down.
+            raise InDoubt("Mem0 reported a memory as added but shows none")
 
     async def search(self, text: str, *, user: str, marks: Mapping[str, str], limit: int) -> list[dict[str, Any]]:
         return _get_results(
@@ -225,7 +225,7 @@ class Mem0LocalBackend:
         def gone(library: Any) -> bool:
             try:
                 library.delete(memory)
-            except ValueError:  # what is not there any more
+            except ValueError:  # not found any more
                 return False
             return True
 
@@ -239,7 +239,7 @@ class Mem0LocalBackend:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mem0")
 
     async def _call(self, question: Callable[..., T]) -> T:
-        # what the library raises is anybody's: whoever calls takes it for doubt, and doubt is asked about
+        # The library may raise any error. The caller treats it as in doubt and probes.
         module = await load_mem0_package(self._directory)
 
         def work() -> T:
@@ -261,7 +261,7 @@ class Mem0LocalBackend:
 
 
 class Mem0NotFound(Transient):
-    """What is asked about is not there."""
+    """The requested object does not exist at Mem0."""
 
 
 def _reveal_secrets(value: Any) -> Any:
@@ -276,18 +276,18 @@ def _close_memory(memory: Any) -> None:
     memory.close()
     vectors = getattr(memory.vector_store, "client", None)
     if vectors is not None and hasattr(vectors, "close"):
-        vectors.close()  # the next to open them would find them locked
+        vectors.close()  # otherwise they stay locked for the next process
 
 
 def _get_json(client: Any, path: str) -> Any:
-    """What the package has no method for, through its own connection."""
+    """Send a request for which the package has no method, through the package's connection."""
     answer = client.client.get(path)
     answer.raise_for_status()
     return answer.json()
 
 
 def _get_event_id(answer: Any) -> str:
-    """The event something was queued under; the platform's answer has had two shapes."""
+    """Return the event that a memory was queued under. The platform has used two formats for this answer."""
     if not isinstance(answer, dict):
         return ""
     inner = answer.get("results")
@@ -298,5 +298,5 @@ def _get_event_id(answer: Any) -> str:
 def _get_results(answer: Any) -> list[dict[str, Any]]:
     results = answer.get("results") if isinstance(answer, dict) else answer
     if not isinstance(results, list) or not all(isinstance(one, dict) for one in results):
-        raise Transient("Mem0 gave an answer that cannot be read")
+        raise Transient("Mem0 returned an answer that cannot be read")
     return results

@@ -1,4 +1,4 @@
-"""How Mem0 is found among the installed memories."""
+"""The entry point of the Mem0 provider."""
 
 from __future__ import annotations
 

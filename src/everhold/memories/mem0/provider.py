@@ -1,7 +1,7 @@
 """Mem0 as a memory provider: one memory for each exchange or note, with its key in the metadata.
 
-Mem0 recognises no repeat, so whoever doubts asks for the key first. With `infer` on, what arrives is whatever a
-language model made of it: nobody can tell then, and doubt follows the configured policy.
+Mem0 does not recognise a repeat, so an attempt in doubt is probed by its key. With `infer` on, Mem0 stores what a
+language model extracts, which cannot be probed. The configured policy then decides about attempts in doubt.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Mem0Memory:
         self.log = log
         self.delivery = DeliveryGuarantee.BLIND if settings.infer else DeliveryGuarantee.PROBE
         self.deadline = settings.deadline_seconds + settings.confirm_seconds
-        # in this process nothing is carried out later
+        # the library carries out nothing after the call has returned
         self.visible_after = settings.visible_seconds if settings.mode == "platform" else 0.0
         kind = Mem0PlatformBackend if settings.mode == "platform" else Mem0LocalBackend
         self.backend: Mem0Backend = kind(settings, directory)
@@ -82,13 +82,13 @@ class Mem0Memory:
             return ""
         there = await self._find_stored(item)
         if not there:
-            raise InDoubt("Mem0 said that a memory was stored, and it is not there")
+            raise InDoubt("Mem0 reported a memory as stored, but it is not there")
         return str(there[0]["id"])
 
     async def _delete_memories(self, memories: Sequence[dict[str, Any]]) -> int:
         return sum([await self.backend.delete(str(memory["id"])) for memory in memories])
 
-    # -- asking what is there ----------------------------------------------------------------------------------------
+    # -- probing -----------------------------------------------------------------------------------------------------
 
     async def probe(self, batch: MemoryBatch) -> Sequence[str]:
         arrived = []
@@ -104,7 +104,9 @@ class Mem0Memory:
         return arrived
 
     async def _find_stored(self, item: Exchange | MemoryNote) -> list[dict[str, Any]]:
-        """The memory of an item. If a request was carried out twice there are several: all but one are deleted."""
+        """Return the memory of an item. If a request was carried out twice there are several, and all but one are
+        deleted.
+        """
         found = await self._list_memories(item.stamp.audience, {"everhold": [item.key]})
         found = [one for one in found if _get_metadata(one).get("everhold") == item.key]
         if len(found) > 1 and not self.settings.infer:
@@ -114,7 +116,7 @@ class Mem0Memory:
         return found[:1] if not self.settings.infer else found
 
     async def _find_outdated(self, item: Exchange | MemoryNote) -> list[dict[str, Any]]:
-        """What a note takes back."""
+        """Return the memories that a note replaces or removes."""
         if not isinstance(item, MemoryNote) or item.action == "add":
             return []
         where = {"everhold": [item.supersedes]} if item.supersedes else {"everhold_fact": [item.fact]}
@@ -130,7 +132,7 @@ class Mem0Memory:
         return [one for one in found if _get_metadata(one).get("everhold") in item.keys]
 
     async def _list_memories(self, audience: Sequence[str], where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-        """What is kept for these people and has these values."""
+        """Return the memories of these users that have these values."""
         user, *before = self._list_user_ids(audience)
         found = list(await self.backend.list_memories(user, where))
         for shared in before:
@@ -155,7 +157,9 @@ class Mem0Memory:
         return [_to_memory_hit(one, get_only_person(query.audience)) for one in found if self._can_hear(one, query)]
 
     def _build_marks(self, query: MemoryQuery) -> dict[str, str]:
-        """What a memory must carry to be heard by those present. With a user for each, anything else is theirs, too."""
+        """Return the metadata values that a hit must have for the people present. With one user_id per person,
+        everything filed under it is theirs.
+        """
         return {} if self._has_private_user(query) else build_audience_marks(query.audience)
 
     def _has_private_user(self, query: MemoryQuery) -> bool:
@@ -164,21 +168,24 @@ class Mem0Memory:
     def _can_hear(self, memory: Mapping[str, Any], query: MemoryQuery) -> bool:
         about = _get_metadata(memory)
         if not about.get("everhold"):
-            # from before, or from elsewhere: it belongs to the user it is filed under, who is alone here
+            # Not written by everhold, or by an early version: it belongs to the user it is filed under, who is alone
+            # here.
             return self._has_private_user(query)
         return can_hear(query.audience, about) and (
             self.settings.share_agents or about.get("everhold_agent") == self.agent
         )
 
-    # -- the rest ----------------------------------------------------------------------------------------------------
+    # -- other capabilities ------------------------------------------------------------------------------------------
 
     def tools(self) -> Sequence[Tool]:
         return build_tools(self)
 
     async def forget(self, person: str) -> ForgetResult:
-        """What was said to the agent alone. What others heard, too, is not deleted, and named."""
+        """Delete the memories of what a person said to the agent alone. Memories that others heard are kept and
+        reported.
+        """
         mine = await self._list_private_memories(person)
-        return ForgetResult(deleted=await self._delete_memories(mine), kept=("memories of what was said in company",))
+        return ForgetResult(deleted=await self._delete_memories(mine), kept=("memories of what was said in groups",))
 
     async def _list_private_memories(self, person: str) -> list[dict[str, Any]]:
         audience = (f"person:{person}",)
@@ -205,20 +212,20 @@ class Mem0Memory:
     def cache_busting_signature(self) -> dict[str, str] | None:
         return compute_signature("mem0", self.settings)
 
-    # -- small things ------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def get_user_id(self, audience: Sequence[str]) -> str:
-        """The user_id that stands for those who are present."""
+        """Return the user_id of an audience."""
         return self._list_user_ids(audience)[0]
 
     def _list_user_ids(self, audience: Sequence[str]) -> tuple[str, ...]:
-        """That one, and the one which others may share where something was kept earlier."""
+        """Return the user_id of an audience, then the user_id that early versions used, which others may share."""
         template = fill_agent_name(self.settings.user, "shared") if self.settings.share_agents else self.settings.user
         return expand_template(template, agent=self.agent, audience=audience)
 
 
 def _metadata(item: Exchange | MemoryNote) -> dict[str, Any]:
-    """Mem0 has no time of its own for an item, so the metadata carry it."""
+    """Return the metadata of an item with its time, because Mem0 has no field for it."""
     return make_metadata(item) | {"everhold_at": item.at}
 
 

@@ -1,4 +1,4 @@
-"""What a Mem0 instance's section in config.yaml may say."""
+"""The section of a Mem0 instance in config.yaml."""
 
 from __future__ import annotations
 
@@ -23,10 +23,15 @@ class Mem0Settings(RemoteMemorySettings):
         json_schema_extra={**ASKED_IN_SETUP},
     )
     infer: bool = Field(
-        default=False, description="let a language model extract facts: what it makes of a turn cannot be verified"
+        default=False, description="let a language model extract facts, which cannot be verified afterwards"
     )
-    visible_seconds: float = Field(default=30.0, ge=0, le=600, description="how long what was accepted may stay unseen")
-    confirm_seconds: float = Field(default=10.0, ge=0, le=600, description="how long to wait for it to be stored")
+    visible_seconds: float = Field(
+        default=30.0, ge=0, le=600, description="how long an accepted memory may stay invisible"
+    )
+    confirm_seconds: float = Field(
+        default=10.0, ge=0, le=600, description="how long one attempt waits for a memory to be stored"
+    )
     config: dict[str, Any] = Field(
-        default_factory=dict, description="mode local: what Memory.from_config takes; vectors go to the home if unsaid"
+        default_factory=dict,
+        description="mode local: the argument of Memory.from_config; vectors are stored in the home by default",
     )

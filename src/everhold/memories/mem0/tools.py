@@ -1,4 +1,4 @@
-"""Mem0's tools, under the names people know. They see what whoever is present may know, and nothing else."""
+"""Mem0's tools, under Mem0's own names. They show only what the people present may see."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from everhold.memories.mem0.provider import Mem0Memory
 
 MAX_RESULTS: Final = 20
-NOBODY_PRESENT: Final = ToolResult(
-    text="It is not known who is present: nothing of Mem0's can be shown here.", error=True
+AUDIENCE_UNKNOWN: Final = ToolResult(
+    text="The audience of this chat is unknown, so nothing from Mem0 can be shown here.", error=True
 )
 
 
@@ -24,7 +24,7 @@ def build_tools(memory: Mem0Memory) -> Sequence[Tool]:
 
 
 class Mem0Tool:
-    """One of them. Running it again does no harm: what is added is a note that commits with the result."""
+    """One Mem0 tool. Running it again is safe, because it stores by a note that commits with the result."""
 
     effect = ToolEffect.PURE
     deadline = 15.0
@@ -32,10 +32,10 @@ class Mem0Tool:
     def __init__(self, memory: Mem0Memory, name: str) -> None:
         adds = name == "mem0_add"
         self.required_argument = "content" if adds else "query"
-        about = "What to keep, in a sentence that stands by itself." if adds else "What to look for."
+        about = "What to store, in a self-contained sentence." if adds else "What to search for."
         self.spec = ToolSpec(
             name=name,
-            description="Keep a fact for later." if adds else "Search what was said and kept earlier.",
+            description="Store a fact for later." if adds else "Search what was said and stored earlier.",
             parameters={
                 "type": "object",
                 "properties": {self.required_argument: {"type": "string", "description": about}},
@@ -48,12 +48,12 @@ class Mem0Tool:
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         memory = self._memory
         if not context.stamp.audience or context.agent != memory.agent:
-            return NOBODY_PRESENT
+            return AUDIENCE_UNKNOWN
         given = arguments.get(self.required_argument)
         if not isinstance(given, str) or not given.strip():
             return ToolResult(text=f"`{self.required_argument}` is missing.", error=True)
         if self.required_argument == "content":
-            return ToolResult(text="Kept; it will be delivered to Mem0.", notes=(Noted(text=given.strip()),))
+            return ToolResult(text="Stored; it will be delivered to Mem0.", notes=(Noted(text=given.strip()),))
         return await search_for_tool(memory, given, context, limit=MAX_RESULTS)
 
     async def probe(self, context: ToolContext) -> ToolResult | None:

@@ -1,1 +1,1 @@
-"""Supermemory as a memory: documents in namespaces. The only room that knows the word."""
+"""Supermemory as a memory: documents in namespaces. No other package uses these terms."""

@@ -1,4 +1,4 @@
-"""Supermemory through its own SDK: one request at a time, never repeated, its errors in our words."""
+"""Supermemory through its own SDK: one request at a time, no automatic retries, its errors mapped to everhold's."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PAGE_SIZE: Final = 100
 
 
 class SupermemoryNotFound(Transient):
-    """What is asked about is not there."""
+    """The requested object does not exist at Supermemory."""
 
 
 class SupermemoryClient:
-    """One connection pool. Holds nothing that could get lost."""
+    """One connection pool. It holds no state that could be lost."""
 
     def __init__(self, settings: SupermemorySettings) -> None:
         self._settings = settings
@@ -39,7 +39,7 @@ class SupermemoryClient:
                 api_key=settings.api_key.reveal().strip() if settings.api_key else "none",
                 base_url=settings.base_url or None,
                 timeout=settings.deadline_seconds,
-                max_retries=0,  # repeating is the lane's business
+                max_retries=0,  # the delivery worker retries
             )
         return self._sdk
 
@@ -49,23 +49,23 @@ class SupermemoryClient:
             await sdk.close()
 
     async def add_document(self, ns: str, document: Mapping[str, Any]) -> None:
-        """Hand a document over. The same again changes nothing over there."""
+        """Add a document. Adding the same document again changes nothing."""
         answer = await self.call("adding a document", lambda sdk: sdk.add(ns, **document), writes=True)
-        # the SDK lets any answer through: what it says is looked at here
+        # The SDK accepts any response, so its content is checked here.
         if answer is None or answer.id != document["id"] or not isinstance(answer.status, str):
-            raise InDoubt("Supermemory took a document, and did not say under which id")
+            raise InDoubt("Supermemory accepted a document but returned no id for it")
 
     async def get_document(self, ns: str, document: str) -> Any:
-        """A document, or None."""
+        """Return a document, or None if it does not exist."""
         with contextlib.suppress(SupermemoryNotFound):
             found = await self.call("reading a document", lambda sdk: sdk.documents.get(ns, document))
             if found is None or found.id != document or found.system is None:
-                raise Transient("Supermemory showed a document that cannot be read")
+                raise Transient("Supermemory returned a document that cannot be read")
             return found
         return None
 
     async def wait_for_document(self, ns: str, document: str, *, seconds: float) -> str:
-        """What became of a document: `done`, `failed`, `gone`, or how far it is after `seconds`."""
+        """Wait for a document and return `done`, `failed`, `gone`, or its state after `seconds`."""
         loop = asyncio.get_running_loop()
         until, wait = loop.time() + seconds, 0.05
         while True:
@@ -79,7 +79,7 @@ class SupermemoryClient:
             wait = min(2.0, wait * 2)
 
     async def delete_documents(self, ns: str, documents: Sequence[str]) -> int:
-        """Delete documents; how many there were. Safe to repeat."""
+        """Delete documents and return how many existed. Safe to repeat."""
         if not documents:
             return 0
         try:
@@ -89,7 +89,7 @@ class SupermemoryClient:
         return int(answer.count or 0) if answer is not None else 0
 
     async def list_documents(self, ns: str, where: Mapping[str, str]) -> list[Any]:
-        """Every document of a namespace whose metadata has these values."""
+        """List the documents of a namespace whose metadata has these values."""
         found: list[Any] = []
         page = 1
         options: dict[str, Any] = {"filter": build_filter(where)} if where else {}
@@ -109,7 +109,7 @@ class SupermemoryClient:
             page += 1
 
     async def call(self, what: str, question: Callable[..., Awaitable[Any]], *, writes: bool = False) -> Any:
-        """One request, its failure in our words."""
+        """Send one request and map its errors to everhold's."""
         sdk = await self.load_sdk()
         with self._translate_errors(what, writes=writes):
             return await question(sdk)
@@ -125,7 +125,7 @@ class SupermemoryClient:
         try:
             yield
         except theirs.NotFoundError as error:
-            raise SupermemoryNotFound(f"{where}: it is not there") from error
+            raise SupermemoryNotFound(f"{where}: not found") from error
         except theirs.APIStatusError as error:
             headers = error.response.headers if error.response is not None else {}
             raise build_memory_error(
@@ -143,7 +143,7 @@ class SupermemoryClient:
 
 
 def build_filter(where: Mapping[str, str]) -> dict[str, Any]:
-    """A filter for documents whose metadata has these values."""
+    """Build a filter for documents whose metadata has these values."""
     each = [{"field": name, "operator": "eq", "value": value} for name, value in where.items()]
     return each[0] if len(each) == 1 else {"operator": "and", "operands": each}
 

@@ -1,4 +1,4 @@
-"""How Supermemory is found among the installed memories."""
+"""The entry point of the Supermemory provider."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Supermemory as a memory provider: one document for each exchange or note, under an id made from its key.
+"""Supermemory as a memory provider: one document for each exchange or note, with an id made from its key.
 
-The same document again is recognised; what would be another one under the same id never happens, because what is handed
-over under a key never changes.
+Supermemory recognises a repeated document. A different document under the same id cannot occur, because the content of
+a key never changes.
 """
 
 from __future__ import annotations
@@ -84,18 +84,20 @@ class SupermemoryMemory:
         return str(document["id"])
 
     async def _confirm_document(self, ns: str, document: str) -> None:
-        """Accepted is not stored: what cannot be processed over there disappears again after two minutes."""
+        """Wait until a document is stored. Accepted is not stored: Supermemory drops documents that it cannot process
+        after two minutes.
+        """
         status = await self.client.wait_for_document(ns, document, seconds=self.settings.confirm_seconds)
         if status == "failed":
             await self.client.delete_documents(ns, [document])
             raise Transient("Supermemory could not process a document that it had accepted")
         if status == "gone":
-            raise InDoubt("Supermemory said that a document was stored, and it is not there")
+            raise InDoubt("Supermemory reported a document as stored, but it is not there")
         if status != "done":
-            raise InDoubt(f"Supermemory accepted a document, and has not stored it yet ({status})")
+            raise InDoubt(f"Supermemory accepted a document but has not stored it yet ({status})")
 
     async def _list_retracted_documents(self, batch: MemoryBatch, item: MemoryItem) -> dict[str, list[str]]:
-        """Namespace -> the documents that an item makes disappear."""
+        """Return namespace -> the documents that an item removes."""
         gone: dict[str, list[str]] = {}
         if isinstance(item, MemoryRetraction):
             for key in item.keys:
@@ -106,12 +108,12 @@ class SupermemoryMemory:
                 if item.supersedes:
                     gone[ns] = [make_document_id(item.supersedes)]
                 elif item.fact:
-                    # the version before was noted in another session: it is known by the fact it is about
+                    # The previous version may be from another session, so it is found by the fact it is about.
                     listed = await self.client.list_documents(ns, {"everhold_fact": item.fact})
                     gone[ns] = [one.id for one in listed if one.id != make_document_id(item.key)]
         return gone
 
-    # -- asking what is there ----------------------------------------------------------------------------------------
+    # -- probing -----------------------------------------------------------------------------------------------------
 
     async def probe(self, batch: MemoryBatch) -> Sequence[str]:
         arrived = []
@@ -151,7 +153,8 @@ class SupermemoryMemory:
     async def _search_namespace(self, ns: str, query: MemoryQuery, *, shared: bool = False) -> Sequence[Any]:
         options: dict[str, Any] = {}
         if shared or "{person}" not in self.settings.namespace:
-            # several people's is in one place: what may not be heard must not crowd out what may
+            # Several people share this namespace. Filter by audience, so that hits which must not be shown do not
+            # displace the others.
             options["filter"] = build_filter(build_audience_marks(query.audience))
         try:
             answer = await self.client.call(
@@ -168,7 +171,7 @@ class SupermemoryMemory:
         except SupermemoryNotFound:
             return ()
         if answer is None or answer.results is None:
-            raise Transient("Supermemory gave an answer that cannot be read")
+            raise Transient("Supermemory returned an answer that cannot be read")
         results: Sequence[Any] = answer.results
         return results
 
@@ -177,25 +180,27 @@ class SupermemoryMemory:
         if not (result.memory or result.chunk):
             return False
         if not about.get("everhold"):
-            # from before, or from elsewhere: it belongs to the namespace of whoever is alone here
+            # Not written by everhold, or by an early version: it belongs to the only person of this namespace.
             return bool(get_only_person(query.audience)) and "{person}" in self.settings.namespace
         return can_hear(query.audience, about) and (
             self.settings.share_agents or about.get("everhold_agent") == self.agent
         )
 
-    # -- the rest ----------------------------------------------------------------------------------------------------
+    # -- other capabilities ------------------------------------------------------------------------------------------
 
     def tools(self) -> Sequence[Tool]:
         return build_tools(self)
 
     async def forget(self, person: str) -> ForgetResult:
-        """What was said to the agent alone. What others heard, too, is not deleted, and named."""
+        """Delete the documents of what a person said to the agent alone. Documents that others heard are kept and
+        reported.
+        """
         deleted = 0
         for ns, mine in (await self._list_documents_of(person)).items():
             deleted += sum(
                 [await self.client.delete_documents(ns, mine[at : at + 100]) for at in range(0, len(mine), 100)]
             )
-        return ForgetResult(deleted=deleted, kept=("documents of what was said in company",))
+        return ForgetResult(deleted=deleted, kept=("documents of what was said in groups",))
 
     async def export(self, person: str) -> AsyncIterator[MemoryHit]:
         listed = await self._list_documents_of(person)
@@ -206,7 +211,7 @@ class SupermemoryMemory:
                 yield msgspec.structs.replace(hit, person=person)
 
     async def _list_documents_of(self, person: str) -> dict[str, list[str]]:
-        """Namespace -> documents of what a person said to the agent alone."""
+        """Return namespace -> documents of what a person said to the agent alone."""
         audience = (f"person:{person}",)
         mine: dict[str, list[str]] = {}
         for number, ns in enumerate(self._list_namespaces(audience)):
@@ -224,20 +229,20 @@ class SupermemoryMemory:
     def cache_busting_signature(self) -> dict[str, str] | None:
         return compute_signature("supermemory", self.settings)
 
-    # -- small things ------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def get_namespace(self, audience: Sequence[str]) -> str:
-        """The namespace of those who are present."""
+        """Return the namespace of an audience."""
         return self._list_namespaces(audience)[0]
 
     def _list_namespaces(self, audience: Sequence[str]) -> tuple[str, ...]:
-        """That one, and the one which others may share where something was kept earlier."""
+        """Return the namespace of an audience, then the namespace that early versions used, which others may share."""
         template = self.settings.namespace
         template = fill_agent_name(template, "shared") if self.settings.share_agents else template
         return expand_template(template, agent=self.agent, audience=audience)
 
     def _build_document(self, item: MemoryItem) -> dict[str, Any] | None:
-        """What is added for an item; None if there is nothing in it."""
+        """Build the document for an item; None if the item has no text."""
         text = "" if isinstance(item, MemoryRetraction) else make_text(item)
         if isinstance(item, MemoryRetraction) or not text:
             return None
@@ -252,7 +257,7 @@ class SupermemoryMemory:
 
 
 def make_document_id(key: str) -> str:
-    """One document for each exchange or note."""
+    """Return the id of the document for an exchange or note."""
     return f"everhold-{make_safe_id(key)}"
 
 

@@ -1,4 +1,4 @@
-"""What a Supermemory instance's section in config.yaml may say."""
+"""The section of a Supermemory instance in config.yaml."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everhold.memories.settings import ASKED_IN_SETUP, RemoteMemorySettings
 
 
 class SupermemorySettings(RemoteMemorySettings):
-    """A Supermemory account, and which namespaces are used."""
+    """A Supermemory account and the namespaces to use."""
 
     base_url: str = Field(
         default="",
@@ -24,13 +24,13 @@ class SupermemorySettings(RemoteMemorySettings):
         json_schema_extra={**ASKED_IN_SETUP},
     )
     task: Literal["memory", "superrag"] = Field(
-        default="memory", description="superrag keeps texts to be found, and learns nothing from them"
+        default="memory", description="superrag stores texts for search and learns nothing from them"
     )
     dreaming: Literal["dynamic", "instant"] = Field(
-        default="dynamic", description="instant learns at once, for a price"
+        default="dynamic", description="instant learns at once, at a higher price"
     )
     search_mode: Literal["hybrid", "memories", "chunks"] = Field(default="hybrid", description="what is searched")
-    threshold: float = Field(default=0.0, ge=0, le=1, description="how relevant something must be to be recalled")
+    threshold: float = Field(default=0.0, ge=0, le=1, description="minimum relevance of a hit to be recalled")
     confirm_seconds: float = Field(
-        default=20.0, ge=0, le=600, description="how long to wait for what was accepted to be stored, at a time"
+        default=20.0, ge=0, le=600, description="how long one attempt waits for an accepted document to be stored"
     )

@@ -1,4 +1,4 @@
-"""Supermemory's tools, under the names people know. They see what whoever is present may know, and nothing else."""
+"""Supermemory's tools, under Supermemory's own names. They show only what the people present may see."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
     from everhold.memories.supermemory.provider import SupermemoryMemory
 
 MAX_RESULTS: Final = 20
-NOBODY_PRESENT: Final = ToolResult(
-    text="It is not known who is present: nothing of Supermemory's can be shown here.", error=True
+AUDIENCE_UNKNOWN: Final = ToolResult(
+    text="The audience of this chat is unknown, so nothing from Supermemory can be shown here.", error=True
 )
 SupermemoryAction = Callable[["SupermemoryMemory", str, ToolContext], Awaitable[ToolResult]]
 
 
 def build_tools(memory: SupermemoryMemory) -> Sequence[Tool]:
     tools: list[Tool] = [
-        SupermemoryTool(memory, "supermemory_store", "Keep something for later.", "content", _run_store),
-        SupermemoryTool(memory, "supermemory_search", "Search what was said and kept earlier.", "query", _run_search),
+        SupermemoryTool(memory, "supermemory_store", "Store something for later.", "content", _run_store),
+        SupermemoryTool(memory, "supermemory_search", "Search what was said and stored earlier.", "query", _run_search),
     ]
     if "{person}" in memory.settings.namespace:
-        # a profile is a namespace's: where that is everybody's, there is none to show
-        about = "What is known about whoever you talk with."
+        # A profile belongs to a namespace. A namespace that several people share has no profile that could be shown.
+        about = "Show what is known about the person you are talking to."
         tools.append(SupermemoryTool(memory, "supermemory_profile", about, "", _run_profile))
     return tools
 
 
 class SupermemoryTool:
-    """One of them. Running it again does no harm: what is stored is a note that commits with the result."""
+    """One Supermemory tool. Running it again is safe, because it stores by a note that commits with the result."""
 
     effect = ToolEffect.PURE
     deadline = 15.0
@@ -58,7 +58,7 @@ class SupermemoryTool:
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         if not context.stamp.audience or context.agent != self._memory.agent:
-            return NOBODY_PRESENT
+            return AUDIENCE_UNKNOWN
         given = arguments.get(self._required_argument, "")
         if self._required_argument and (not isinstance(given, str) or not given.strip()):
             return ToolResult(text=f"`{self._required_argument}` is missing.", error=True)
@@ -69,7 +69,7 @@ class SupermemoryTool:
 
 
 async def _run_store(memory: SupermemoryMemory, given: str, context: ToolContext) -> ToolResult:
-    return ToolResult(text="Kept; it will be delivered to Supermemory.", notes=(Noted(text=given),))
+    return ToolResult(text="Stored; it will be delivered to Supermemory.", notes=(Noted(text=given),))
 
 
 async def _run_search(memory: SupermemoryMemory, given: str, context: ToolContext) -> ToolResult:

@@ -1,4 +1,4 @@
-"""Looks into a copy of the store as hard as one can: opened, every page checked, every entry held to its digest."""
+"""Makes and inspects copies of the store: opens a copy, checks every page and compares every entry with its digest."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from everhold.stores.sqlite.rows import fetch_rows
 
 
 class StoreCopy(NamedTuple):
-    """What a file holds. `wrong` says where it contradicts itself, `broken` which promises an audit finds broken in it:
-    a copy can be as good as what it was made of, and no better."""
+    """The contents of a store's file, its contradictions, and the promises that an audit finds broken in it. A copy of
+    a store with broken promises has them, too."""
 
     path: Path
     size_bytes: int
@@ -34,14 +34,14 @@ class StoreCopy(NamedTuple):
 
 
 def make_copy(db: apsw.Connection, target: Path) -> StoreCopy:
-    """A copy of everything committed, as one file at `target` or beside it, opened and audited after writing."""
+    """Copy everything committed into one file at `target`, or beside it if that exists, and inspect the copy."""
     return inspect_copy(migrate.copy_database(db, target))
 
 
 def inspect_copy(path: Path) -> StoreCopy:
-    """What the store at `path` holds and whether it is sound. Raises StoreError for what cannot be opened at all."""
+    """Report the contents of the store at `path` and whether it is sound. Raises StoreError if it cannot be opened."""
     if not path.is_file():
-        raise StoreError(f"there is no {path}", remedy="`everhold restore` lists the copies there are")
+        raise StoreError(f"there is no {path}", remedy="`everhold restore` lists the backups")
     migrate.inspect_header(path)
     try:
         db = connect.open_for_reading(path)
@@ -88,7 +88,7 @@ def _audit_session(cur: apsw.Cursor, session: str) -> list[str]:
 
 
 def read_last_seqs(path: Path) -> dict[str, int]:
-    """How far each session had come in a file that may be damaged."""
+    """The last seq of each session, from a file that may be damaged."""
     if not path.is_file():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Which address leads to which session. It never decides that one should."""
+"""The table of bindings: which address leads to which session."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from everhold.errors import Conflict
 
 
 def bind_new_session(cur: apsw.Cursor, address: str, session: str) -> None:
-    """A new session's own address, which must be free."""
+    """Bind a new session's own address. Raises Conflict if the address is bound already."""
     try:
         cur.execute("insert into bindings(address, session) values (?, ?)", (address, session))
     except apsw.ConstraintError as error:
@@ -17,10 +17,10 @@ def bind_new_session(cur: apsw.Cursor, address: str, session: str) -> None:
 
 
 def bind_address(cur: apsw.Cursor, session: str, bound: AddressBound) -> None:
-    """Lead an address here, if it still leads where the caller thinks it does."""
+    """Bind an address to a session. Raises Conflict unless it still leads to the session that the caller expects."""
     now = resolve_address(cur, bound.address) or ""
     if now != bound.previous:
-        raise Conflict(f"{bound.address} leads to {now or 'nowhere'} by now, not to {bound.previous or 'nowhere'}")
+        raise Conflict(f"{bound.address} now leads to {now or 'no session'}, not to {bound.previous or 'no session'}")
     cur.execute(
         "insert into bindings(address, session) values (?, ?) "
         "on conflict(address) do update set session = excluded.session",

@@ -1,7 +1,7 @@
-"""Applies several changes at once that only bring a message to a session: a statement per table, not per message.
+"""Applies several changes at once that only append a message each: one statement per table, not per message.
 
-This is how a crowd at the door is written. What does not go smoothly (a repeated delivery, a chat that leads elsewhere
-by now) is an error here: then the transaction is undone, and `commit` applies the same changes one by one.
+It is used when many messages arrive at once. Special cases (a repeated delivery, an address that leads to another
+session by now) raise an error here; then the transaction is rolled back, and `commit` applies the changes one by one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import msgspec
 from everhold.core.entries import Heard
 from everhold.errors import Conflict
 from everhold.ports.clock import RandomSource
-from everhold.ports.store import Change, Claim, Committed, Step
+from everhold.ports.store import Change, Claim, CommitResult, Step
 from everhold.stores.sqlite import cursors, entries, operations, sessions, state_records
 
 HANDLED_FIELDS: Final = frozenset({"step", "session", "at", "entries", "bound", "wakeups", "state_writes"})
-"""What of a change is looked at here. One that has anything else to say is for `commit`."""
+"""The fields of a change that this module handles. A change that sets any other field is left to `commit`."""
 
-# crossed, so that the joins are made in this order: nothing is walked through but what is asked for
+# `cross join` fixes the order of the joins, so that only the requested rows are read.
 _SELECT_HEADS: Final = (
     "select b.address, s.id, s.title, s.next_seq, s.generation, s.parent, "
     "(select due from cursors where session = s.id and consumer = j.value) "
@@ -34,7 +34,7 @@ _NO_OTHER_FIELDS: Final = _other_fields(Change(step=Step.ACCEPT, session="", at=
 
 
 def is_plain_message(change: Change) -> bool:
-    """Whether a change brings one message to a session that is there, and does nothing more."""
+    """Return whether a change appends one message to an existing session and does nothing else."""
     drafts = change.entries
     return (
         change.step is Step.ACCEPT
@@ -46,8 +46,8 @@ def is_plain_message(change: Change) -> bool:
     )
 
 
-def append_messages(cur: apsw.Cursor, changes: Sequence[Change], chance: RandomSource) -> list[Committed]:
-    """Apply `changes`, each of which `fits`, in their order."""
+def append_messages(cur: apsw.Cursor, changes: Sequence[Change], chance: RandomSource) -> list[CommitResult]:
+    """Apply `changes` in their order. Each of them satisfies `is_plain_message`."""
     asked = {change.bound[0]: change.wakeups[0].consumer if change.wakeups else "" for change in changes}  # type: ignore[index]
     heads = {row[0]: row for row in cur.execute(_SELECT_HEADS, (_encoder.encode(asked).decode(),))}
     salts = chance.bytes(entries.SALT_BYTES * len(changes))
@@ -58,7 +58,7 @@ def append_messages(cur: apsw.Cursor, changes: Sequence[Change], chance: RandomS
         (address, title), session, draft = change.bound, change.session, change.entries[0]  # type: ignore[misc]
         head = heads.get(address)
         if head is None or head[1] != session or head[2] != title:
-            raise Conflict(f"{address} does not lead to session {session} under the title {title!r} any more")
+            raise Conflict(f"{address} no longer leads to session {session} with the title {title!r}")
         seq = grown.get(session) or head[3]
         grown[session] = seq + 1
         rows.append(entries.build_row(session, seq, draft, at=change.at, salt=salts[salt : salt + entries.SALT_BYTES]))
@@ -84,5 +84,5 @@ def append_messages(cur: apsw.Cursor, changes: Sequence[Change], chance: RandomS
             state_records.write_state(cur, write)
         if parent:
             generation += sessions.count_inherited_erasures(cur, parent)
-        done.append(Committed(session=session, seqs=(seq,), pos=pos, generation=generation, claims=claims))
+        done.append(CommitResult(session=session, seqs=(seq,), pos=pos, generation=generation, claims=claims))
     return done

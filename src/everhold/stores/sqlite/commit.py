@@ -1,4 +1,4 @@
-"""Applies one change inside a transaction that somebody else opened: conditions, entries, and all that follows."""
+"""Applies one change inside the caller's transaction: conditions, entries, and the rows derived from them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,25 @@ from everhold.core.entries import (
 )
 from everhold.errors import Conflict, InvalidRequest, NotFound
 from everhold.ports.clock import RandomSource
-from everhold.ports.store import Change, Committed, Opening, Step
-from everhold.stores.sqlite import bindings, cursors, entries, operations, receipts, sessions, state_records
+from everhold.ports.store import Change, CommitResult, SessionOpening, Step
+from everhold.stores.sqlite import (
+    bindings,
+    blobs,
+    cursors,
+    dead_letters,
+    entries,
+    operations,
+    receipts,
+    sessions,
+    spending,
+    state_records,
+)
 
 
-def apply_change(cur: apsw.Cursor, change: Change, chance: RandomSource, *, pos: int | None = None) -> Committed:
-    """Apply `change` whole. Raises when a condition does not hold, and leaves the undoing to the transaction.
+def apply_change(cur: apsw.Cursor, change: Change, chance: RandomSource, *, pos: int | None = None) -> CommitResult:
+    """Apply `change`. Raises if a condition does not hold; then the caller rolls the transaction back.
 
-    Its entries get places from `pos` on, or after all others.
+    Its entries get positions from `pos` on, or after all others.
     """
     held = _guard_claim(cur, change)
     session, drafts, opens = change.session, change.entries, change.opens
@@ -50,7 +61,7 @@ def apply_change(cur: apsw.Cursor, change: Change, chance: RandomSource, *, pos:
         try:
             pos, raised = _append(cur, change, chance, first=first, pos=pos)
         except entries.DedupKeyTaken:
-            # A change's only entry is written first, so there is nothing to undo if its twin is there already.
+            # A change's only entry is written first, so there is nothing to undo if it is a duplicate.
             if opens is None and len(drafts) == 1 and (found := _find_duplicate(cur, change)) is not None:
                 return _apply_duplicate(cur, change, held, found)
             raise
@@ -60,11 +71,11 @@ def apply_change(cur: apsw.Cursor, change: Change, chance: RandomSource, *, pos:
     claims = cursors.apply_wakeups(cur, session, change.wakeups, before=last, at=change.at) if change.wakeups else ()
     _apply_side_rows(cur, change)
     rests = _update_cursor(cur, change, held, grown_to=last)
-    return Committed(session=session, seqs=seqs, pos=pos or 0, generation=generation, claims=claims, rests=rests)
+    return CommitResult(session=session, seqs=seqs, pos=pos or 0, generation=generation, claims=claims, rests=rests)
 
 
 def _guard_claim(cur: apsw.Cursor, change: Change) -> cursors.HeldCursor | None:
-    """The claimed cursor's row, if the change names a claim and that is still held."""
+    """Return the claimed cursor's row if the change names a claim. Raises LeaseLost if it is no longer held."""
     if change.claim is not None:
         return cursors.check_claim(cur, change.claim)
     if change.cursor is not None:
@@ -73,20 +84,20 @@ def _guard_claim(cur: apsw.Cursor, change: Change) -> cursors.HeldCursor | None:
 
 
 def _get_head(change: Change, held: cursors.HeldCursor | None) -> sessions.SessionHead | None:
-    """The session's head, if reading the claimed cursor brought it along."""
+    """The session's head, if it was read together with the claimed cursor."""
     if held is None or change.claim is None or change.claim.cursor.session != change.session:
         return None
     return held.head
 
 
-def _open(cur: apsw.Cursor, session: str, opens: Opening, *, at: float) -> None:
+def _open(cur: apsw.Cursor, session: str, opens: SessionOpening, *, at: float) -> None:
     sessions.insert_session(cur, session, opens, at=at)
     if opens.bind:
         bindings.bind_new_session(cur, opens.address, session)
 
 
 def _append(cur: apsw.Cursor, change: Change, chance: RandomSource, *, first: int, pos: int | None) -> tuple[int, int]:
-    """Append the entries and write what follows from them; the last pos, and by how much the generation rises."""
+    """Append the entries and write the derived rows. Return the last pos and by how much the generation rises."""
     session, drafts = change.session, change.entries
     ops = entries.append_entries(
         cur,
@@ -113,7 +124,7 @@ def _append(cur: apsw.Cursor, change: Change, chance: RandomSource, *, first: in
 
 
 def _update_cursor(cur: apsw.Cursor, change: Change, held: cursors.HeldCursor | None, *, grown_to: int) -> bool:
-    """Write what becomes of the claimed cursor; whether it was released with nothing left to do."""
+    """Update the claimed cursor. Return whether it was released with nothing left to do."""
     if change.cursor is None or change.claim is None or held is None:
         return False
     own = change.claim.cursor.session == change.session
@@ -125,18 +136,18 @@ def _update_cursor(cur: apsw.Cursor, change: Change, held: cursors.HeldCursor | 
 def _check_conditions(
     cur: apsw.Cursor, change: Change, head: sessions.SessionHead | None
 ) -> sessions.SessionHead | None:
-    """Refuse a change that was decided on another state than the one there is. Gives the head if anybody looked."""
+    """Raise Conflict if the change was decided on an outdated state. Return the session's head if it was read."""
     session = change.session
     if change.bound is not None:
         address, title = change.bound
         head = sessions.read_bound_head(cur, address, session=session, title=title)
         if head is None:
-            raise Conflict(f"{address} does not lead to session {session} under the title {title!r} any more")
+            raise Conflict(f"{address} no longer leads to session {session} with the title {title!r}")
     if change.generation is not None or change.seen is not None:
         head = head or sessions.read_head(cur, session)
         first, generation = head
         if change.generation is not None and change.generation != generation:
-            raise Conflict(f"session {session} is at generation {generation} by now, not {change.generation}")
+            raise Conflict(f"session {session} is now at generation {generation}, not {change.generation}")
         if change.seen is not None and first - 1 > change.seen:
             raise Conflict(f"session {session} has grown to {first - 1}, beyond {change.seen}")
     if change.op is not None:
@@ -147,31 +158,31 @@ def _check_conditions(
 
 
 def _find_duplicate(cur: apsw.Cursor, change: Change) -> entries.DuplicateEntry | None:
-    """The entry that stands already under the key of one of these."""
+    """The existing entry with the dedup key of one of the change's entries."""
     for draft in change.entries:
         if draft.dedup is not None and (found := entries.find_duplicate(cur, draft)) is not None:
             return found
     return None
 
 
-def _apply_sessionless(cur: apsw.Cursor, change: Change) -> Committed:
-    """A change that belongs to no session: a state record, a blob, a cost."""
+def _apply_sessionless(cur: apsw.Cursor, change: Change) -> CommitResult:
+    """Apply a change that belongs to no session: a state record, a blob, spending."""
     if change.entries or change.opens is not None or change.op is not None or change.wakeups or change.erase:
         raise NotFound("an entry, an operation and a wakeup need a session, but this change names none")
     _apply_side_rows(cur, change)
-    return Committed(session="")
+    return CommitResult(session="")
 
 
 def _apply_duplicate(
     cur: apsw.Cursor, change: Change, held: cursors.HeldCursor | None, found: entries.DuplicateEntry
-) -> Committed:
-    """The same thing came again: nothing is appended, but whoever brought it need not bring it a third time."""
+) -> CommitResult:
+    """Append nothing, because the entry exists, but write the offset and cursor, so that it is not delivered again."""
     for write in change.state_writes:
         state_records.write_state(cur, write)
     if change.cursor is not None and change.claim is not None and held is not None:
         cursors.update_cursor(cur, change.claim, held, change.cursor, at=change.at, grown_to=None)
     _, generation = sessions.read_head(cur, found.session)
-    return Committed(
+    return CommitResult(
         session=found.session,
         seqs=(found.seq,),
         pos=found.pos,
@@ -182,7 +193,7 @@ def _apply_duplicate(
 
 
 def apply_derived_rows(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: EntryBody) -> int:
-    """Write the rows that follow from one entry; by how much it raises the view's generation."""
+    """Write the rows that follow from one entry. Return by how much it raises the context's generation."""
     follows = _DERIVE_BY_BODY.get(type(body))
     return 0 if follows is None else follows(cur, change, seq, op, body)
 
@@ -207,7 +218,7 @@ def _derive_ended(cur: apsw.Cursor, change: Change, seq: int, op: int | None, bo
     return 0
 
 
-def _compressed(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Compressed) -> int:
+def _derive_compressed(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Compressed) -> int:
     operations.set_covered(cur, change.session, op, body.covers)
     return 1
 
@@ -238,13 +249,13 @@ def _derive_erased(cur: apsw.Cursor, change: Change, seq: int, op: int | None, b
     session = change.session
     gone = set(change.erase)
     if gone != set(body.seqs):
-        raise InvalidRequest("what is erased and what the log says was erased must be the same")
+        raise InvalidRequest("the erased entries and those that the `erased` entry names must be the same")
     if any(erased >= seq for erased in gone):
-        raise NotFound(f"session {session}: what is not yet in the log cannot be erased from it")
+        raise NotFound(f"session {session}: an entry that is not yet in the log cannot be erased")
     touched = operations.find_ended_seqs(cur, session, gone)
     if cursors.has_in_flight(cur, session):
         cursors.void_in_flight(cur, session, gone | touched)
-    receipts.drop_erased_dead_letters(cur, session, gone, touched)
+    dead_letters.drop_erased_dead_letters(cur, session, gone, touched)
     entries.erase_entries(cur, session, change.erase)
     operations.clear_pending(cur, session, change.erase)
     operations.hide_operations(cur, session, seq, body.compressions)
@@ -257,38 +268,38 @@ _DERIVE_BY_BODY: Final[Mapping[type, Callable[[apsw.Cursor, Change, int, int | N
     Began: _derive_began,
     Took: _derive_took,
     Ended: _derive_ended,
-    Compressed: _compressed,
+    Compressed: _derive_compressed,
     Erased: _derive_erased,
     Changed: _derive_changed,
 }
-"""What follows from an entry. The others only stand in the log."""
+"""Writes the derived rows of an entry. Entries of other kinds have none."""
 
 
 def _apply_side_rows(cur: apsw.Cursor, change: Change) -> None:
-    """Write what a change brings besides entries and cursors."""
+    """Write everything of a change besides its entries and cursors."""
     if change.erase and not any(type(draft.body) is Erased for draft in change.entries):
-        raise InvalidRequest("nothing is erased without an entry that says so")
+        raise InvalidRequest("a change that erases must contain an `erased` entry")
     if change.receipts or change.dead_letters or change.replayed:
         receipts.insert_receipts(cur, change.receipts, at=change.at)
-        receipts.add_dead_letters(cur, change.dead_letters, at=change.at)
-        receipts.settle_dead_letters(cur, change.replayed)
+        dead_letters.add_dead_letters(cur, change.dead_letters, at=change.at)
+        dead_letters.settle_dead_letters(cur, change.replayed)
     for write in change.state_writes:
         state_records.write_state(cur, write)
     if change.spends:
-        state_records.add_spends(cur, change.spends)
+        spending.add_spends(cur, change.spends)
     if change.blobs or change.records or change.drop_blobs:
         _write_blobs(cur, change)
     if change.pause:
         if change.op is None:
-            raise InvalidRequest("no operation is named that could pause")
+            raise InvalidRequest("a change that pauses must name an operation")
         operations.pause_operation(cur, change.session, change.op)
 
 
 def _write_blobs(cur: apsw.Cursor, change: Change) -> None:
-    state_records.store_blobs(cur, change.blobs)
+    blobs.store_blobs(cur, change.blobs)
     if change.records:
         if change.op is None:
-            raise InvalidRequest("no operation is named that was shown what is recorded")
+            raise InvalidRequest("a change with records must name an operation")
         if not entries.has_erasure_since(cur, change.session, change.op):
-            state_records.store_blobs(cur, change.records)
-    state_records.delete_blobs(cur, change.drop_blobs)
+            blobs.store_blobs(cur, change.records)
+    blobs.delete_blobs(cur, change.drop_blobs)

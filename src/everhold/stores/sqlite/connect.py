@@ -1,4 +1,4 @@
-"""Opens connections to the database file, private to their owner. It never reads or writes a row."""
+"""Opens connections to the database file, and keeps the file private to its owner."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Final
 import apsw
 
 LOCK_WAIT_SECONDS: Final = 5.0
-"""How long a foreign lock on the file is waited for."""
+"""How long a connection waits for a lock of another process on the file."""
 CACHE_KIB: Final = 16_384
 STATEMENT_CACHE_SIZE: Final = 512
-"""After so many others have run, a statement has to be compiled again. There are not so many different ones: it is the
-same few, run for each row of a batch, that would drive out the rest."""
+"""How many compiled statements SQLite caches. It is larger than the number of different statements, because the few
+that run for each row of a batch would otherwise evict the rest."""
 WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
-"""The write-ahead log is cut back to this once it has been copied into the database."""
+"""The write-ahead log is truncated to this size after it was copied into the database."""
 
 
 def open_for_writing(
     path: Path, *, synchronous: str, patience: float = LOCK_WAIT_SECONDS, vfs: str | None = None
 ) -> apsw.Connection:
-    """A connection that may write. Until `settle` is called it leaves the write-ahead log alone when it closes."""
+    """Open a connection that may write. Before `enable_wal`, closing it does not change the write-ahead log."""
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs, statementcachesize=STATEMENT_CACHE_SIZE)
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     db.set_busy_timeout(int(patience * 1000))
@@ -35,11 +35,11 @@ def open_for_writing(
 
 
 def enable_wal(db: apsw.Connection) -> None:
-    """What was opened has been found sound: keep the log in WAL mode from here on."""
+    """Switch to WAL mode, after the opened file was found sound."""
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
     db.pragma("journal_mode", "wal")
     db.pragma("journal_size_limit", WAL_LIMIT_BYTES)
-    db.pragma("wal_autocheckpoint", 0)  # the writer does it, where a failing fsync is seen
+    db.pragma("wal_autocheckpoint", 0)  # the writer makes checkpoints, because it notices a failing fsync
 
 
 def open_for_reading(path: Path, *, vfs: str | None = None) -> apsw.Connection:
@@ -52,13 +52,13 @@ def open_for_reading(path: Path, *, vfs: str | None = None) -> apsw.Connection:
 
 
 def _disable_replanning(db: apsw.Connection) -> None:
-    """Keep a statement's plan whatever is bound to it. This SQLite would else compile most of ours on every run, for
-    statistics that we do not gather."""
+    """Keep a statement's plan whatever values are bound. Otherwise this SQLite compiles most of our statements on every
+    run to use statistics that we do not collect."""
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
 
 
 def make_private(path: Path) -> None:
-    """Create `path` for its owner's eyes only, or make it so; whatever the umask says."""
+    """Create `path` readable and writable by its owner only, or change its mode, whatever the umask is."""
     if not path.parent.exists():
         path.parent.mkdir(parents=True)
         path.parent.chmod(0o700)

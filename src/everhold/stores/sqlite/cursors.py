@@ -1,6 +1,6 @@
-"""Cursors: woken, claimed under a fence, updated, released. It never knows what a consumer does with what it reads.
+"""The table of cursors: wakeups, claims under a fence, updates, releases.
 
-Times are stored as (since, wait), so that a clock that jumps can be seen: something that began in the future is due.
+Times are stored as (since, wait), so that a jump of the clock can be detected: a delay that began in the future is due.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ import apsw
 import msgspec
 
 from everhold.errors import InvalidRequest, LeaseLost
-from everhold.ports.store import CURSOR_SEPARATOR, Backlog, Claim, ConsumerCursor, CursorUpdate, InFlightBatch, Wakeup
+from everhold.ports.store import (
+    CURSOR_SEPARATOR,
+    Claim,
+    ConsumerCursor,
+    CursorUpdate,
+    InFlightBatch,
+    MemoryBacklog,
+    Wakeup,
+)
 from everhold.stores.sqlite.rows import fetch_rows
 from everhold.stores.sqlite.sessions import SessionHead, compute_head
 
@@ -63,7 +71,7 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 class HeldCursor(NamedTuple):
-    """A claimed cursor's row and its session's, as they stand when a change begins."""
+    """The rows of a claimed cursor and its session at the beginning of a change."""
 
     processed_seq: int
     in_flight: str | None
@@ -76,7 +84,7 @@ class HeldCursor(NamedTuple):
     waits_for: str
     owner: str
     replays: int
-    """Whether dead letters of it are to be tried again."""
+    """Whether the cursor has dead letters to replay."""
     head: SessionHead
 
 
@@ -84,7 +92,7 @@ class HeldCursor(NamedTuple):
 
 
 def check_claim(cur: apsw.Cursor, claim: Claim) -> HeldCursor:
-    """The cursor's row, if it is still held under this claim's fence."""
+    """Return the cursor's row. Raises LeaseLost unless it is still held under this claim's fence."""
     cursor = claim.cursor
     row: tuple[Any, ...] | None = cur.execute(_SELECT_HELD, (cursor.session, cursor.consumer)).get
     if row is None or row[9] != cursor.owner or row[11] != cursor.fence:
@@ -94,13 +102,13 @@ def check_claim(cur: apsw.Cursor, claim: Claim) -> HeldCursor:
     return HeldCursor._make((*row[:11], compute_head(cur, *row[12:])))
 
 
-# -- what a change does ------------------------------------------------------------------------------------------------
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def apply_wakeups(
     cur: apsw.Cursor, session: str, wakeups: Iterable[Wakeup], *, before: int, at: float
 ) -> tuple[Claim, ...]:
-    """Make cursors due; a new one starts after `before` unless it says where. Returns those claimed at once."""
+    """Make cursors due. A new one starts after `before` unless its wakeup names a start. Return the claims made."""
     claims: tuple[Claim, ...] = ()
     for one in wakeups:
         wait = one.wait
@@ -127,9 +135,9 @@ def apply_wakeups(
 def update_cursor(
     cur: apsw.Cursor, claim: Claim, held: HeldCursor, wanted: CursorUpdate, *, at: float, grown_to: int | None
 ) -> bool:
-    """Write what becomes of a claimed cursor. `grown_to` is the last seq of its session that others appended.
+    """Update a claimed cursor. `grown_to` is the last seq of its session that others appended.
 
-    Whether it was let go of with nothing left to do.
+    Return whether it was released with nothing left to do.
     """
     cursor = claim.cursor
     key = (cursor.session, cursor.consumer)
@@ -171,7 +179,7 @@ def _encode_in_flight(stored: str | None, wanted: CursorUpdate) -> str | None:
         raise InvalidRequest("a batch cannot be cleared in the change that sends it")
     in_flight = wanted.in_flight
     if stored is not None and in_flight.state != "voided":
-        # Its holder may not have seen that part of it was erased meanwhile.
+        # The holder may not know that part of the batch was erased since it read the cursor.
         before = _batches.decode(stored)
         if before.state == "voided" and (before.items, before.digest) == (in_flight.items, in_flight.digest):
             in_flight = msgspec.structs.replace(in_flight, state="voided")
@@ -180,10 +188,10 @@ def _encode_in_flight(stored: str | None, wanted: CursorUpdate) -> str | None:
 
 def void_in_flight(cur: apsw.Cursor, session: str, gone: set[int]) -> None:
     """Mark every batch in flight of this session that contains one of the entries in `gone`."""
-    flying = fetch_rows(
+    batches = fetch_rows(
         cur, "select consumer, in_flight from cursors where session = ? and in_flight is not null", (session,)
     )
-    for consumer, text in flying:
+    for consumer, text in batches:
         in_flight = _batches.decode(text)
         if in_flight.state != "voided" and any(item.seq in gone for item in in_flight.items):
             void = _encoder.encode(msgspec.structs.replace(in_flight, state="voided")).decode()
@@ -217,15 +225,15 @@ def claim_cursors(
     only: Sequence[str],
     back: bool = True,
 ) -> list[Claim]:
-    """Take what is due. `back`: the clock may have gone back behind the moment at which something began to wait."""
+    """Claim due cursors. `back`: the clock may have gone back to before a delay began."""
     if back:
         _restart_mandatory_waits(cur, at)
     consumers = _list_consumers(cur, skip=[name for name in skip if CURSOR_SEPARATOR not in name], only=only)
     due = _find_due_cursors(cur, at=at, limit=limit, consumers=consumers, back=back)
     if any(before == owner for *_, before in due):
-        # the clock was set: waits_for `owner` has at work stays there, and takes no place from others
+        # The clock was set. Cursors that workers of `owner` hold stay with them and do not count against the limit.
         due = _find_due_cursors(cur, at=at, limit=limit + len(skip), consumers=consumers, back=back)
-        due = [it for it in due if it[3] != owner or f"{it[2]}{CURSOR_SEPARATOR}{it[1]}" not in skip][:limit]
+        due = [row for row in due if row[3] != owner or f"{row[2]}{CURSOR_SEPARATOR}{row[1]}" not in skip][:limit]
     return [
         _build_claim(cur, cur.execute(_CLAIM_ANY, (owner, at, lease, session, consumer)).get, taken_over=before != "")
         for _, session, consumer, before in due
@@ -233,7 +241,7 @@ def claim_cursors(
 
 
 def _build_claim(cur: apsw.Cursor, row: Sequence[Any], *, taken_over: bool) -> Claim:
-    """The claim on a cursor whose row says who has it now. What it left running goes on under the new fence."""
+    """Build the claim from a claimed cursor's row. Operations that the cursor left running get the new fence."""
     cursor = parse_cursor_row(row[:-1])
     cur.execute(
         "update operations indexed by operations_running "
@@ -245,7 +253,7 @@ def _build_claim(cur: apsw.Cursor, row: Sequence[Any], *, taken_over: bool) -> C
 
 
 def _list_consumers(cur: apsw.Cursor, *, skip: Sequence[str], only: Sequence[str]) -> list[str]:
-    """The consumers that anything waits for; there are few of them, however many cursors they have."""
+    """The consumers with waiting cursors. They are few, however many cursors they have."""
     return [
         name
         for (name,) in fetch_rows(cur, _CONSUMERS)
@@ -275,8 +283,8 @@ def _find_due_cursors(
             )
         )
     if back:
-        # The clock went back behind the moment these began to wait, so it is unknown how long they have. Mandatory
-        # delays were begun anew before.
+        # The clock went back to before these delays began, so it is unknown how long they have lasted. Mandatory
+        # delays were restarted before.
         wanted = set(consumers)
         early = (
             f"select due, session, consumer, owner from cursors where due is not null and since > :at and {_IS_FREE}"
@@ -286,7 +294,7 @@ def _find_due_cursors(
 
 
 def _restart_mandatory_waits(cur: apsw.Cursor, at: float) -> None:
-    """A mandatory wait is never shortened: when the clock went back, the whole of it begins again."""
+    """Restart mandatory delays after the clock went back, because they must not be shortened."""
     cur.execute(
         "update cursors set since = :at, due = :at + wait where due is not null and since > :at and mandatory = 1",
         {"at": at},
@@ -318,13 +326,13 @@ def retry_now(cur: apsw.Cursor, *, at: float, held: Sequence[str] = ()) -> int:
 
 
 def revoke_leases(cur: apsw.Cursor, *, owner: str, at: float) -> int:
-    """End foreign leases, but keep the holders' names: whoever claims next has to know that somebody was there."""
+    """End leases of other owners, but keep the owners' names, so that the next claim counts as a takeover."""
     cur.execute("update cursors set lease_since = ?, lease_wait = 0 where owner <> '' and owner <> ?", (at, owner))
     return cur.connection.changes()
 
 
 def find_latest_wait_start(cur: apsw.Cursor) -> float:
-    """When the last of those that wait began to: a clock that is not behind that has not gone back on anybody."""
+    """The latest beginning of any delay. A clock at or after this time has not gone back for any cursor."""
     since: float | None = cur.execute("select max(since) from cursors where due is not null").get
     return float("-inf") if since is None else since
 
@@ -335,14 +343,15 @@ def find_next_due(
     soonest: float | None = None
     for consumer in _list_consumers(cur, skip=skip, only=only):
         row = cur.execute(
-            f"select due from cursors where consumer = :consumer and due is not null and {_IS_FREE} order by due limit 1",
+            f"select due from cursors where consumer = :consumer and due is not null and {_IS_FREE} "
+            "order by due limit 1",
             {"consumer": consumer, "at": at},
         ).get
         if row is not None and (soonest is None or row < soonest):
             soonest = row
     waits = [] if soonest is None else [max(0.0, soonest - at)]
     if back:
-        # where the clock went back, `due` lies further ahead than the wait is long
+        # After the clock went back, `due` lies further ahead than the delay is long.
         early = f"select consumer, wait, mandatory from cursors where due is not null and since > :at and {_IS_FREE}"
         for consumer, wait, mandatory in fetch_rows(cur, early, {"at": at}):
             if (not only or _is_consumer_match(consumer, only)) and not (skip and _is_consumer_match(consumer, skip)):
@@ -368,7 +377,7 @@ def build_cursors_query(*, consumer: str = "", session: str = "", waiting: bool 
 
 
 SELECT_BACKLOG: Final = """
-with behind as (
+with backlog as (
   select cursors.consumer, sessions.agent, cursors.attempts, cursors.error, cursors.due,
     (select count(*) from operations as turn where turn.session = cursors.session and turn.type = 'turn'
       and turn.state in ('done', 'stopped', 'interrupted') and turn.last > cursors.processed_seq)
@@ -382,13 +391,13 @@ with behind as (
   where cursors.due is not null and cursors.consumer >= :consumers and cursors.consumer < :beyond
 )
 select consumer, agent, count(*), sum(items), min(oldest), max(attempts), max(error), min(due)
-from behind group by consumer, agent order by consumer, agent
+from backlog group by consumer, agent order by consumer, agent
 """
 
 
-def parse_backlog_row(row: Sequence[Any]) -> Backlog:
+def parse_backlog_row(row: Sequence[Any]) -> MemoryBacklog:
     consumer, agent, cursors, items, oldest, attempts, error, due = row
-    return Backlog(
+    return MemoryBacklog(
         consumer=consumer,
         agent=agent,
         cursors=cursors,

@@ -1,4 +1,4 @@
-"""What a damaged database file still gives: which sessions read whole, and which do not. It only looks."""
+"""Finds out which sessions of a damaged database file can still be read. It only reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_NAMED_SESSIONS: Final = 5
 
 
 class DamageReport(NamedTuple):
-    """`lines` are SQLite's own words; `sessions` do not read whole, `sound` do; `lasts` is how far each had come."""
+    """`lines` are SQLite's messages. `damaged_sessions` cannot be read completely, `sound_sessions` can."""
 
     lines: list[str]
     damaged_sessions: list[str]
@@ -22,21 +22,21 @@ class DamageReport(NamedTuple):
 
 
 def inspect_damage(path: Path, *, vfs: str | None = None) -> DamageReport:
-    """Everything that can be said about the file at `path` without trusting it."""
+    """Report what is known about the file at `path`, without assuming that it is intact."""
     try:
         db = connect.open_for_reading(path, vfs=vfs)
     except apsw.Error as error:
         return DamageReport([str(error)], [], [], {})
     try:
         lines = list_integrity_errors(db)
-        harmed, sound, lasts = _sort_sessions(db)
+        damaged, sound, lasts = _sort_sessions(db)
     finally:
         db.close()
-    return DamageReport(lines, harmed, sound, lasts)
+    return DamageReport(lines, damaged, sound, lasts)
 
 
 def list_integrity_errors(db: apsw.Connection, *, most: int = 20, quick: bool = False) -> list[str]:
-    """What SQLite finds wrong with the file, page by page. It may give up in the middle: what it said stands."""
+    """The errors that SQLite finds in the file. SQLite may stop early; the errors until then are returned."""
     for check in ("quick_check",) if quick else ("quick_check", "integrity_check"):
         found: list[str] = []
         try:
@@ -44,7 +44,7 @@ def list_integrity_errors(db: apsw.Connection, *, most: int = 20, quick: bool = 
                 found.append(" ".join(str(line).split()))
         except apsw.Error as error:
             if quick and not isinstance(error, apsw.CorruptError):
-                raise  # a disk that fails, or somebody's lock: nothing is known about the file
+                raise  # the disk fails or another process holds a lock, so nothing is known about the file
             return [*found, str(error)]
         if found != ["ok"]:
             return found
@@ -52,26 +52,26 @@ def list_integrity_errors(db: apsw.Connection, *, most: int = 20, quick: bool = 
 
 
 def name_damaged_sessions(db: apsw.Connection) -> str:
-    """The sessions that a damage reaches, for a sentence; empty when nobody can tell."""
-    harmed, sound, _ = _sort_sessions(db)
-    if not harmed:
+    """The damaged sessions, as part of a sentence; empty if none is known."""
+    damaged, sound, _ = _sort_sessions(db)
+    if not damaged:
         return ""
-    more = f" and {len(harmed) - MAX_NAMED_SESSIONS} more" if len(harmed) > MAX_NAMED_SESSIONS else ""
-    whole = f"; {len(sound)} others read whole" if sound else ""
-    return f"cannot be read whole: session {', '.join(harmed[:MAX_NAMED_SESSIONS])}{more}{whole}"
+    more = f" and {len(damaged) - MAX_NAMED_SESSIONS} more" if len(damaged) > MAX_NAMED_SESSIONS else ""
+    whole = f"; {len(sound)} others can be read" if sound else ""
+    return f"cannot be read completely: session {', '.join(damaged[:MAX_NAMED_SESSIONS])}{more}{whole}"
 
 
 def _sort_sessions(db: apsw.Connection) -> tuple[list[str], list[str], dict[str, int]]:
     lasts = read_last_seqs(db)
-    harmed: list[str] = []
+    damaged: list[str] = []
     sound: list[str] = []
     for session in sorted(lasts):
-        (sound if _is_readable(db, session, lasts[session]) else harmed).append(session)
-    return harmed, sound, lasts
+        (sound if _is_readable(db, session, lasts[session]) else damaged).append(session)
+    return damaged, sound, lasts
 
 
 def read_last_seqs(db: apsw.Connection) -> dict[str, int]:
-    """Every session that can still be found, from its own row or from its entries, with its last number."""
+    """The last seq of every session that can still be found, from its own row or from its entries."""
     found: dict[str, int] = {}
     for sql in (
         "select id, next_seq - 1 from sessions",
@@ -82,7 +82,7 @@ def read_last_seqs(db: apsw.Connection) -> dict[str, int]:
                 if isinstance(session, str) and isinstance(last, int):
                     found[session] = max(found.get(session, 0), last)
         except apsw.Error:
-            continue  # what came before the damaged page stands
+            continue  # the rows before the damaged page count
     return found
 
 

@@ -1,26 +1,90 @@
-"""Whether the disk has room. From the first commit that found none until the ballast is aboard again, it has not."""
+"""Reserves disk space and notices when the disk is full, so that work in progress can finish."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import os
+import shutil
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from everhold.errors import StoreFull
 from everhold.ports.log import EventLogger
-from everhold.stores.sqlite.disk_reserve import DiskReserve
 from everhold.stores.sqlite.store import SqliteStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+RESERVE_BYTES: Final = 32 * 1024 * 1024
+SMALL_DISK_DIVISOR: Final = 16
+"""On a small disk the reserve is this fraction of the disk, because a larger reserve might never fit."""
 SPACE_POLL_SECONDS: Final = 1.0
-"""How often a full disk is looked at for room."""
+"""How often the guard checks a full disk for free space."""
+
+
+class DiskReserve:
+    """A file of allocated blocks without data. It is deleted when the disk is full, because even deleting rows needs
+    space.
+    """
+
+    def __init__(self, path: Path, size_bytes: int | None = None) -> None:
+        self.path = path
+        self.size_bytes = (
+            min(RESERVE_BYTES, shutil.disk_usage(path.parent).total // SMALL_DISK_DIVISOR)
+            if size_bytes is None
+            else size_bytes
+        )
+
+    @property
+    def is_allocated(self) -> bool:
+        try:
+            return self.path.stat().st_size >= self.size_bytes
+        except FileNotFoundError:
+            return False
+
+    def allocate(self) -> bool:
+        """Allocate the file if twice its size is free. Return whether the reserve exists afterwards."""
+        if self.is_allocated:
+            return True
+        if not self._has_space():
+            return False
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.chmod(self.path, 0o600)
+            self._write_blocks(handle)
+        except OSError:
+            self.path.unlink(missing_ok=True)
+            return False
+        finally:
+            os.close(handle)
+        return True
+
+    def release(self) -> bool:
+        """Delete the file. Return False if it was not allocated."""
+        was_allocated = self.is_allocated
+        self.path.unlink(missing_ok=True)
+        return was_allocated
+
+    def _has_space(self) -> bool:
+        return shutil.disk_usage(self.path.parent).free >= 2 * self.size_bytes
+
+    def _write_blocks(self, handle: int) -> None:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, self.size_bytes)
+            return
+        block = b"\0" * (1 << 20)
+        left = self.size_bytes
+        while left > 0:
+            left -= os.write(handle, block[: min(left, len(block))])
 
 
 class DiskGuard:
-    """Room on a home's disk. What the ballast frees is for work that was begun, never for more of it."""
+    """Tracks whether the disk is full: from the first commit that found no space until the reserve is allocated again.
+
+    The space that the reserve frees is for work in progress, so nothing new is accepted while the disk is full.
+    """
 
     def __init__(self, reserve: DiskReserve, *, log: EventLogger) -> None:
         self.reserve = reserve
@@ -34,12 +98,12 @@ class DiskGuard:
         return self._full_event.is_set()
 
     def require_space(self) -> None:
-        """Let nobody pass while the disk is full: a message that just fits would take the place of a last word."""
+        """Raise StoreFull while the disk is full, because a new message would use the space for finishing a turn."""
         if self.is_full:
             raise StoreFull(f"the disk of {self.reserve.path.parent} is full", remedy=self._remedy)
 
     def report_full(self) -> None:
-        """A commit found no room."""
+        """Release the reserve, because a commit found no space."""
         if not self.is_full:
             self._full_event.set()
             self._space_event.clear()
@@ -50,7 +114,7 @@ class DiskGuard:
         await self._space_event.wait()
 
     async def watch_space(self) -> None:
-        """Find room by itself, within a second or two of its being there."""
+        """Allocate the reserve again within a second or two after space becomes free. Runs until cancelled."""
         while True:
             await self._full_event.wait()
             await asyncio.sleep(SPACE_POLL_SECONDS)
@@ -68,18 +132,18 @@ def _report_full_disk(
     write: Callable[Concatenate[DiskGuardedStore, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[DiskGuardedStore, P], Coroutine[Any, Any, T]]:
     @functools.wraps(write)
-    async def told(self: DiskGuardedStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def reporting(self: DiskGuardedStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return await write(self, *args, **kwargs)
         except StoreFull:
             self.on_full()
             raise
 
-    return told
+    return reporting
 
 
 class DiskGuardedStore(SqliteStore):
-    """The store, and a word to the house whenever one of its commits finds no room, whoever made it."""
+    """A store that calls `on_full` when one of its commits finds no space."""
 
     on_full: Callable[[], None] = staticmethod(lambda: None)
 

@@ -1,4 +1,4 @@
-"""The log itself: appending to it, reading it, erasing from it. It never knows what an entry means for other tables."""
+"""The table of entries: appending, reading and erasing. Derived rows are written by `commit`."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _KNOWN_KINDS: Final = ", ".join(f"'{kind.value}'" for kind in EntryKind)
 
 
 SALT_BYTES: Final = 16
-"""So many bytes of chance go into each digest."""
+"""Random bytes in each digest."""
 
 EntryRow: TypeAlias = tuple[int | None, str, int, str, int | None, str, float, int, str, bytes, bytes, str | None]
 
 
 class DedupKeyTaken(InvalidRequest):
-    """Another entry stands under this dedup key, or at this place."""
+    """Another entry has this dedup key or this place."""
 
 
 class DuplicateEntry(NamedTuple):
-    """The entry that already stands under a dedup key."""
+    """The existing entry with a dedup key."""
 
     session: str
     seq: int
@@ -66,9 +66,10 @@ def append_entries(
     named: int | None = None,
     erases: bool = False,
 ) -> list[int | None]:
-    """Write `drafts` from seq `first` on, at `pos` or behind all there is; the operation each belongs to.
+    """Append `drafts` from seq `first` on, at `pos` or after all others. Return the operation of each entry.
 
-    That is one begun here or the one that is `named`, and was looked at. What `erases` ends whoever had seen it.
+    An entry belongs to an operation that begins here, or to `named`, which the caller has checked. With `erases`, an
+    entry may also end another operation, because that one had read an erased entry.
     """
     found = []
     own: int | None = None
@@ -94,7 +95,7 @@ def append_entries(
             cur.executemany(_INSERT_ENTRY, found)
     except UnicodeEncodeError as error:
         raise Refused(
-            f"session {session}: an entry holds code points that are no characters",
+            f"session {session}: an entry contains code points that are not characters",
             remedy="clean its text before it is committed",
         ) from error
     except apsw.ConstraintError as error:
@@ -105,7 +106,7 @@ def append_entries(
 def build_row(
     session: str, seq: int, draft: EntryDraft, *, at: float, salt: bytes, op: int | None = None, pos: int | None = None
 ) -> EntryRow:
-    """What is stored of an entry."""
+    """Build the row of an entry."""
     body, author = draft.body, draft.author
     if draft.at is not None:
         at = draft.at
@@ -126,7 +127,7 @@ def _find_begun_op(drafts: Sequence[EntryDraft], first: int) -> int:
 
 
 def find_duplicate(cur: apsw.Cursor, draft: EntryDraft) -> DuplicateEntry | None:
-    """Where the dedup key of `draft` is already taken, and whether something else was said under it."""
+    """The existing entry with the dedup key of `draft`, and whether its text or attachments differ."""
     row = cur.execute("select session, seq, pos, kind, body from entries where dedup = ?", (draft.dedup,)).fetchone()
     if row is None:
         return None
@@ -141,17 +142,17 @@ def find_duplicate(cur: apsw.Cursor, draft: EntryDraft) -> DuplicateEntry | None
 
 
 def has_thought_after(cur: apsw.Cursor, pos: int) -> bool:
-    """Whether any session has a thought behind a position in the log."""
+    """Return whether any session has a `thought` after `pos`."""
     return cur.execute("select 1 from entries where pos > ? and kind = 'thought' limit 1", (pos,)).get is not None
 
 
 def has_erasure_since(cur: apsw.Cursor, session: str, seq: int) -> bool:
-    """Whether anything was erased in any session since an entry was written."""
+    """Return whether anything was erased in any session since an entry was written."""
     return cur.execute(SELECT_ERASED_SINCE, (session, seq)).get is not None
 
 
 def erase_entries(cur: apsw.Cursor, session: str, seqs: Sequence[int]) -> None:
-    """Take away what the entries said and what their digests were salted with."""
+    """Remove the bodies of entries and the salts of their digests."""
     for seq in seqs:
         cur.execute("update entries set body = null, salt = null where session = ? and seq = ?", (session, seq))
         if cur.connection.changes() != 1:
@@ -162,7 +163,7 @@ def erase_entries(cur: apsw.Cursor, session: str, seqs: Sequence[int]) -> None:
 
 
 def parse_entry_row(row: Sequence[Any]) -> Entry:
-    """The entry a row stands for."""
+    """Build the entry from its row. Raises Poisoned if a newer everhold wrote it."""
     session, seq, pos, kind, op, author, at, version, text, seal, dedup = row
     known = _KIND_BY_NAME.get(kind)
     if known is None or version > BODY_VERSION:
@@ -175,8 +176,8 @@ def parse_entry_row(row: Sequence[Any]) -> Entry:
         body = None if text is None else decode_body(known, text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreDamaged(
-            f"session {session}: entry {seq} ({kind}) does not read as it was written: {error}",
-            remedy="run `everhold doctor`; the last backup holds the entry as it was",
+            f"session {session}: entry {seq} ({kind}) cannot be decoded: {error}",
+            remedy="run `everhold doctor`; the last backup contains the original entry",
         ) from error
     return Entry(
         session=session,
@@ -196,10 +197,10 @@ def parse_entry_row(row: Sequence[Any]) -> Entry:
 def build_entries_query(
     session: str, *, after: int, upto: int | None, kinds: Sequence[EntryKind], limit: int | None
 ) -> tuple[str, list[Any]]:
-    """The statement that reads a stretch of one log: rows that `of` reads with the session put before them, which would
-    be the same in each.
+    """Build the statement that reads a part of one log. Put the session before each row for `parse_entry_row`; it is
+    not selected, because it is the same in every row.
 
-    What this build cannot read is in the result whatever `kinds` says, so that no reader walks past it unaware.
+    Entries that this build cannot read are in the result whatever `kinds` says, so that no consumer skips them.
     """
     where = ["session = ?", "seq > ?"]
     values: list[Any] = [session, after]
@@ -218,8 +219,8 @@ def build_entries_query(
 
 
 SELECT_ENTRY: Final = f"select {_COLUMNS} from entries where session = ? and seq = ?"
-# Most sessions have nothing undone: those that have are gone through once, however many of their places are asked for.
-# Only of a message in reach of something undone it is looked up who consumed it last.
+# Most sessions have no undone operations. The undone operations of a session are read once, however many of its places
+# are requested. The last consumer is looked up only for messages in the range of an undone operation.
 SELECT_CITED: Final = f"""
 with places as materialized (
   select e.*, s.agent from json_each(?) j
@@ -246,7 +247,7 @@ select agent, case
     order by o.op desc limit 1)
   end, {_COLUMNS} from places e"""
 SELECT_FEED: Final = f"select {_COLUMNS} from entries where pos > ? order by pos limit ?"
-# the index is named: nothing else may ever be walked through for this
+# The index is named, so that this query never scans the table.
 SELECT_NOTES: Final = (
     f"select {_COLUMNS} from entries indexed by entries_notes "
     "where pos > ? and kind in ('noted', 'erased') order by pos limit ?"
@@ -255,7 +256,7 @@ SELECT_ERASED_SINCE: Final = (
     "select 1 from entries indexed by entries_notes where kind in ('noted', 'erased') and kind = 'erased' "
     "and pos > (select pos from entries where session = ? and seq = ?) limit 1"
 )
-COMPRESSIONS: Final = (
+SELECT_COMPRESSIONS: Final = (
     f"select {_COLUMNS} from entries indexed by entries_compressions where kind = 'compressed' "
     "order by pos desc limit ?"
 )

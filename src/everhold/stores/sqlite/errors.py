@@ -1,4 +1,4 @@
-"""Turns what SQLite reports into our errors, each with its remedy. It never decides to try again."""
+"""Translates SQLite's errors into everhold's, each with its remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everhold.errors import InvalidRequest, StoreBusy, StoreDamaged, StoreError,
 
 
 def translate_error(error: apsw.Error, path: Path) -> StoreError:
-    """The error of ours that tells the caller what to do next."""
+    """Return the everhold error that tells the caller what to do next."""
     text = f"{path}: {error}"
     if isinstance(error, apsw.FullError) or _is_shared_memory_full(error):
         if _is_shared_memory_full(error):
@@ -21,32 +21,34 @@ def translate_error(error: apsw.Error, path: Path) -> StoreError:
     if isinstance(error, apsw.CorruptError | apsw.NotADBError):
         return build_damaged_error(path, str(error))
     if isinstance(error, apsw.CantOpenError | apsw.PermissionsError | apsw.ReadOnlyError):
-        return StoreError(text, remedy=f"make sure {path.parent} exists and belongs to the user everhold runs as")
+        return StoreError(text, remedy=f"make sure {path.parent} exists and belongs to the user who runs everhold")
     if isinstance(error, apsw.IOError):
-        return StoreError(text, remedy="the disk failed; look at the system's log, then start everhold again")
+        return StoreError(text, remedy="the disk failed; check the system's log, then start everhold again")
     return StoreError(text)
 
 
 def build_damaged_error(path: Path, what: str) -> StoreDamaged:
     return StoreDamaged(
         f"{path} is damaged: {what}",
-        remedy="nothing was changed; `everhold restore` puts the last backup in its place and keeps these files, "
-        "`everhold doctor` says what else is known",
+        remedy="nothing was changed; `everhold restore` replaces it with the last backup and keeps these files, "
+        "`everhold doctor` shows more",
     )
 
 
 def build_invalid_name_error(error: UnicodeEncodeError) -> InvalidRequest:
-    """Nothing can be stored under what was asked for, so nobody can mean it."""
-    return InvalidRequest(f"{error.object!r} holds code points that are no characters", remedy="write names in UTF-8")
+    """Return the error for a name that cannot be encoded, and so cannot exist in the store."""
+    return InvalidRequest(
+        f"{error.object!r} contains code points that are not characters", remedy="write names in UTF-8"
+    )
 
 
 def is_fatal(error: apsw.Error) -> bool:
-    """Whether nobody can tell any more what reached the disk: after a failed fsync, trying again proves nothing."""
+    """Return whether it is unknown what reached the disk. After a failed fsync, a successful retry proves nothing."""
     return isinstance(error, apsw.IOError | apsw.CorruptError | apsw.NotADBError) and not _is_shared_memory_full(error)
 
 
 def is_transaction_lost(error: apsw.Error) -> bool:
-    """Whether SQLite may have rolled back more than the statement that failed."""
+    """Return whether SQLite may have rolled back more than the failed statement."""
     return isinstance(
         error,
         apsw.FullError
@@ -61,5 +63,5 @@ def is_transaction_lost(error: apsw.Error) -> bool:
 
 
 def _is_shared_memory_full(error: apsw.Error) -> bool:
-    """The shared index beside the log could not grow: a full disk in other words, and nothing was committed."""
+    """Return whether the WAL's shared-memory file could not grow. Then the disk is full and nothing was committed."""
     return isinstance(error, apsw.IOError) and getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE

@@ -1,4 +1,4 @@
-"""Brings a database file to the schema this build knows, or refuses it. It never touches a file it refuses."""
+"""Upgrades a database file to the schema of this build, or refuses it. It never changes a file that it refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ APPLICATION_ID: Final = 0x45564831  # "EVH1"
 DEVELOPMENT_APPLICATION: Final = 0x45564844  # "EVHD"
 """The id of stores from before the first release. Nothing migrates them."""
 QUICK_CHECK_BYTES: Final = 32 * 1024 * 1024
-"""Files up to this size are checked whole when they are opened."""
+"""Files up to this size are checked completely when they are opened."""
 _FILE_MAGIC: Final = b"SQLite format 3\x00"
 _WAL_MAGIC: Final = (0x377F0682, 0x377F0683)
 
@@ -50,8 +50,8 @@ def open_database(
     vfs: str | None = None,
     on_backup: Callable[[Path], None] | None = None,
 ) -> apsw.Connection:
-    """A writing connection to a sound database at `path` with the newest schema. `on_backup` is told of an upgrade's
-    copy of what was there."""
+    """Open a writing connection to the database at `path`, after checking it and upgrading its schema. `on_backup`
+    receives the path of the copy that is made before an upgrade."""
     if not path.exists():
         _create_database(path, migrations=migrations)
     inspect_header(path, newest=migrations[-1].number)
@@ -83,7 +83,7 @@ def open_database(
 
 
 def copy_database(db: apsw.Connection, target: Path) -> Path:
-    """A copy of `db` at `target` (or beside it, if that name is taken) that was opened and checked."""
+    """Copy `db` to `target` (or beside it, if that exists), check the copy and return its path."""
     target.parent.mkdir(parents=True, exist_ok=True)
     check_disk_space(target.parent, db.pragma("page_count") * db.pragma("page_size"))
     count = 1
@@ -99,7 +99,7 @@ def copy_database(db: apsw.Connection, target: Path) -> Path:
         with copy.backup("main", db, "main") as work:
             while not work.done:
                 work.step(-1)
-        copy.pragma("journal_mode", "delete")  # one file that is whole by itself
+        copy.pragma("journal_mode", "delete")  # a single complete file
         _check_integrity(copy, partial)
     finally:
         copy.close()
@@ -110,7 +110,7 @@ def copy_database(db: apsw.Connection, target: Path) -> Path:
 
 
 def check_disk_space(directory: Path, size: int) -> None:
-    """Refuse to begin what the disk has no room for."""
+    """Raise StoreFull if `directory` has no space for `size` bytes."""
     if os.name == "nt":
         return
     disk = os.statvfs(directory)
@@ -118,15 +118,15 @@ def check_disk_space(directory: Path, size: int) -> None:
     needed = int(size * 1.05) + (1 << 20)
     if free < needed:
         raise StoreFull(
-            f"{directory} has room for {free >> 20} MB, and {needed >> 20} MB are needed",
+            f"{directory} has {free >> 20} MB of free space, but {needed >> 20} MB are needed",
             remedy="free some space there",
         )
 
 
 def _create_database(path: Path, *, migrations: Sequence[SchemaMigration]) -> None:
-    """Build the database under another name, so that at `path` there is either a whole one or none.
+    """Build the database under another name, so that there is either a complete one at `path` or none.
 
-    That is why an empty file at `path` can only be one that lost its contents.
+    Therefore an empty file at `path` can only be a database that lost its contents.
     """
     if _has_contents(_find_free_path(path, "-wal")):
         raise build_damaged_error(path, "the file is gone, but its write-ahead log is still there")
@@ -163,7 +163,7 @@ def _upgrade_schema(db: apsw.Connection, migrations: Sequence[SchemaMigration]) 
 
 
 def inspect_header(path: Path, *, newest: int | None = None) -> None:
-    """Refuse what is not ours or too new, from plain bytes: SQLite itself is not let near the file yet."""
+    """Refuse a file that is not a store, or too new. It is read as bytes, because SQLite may change what it opens."""
     newest = list_migrations()[-1].number if newest is None else newest
     with path.open("rb") as file:
         header = file.read(100)
@@ -181,23 +181,21 @@ def inspect_header(path: Path, *, newest: int | None = None) -> None:
             remedy="start with a new home (`--home`)",
         )
     if application != APPLICATION_ID:
-        raise StoreDamaged(
-            f"{path} is not a database of everhold's", remedy="name another file, or move this one out of the way"
-        )
+        raise StoreDamaged(f"{path} is not an everhold database", remedy="name another file, or move this one away")
     (version,) = struct.unpack(">i", header[60:64])
     version = max(version, _find_wal_version(wal, 65_536 if page_size == 1 else page_size))
     if version > newest:
         raise StoreNewer(
-            f"{path} has schema {version}, this everhold knows schemas up to {newest}",
+            f"{path} has schema {version}, but this everhold knows schemas up to {newest}",
             remedy="install the newer everhold again, or restore a backup from before the upgrade",
         )
 
 
 def _find_wal_version(wal: Path, page_size: int) -> int:
-    """The highest schema version in the write-ahead log's copies of page 1: an upgrade may not have left it yet.
+    """The highest schema version in the write-ahead log's copies of page 1, because an upgrade may only be in there.
 
-    A process that was killed between a frame's header and its page leaves whatever was there before behind the header,
-    so a page counts as page 1 only if it has its marks on both sides of the version.
+    If a process is killed between writing a frame's header and its page, older data follows the header. So a page
+    counts as page 1 only if it has the expected values before and after the version.
     """
     try:
         file = wal.open("rb")
@@ -236,7 +234,7 @@ def _has_contents(path: Path) -> bool:
 
 
 def sync_path(path: Path) -> None:
-    """Make `path` itself survive a power cut; a directory cannot be synced everywhere."""
+    """Sync `path` to disk. Windows cannot sync directories, so nothing is done there."""
     if os.name == "nt":
         return
     handle = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Operations and the messages they consume: begun, ended, released, undone. It never decides that one should be."""
+"""The tables of operations and pending messages: begin, end, release, undo."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DELETE_PENDING: Final = "delete from pending where session = ? and seq = ?"
 
 
 def check_operation(cur: apsw.Cursor, session: str, op: int, claim: Claim | None) -> None:
-    """Refuse whoever writes for an operation that is over or in other hands."""
+    """Raise LeaseLost if an operation has ended, or runs under another fence."""
     row = cur.execute("select state, fence from operations where session = ? and op = ?", (session, op)).get
     if row is None or row[0] != "running":
         raise LeaseLost(f"session {session}: operation {op} is not running")
@@ -28,7 +28,7 @@ def check_operation(cur: apsw.Cursor, session: str, op: int, claim: Claim | None
         raise LeaseLost(f"session {session}: operation {op} is under fence {row[1]}, not {claim.fence}")
 
 
-# -- what entries do ---------------------------------------------------------------------------------------------------
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def add_pending(cur: apsw.Cursor, session: str, seq: int, heard: Heard) -> None:
@@ -36,7 +36,7 @@ def add_pending(cur: apsw.Cursor, session: str, seq: int, heard: Heard) -> None:
 
 
 def add_pending_messages(cur: apsw.Cursor, heard: Sequence[tuple[str, int, bool]]) -> None:
-    """The same for several sessions: each one's seq, and whether it asks."""
+    """Add pending messages of several sessions: session, seq, and whether the message asks for an answer."""
     cur.executemany(_INSERT_PENDING, heard)
 
 
@@ -84,7 +84,7 @@ def set_covered(cur: apsw.Cursor, session: str, op: int | None, covers: int) -> 
 
 
 def insert_context_reset(cur: apsw.Cursor, session: str, seq: int) -> None:
-    """A context reset stands among the operations, where the view finds it."""
+    """Add a context reset to the operations, where the selection of the context finds it."""
     cur.execute(
         "insert into operations(session, op, type, state, first, last) values (?, ?, 'context_reset', 'done', ?, ?)",
         (session, seq, seq, seq),
@@ -92,7 +92,7 @@ def insert_context_reset(cur: apsw.Cursor, session: str, seq: int) -> None:
 
 
 def undo_operations(cur: apsw.Cursor, session: str, seq: int, undone: OperationsUndone) -> None:
-    """Take operations out of the view, and with a turn every summary that speaks of it."""
+    """Remove operations from the context, and with a turn every compression that covers it."""
     turns = []
     for op in undone.ops:
         row = cur.execute("select type, undone_at from operations where session = ? and op = ?", (session, op)).get
@@ -119,7 +119,7 @@ def hide_operations(cur: apsw.Cursor, session: str, seq: int, ops: Iterable[int]
 
 
 def request_stop(cur: apsw.Cursor, session: str, op: int) -> None:
-    """Note that somebody wants `op` to end; one that is over already needs nothing."""
+    """Record that `op` should stop. An ended operation is not changed."""
     cur.execute("update operations set stop = 1 where session = ? and op = ? and state = 'running'", (session, op))
 
 
@@ -128,12 +128,12 @@ def pause_operation(cur: apsw.Cursor, session: str, op: int) -> None:
 
 
 def clear_pending(cur: apsw.Cursor, session: str, seqs: Iterable[int]) -> None:
-    """What was erased asks for nothing any more."""
+    """Remove erased messages from the pending ones."""
     cur.executemany(_DELETE_PENDING, ((session, seq) for seq in seqs))
 
 
 def find_ended_seqs(cur: apsw.Cursor, session: str, seqs: Collection[int]) -> set[int]:
-    """The `ended` of every operation that consumed or contains any of `seqs`: exchanges are filed under those."""
+    """The `ended` seq of every operation that consumed or contains any of `seqs`. Exchanges are stored under these."""
     touched = set()
     ended: dict[int, int] = {}
     for op, seq, kind, text in fetch_rows(
@@ -150,7 +150,7 @@ def find_ended_seqs(cur: apsw.Cursor, session: str, seqs: Collection[int]) -> se
 
 
 def _release_consumed(cur: apsw.Cursor, session: str, op: int) -> None:
-    """Make pending again what `op` consumed, unless it was erased since."""
+    """Make the messages that `op` consumed pending again, except for erased ones."""
     found = fetch_rows(
         cur,
         "select kind, body from entries where session = ? and seq >= ? and op = ? and kind in ('began', 'took') "
@@ -198,7 +198,7 @@ def build_operations_query(
         values.append(before)
     table = "operations"
     if tuple(states) == ("running",):
-        # The few that run have an index of their own, which the planner only sees when it is told.
+        # Running operations have an index of their own. The planner uses it only if the query names it.
         table, states = "operations indexed by operations_running", ()
         where.append("state = 'running'")
     for column, chosen in (("type", types), ("state", states)):

@@ -1,4 +1,4 @@
-"""Who is behind a platform identity. It never guesses."""
+"""The table of identities: which person an identity is linked to."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Takes a copy of the store back to an earlier place of its log. Works on copies only; the live file is never cut.
+"""Rolls a copy of the store back to an earlier pos. It works on copies only, never on the live file.
 
-Whatever follows from the entries is written anew by the code that wrote it the first time. Two things do not follow
-from them: how far cursors had come, which is kept as far as the log still reaches, and which numbers were used up by
-what is gone. Those numbers are never given out again: the far side knows items by them.
+The code that writes derived rows also rebuilds them from the entries. Two things cannot be derived: the cursors, which
+are kept but limited to the end of the log, and the seqs of removed entries. Those seqs are never used again, because
+remote services know items by them.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _batches: Final = msgspec.json.Decoder(InFlightBatch)
 
 
 class RollbackResult(NamedTuple):
-    """What going back took away."""
+    """What a rollback removed."""
 
     kept_upto_pos: int
     entries: int
     sessions: int
     stopped_operations: int
-    """Turns that were running at that moment; they are ended, since nobody knows what else they did."""
+    """Operations that were running at that pos. They are ended, because their further effects are unknown."""
 
 
 def find_pos_at(db: apsw.Connection, moment: float) -> int:
-    """The last position that was written by `moment`: the one before the first entry that is later."""
+    """The last pos that was written by `moment`, which is the one before the first later entry."""
     after = db.execute("select min(pos) from entries where at > ?", (moment,)).get
     if after is None:
         return int(db.execute("select max(pos) from entries").get or 0)
@@ -57,7 +57,7 @@ def find_pos_at(db: apsw.Connection, moment: float) -> int:
 
 
 def roll_back(db: apsw.Connection, pos: int, *, at: float, chance: RandomSource) -> RollbackResult:
-    """Remove what was committed behind `pos`, in one transaction. A commit that `pos` lies in stays whole."""
+    """Remove everything after `pos` in one transaction. If `pos` lies inside a commit, that commit stays complete."""
     cur = db.cursor()
     db.execute("begin immediate")
     try:
@@ -71,9 +71,10 @@ def roll_back(db: apsw.Connection, pos: int, *, at: float, chance: RandomSource)
 
 
 def skip_used_seqs(db: apsw.Connection, lasts: Mapping[str, int], *, at: float, chance: RandomSource, why: str) -> int:
-    """Let sessions go on behind the numbers they had reached elsewhere; how many numbers are left empty.
+    """Continue sessions after the seqs that they had reached in another copy. Return the number of skipped seqs.
 
-    The places stand as erased entries with one that says why: no gap, nothing to deliver, and no key comes twice.
+    The skipped seqs become erased entries, followed by an `erased` entry with the reason. So there is no gap, nothing
+    to deliver, and no key is used twice.
     """
     cur = db.cursor()
     count = 0
@@ -101,7 +102,7 @@ def skip_used_seqs(db: apsw.Connection, lasts: Mapping[str, int], *, at: float, 
 
 
 def _find_commit_end(cur: apsw.Cursor, pos: int) -> int:
-    """The end of the commit that `pos` lies in: entries of one session, one behind the other, at one moment."""
+    """The end of the commit that contains `pos`: consecutive entries of one session with the same time."""
     here = cur.execute("select session, at from entries where pos = ?", (pos,)).get
     while here is not None and cur.execute("select session, at from entries where pos = ?", (pos + 1,)).get == here:
         pos += 1
@@ -130,7 +131,7 @@ def _roll_back(cur: apsw.Cursor, pos: int, *, at: float, chance: RandomSource) -
 
 
 def rebuild_derived_rows(cur: apsw.Cursor) -> None:
-    """Write anew all that follows from the entries."""
+    """Delete all derived rows and write them again from the entries."""
     kept = {
         (session, op): (fence, attempts, paused)
         for session, op, fence, attempts, paused in fetch_rows(
@@ -147,7 +148,7 @@ def rebuild_derived_rows(cur: apsw.Cursor) -> None:
     ):
         if bindings.resolve_address(cur, address) is None and not _is_address_bound(kind, text):
             bindings.bind_new_session(cur, address, session)
-    blurred = {
+    incomplete = {
         session
         for (session,) in fetch_rows(
             cur,
@@ -162,8 +163,8 @@ def rebuild_derived_rows(cur: apsw.Cursor) -> None:
         try:
             _derive_entry(cur, session, seq, op, decode_body(EntryKind(kind), text))
         except (Conflict, LeaseLost, NotFound):
-            if session not in blurred:
-                raise  # where something it rests on was erased, nobody can tell any more how it was
+            if session not in incomplete:
+                raise  # in an incomplete session, an entry may depend on an erased one, so errors are expected
     for (session, op), state in kept.items():
         cur.execute(
             "update operations set fence = ?, attempts = ?, paused = ? where session = ? and op = ?",
@@ -172,7 +173,7 @@ def rebuild_derived_rows(cur: apsw.Cursor) -> None:
 
 
 def _is_address_bound(kind: str | None, text: str | None) -> bool:
-    """Whether a session's first entry leads its address to it: then being opened did not."""
+    """Return whether a session's first entry binds its address. Then opening the session did not bind it."""
     if kind != EntryKind.CHANGED or text is None:
         return False
     body = decode_body(EntryKind.CHANGED, text)
@@ -191,13 +192,13 @@ def _derive_entry(cur: apsw.Cursor, session: str, seq: int, op: int | None, body
 
 
 def _cut_cursors(cur: apsw.Cursor, *, at: float) -> None:
-    """Cursors stand where they stood, at most at the log's end. A batch in flight that reaches beyond it is dropped."""
+    """Limit cursors to the end of the log, and drop batches in flight that reach beyond it."""
     cur.execute(
         "update cursors set owner = '', processed_seq = "
         "min(processed_seq, (select next_seq - 1 from sessions where id = cursors.session))"
     )
-    flying = "select c.session, c.consumer, c.in_flight, s.next_seq from cursors c join sessions s on s.id = c.session"
-    for session, consumer, text, next_seq in fetch_rows(cur, f"{flying} where c.in_flight is not null"):
+    sql = "select c.session, c.consumer, c.in_flight, s.next_seq from cursors c join sessions s on s.id = c.session"
+    for session, consumer, text, next_seq in fetch_rows(cur, f"{sql} where c.in_flight is not null"):
         batch = _batches.decode(text)
         if batch.upto >= next_seq or any(item.seq >= next_seq for item in batch.items):
             cur.execute(
@@ -213,7 +214,7 @@ def _stop_running(cur: apsw.Cursor, *, at: float, chance: RandomSource) -> int:
     running = fetch_rows(cur, "select session, op, type from operations where state = 'running' order by session, op")
     for session, op, type in running:
         ended = EntryDraft(
-            body=Ended(outcome="interrupted", reason="the store was taken back to here"), author="system", op=op
+            body=Ended(outcome="interrupted", reason="the store was rolled back to this point"), author="system", op=op
         )
         drafts = (*_close_open_calls(cur, session, op), ended) if type == "turn" else (ended,)
         commit.apply_change(cur, Change(step=Step.END, session=session, at=at, op=op, entries=drafts), chance)
@@ -221,7 +222,7 @@ def _stop_running(cur: apsw.Cursor, *, at: float, chance: RandomSource) -> int:
 
 
 def _close_open_calls(cur: apsw.Cursor, session: str, op: int) -> list[EntryDraft]:
-    """A result for every call that has none: calls and results never part, and nobody knows how these ended."""
+    """Return a result with unknown outcome for every call without one, because every call needs a result."""
     sql = "select kind, body from entries where session = ? and op = ? and body is not null order by seq"
     tools: dict[str, str] = {}
     for kind, text in fetch_rows(cur, sql, (session, op)):

@@ -1,4 +1,4 @@
-"""Reads rows to the end, so that no statement stays open behind its reader."""
+"""Fetches all rows of a query at once, so that no statement stays open."""
 
 from __future__ import annotations
 

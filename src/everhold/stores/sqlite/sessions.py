@@ -1,4 +1,4 @@
-"""The sessions' own rows: the counter that orders a log, the generation of its view, its name and choices."""
+"""The table of sessions: next seq, generation of the context, title, names and choices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from everhold.core.entries import Changed, EntryKind, MemoryNameSet, SessionTitled, decode_body
 from everhold.errors import Conflict, NotFound
-from everhold.ports.store import Opening, Session
+from everhold.ports.store import Session, SessionOpening
 from everhold.stores.sqlite.rows import fetch_rows
 
 _SELECT_HEAD: Final = "select next_seq, generation, parent from sessions where id = ?"
@@ -29,10 +29,10 @@ _text_map_decoder: Final = msgspec.json.Decoder(dict[str, str])
 
 
 SessionHead: TypeAlias = tuple[int, int]
-"""A session at the start of a change: the seq its first new entry gets, and the generation of its view."""
+"""A session at the start of a change: the seq of its next entry, and the generation of its context."""
 
 
-def insert_session(cur: apsw.Cursor, session: str, opening: Opening, *, at: float) -> None:
+def insert_session(cur: apsw.Cursor, session: str, opening: SessionOpening, *, at: float) -> None:
     if opening.parent and cur.execute("select 1 from sessions where id = ?", (opening.parent,)).fetchone() is None:
         raise NotFound(f"session {session} cannot branch off {opening.parent}: there is no such session")
     try:
@@ -52,16 +52,16 @@ def read_head(cur: apsw.Cursor, session: str) -> SessionHead:
 
 
 def build_not_found(id: str) -> NotFound:
-    return NotFound(f"there is no session {id!r}", remedy="`everhold sessions` lists those there are")
+    return NotFound(f"there is no session {id!r}", remedy="`everhold sessions list` lists the sessions")
 
 
 def compute_head(cur: apsw.Cursor, first: int, generation: int, parent: str) -> SessionHead:
-    """The head that a session's row tells of: a branch sees what its ancestors say, and that some of it was erased."""
+    """Return the head from a session's row. Erasures in the ancestors of a branch raise its generation, too."""
     return first, generation + count_inherited_erasures(cur, parent) if parent else generation
 
 
 def read_bound_head(cur: apsw.Cursor, address: str, *, session: str, title: str) -> SessionHead | None:
-    """The head of a session; None if the address does not lead there any more, or it has another title by now."""
+    """The head of a session, or None if the address no longer leads to it or it has another title."""
     row: tuple[str, str, int, int, str] | None = cur.execute(_SELECT_BOUND_HEAD, (address,)).get
     if row is None or row[0] != session or row[1] != title:
         return None
@@ -70,17 +70,17 @@ def read_bound_head(cur: apsw.Cursor, address: str, *, session: str, title: str)
 
 
 def advance_session(cur: apsw.Cursor, session: str, first: int) -> None:
-    """The next entry of the log gets seq `first`."""
+    """Set the seq of the session's next entry to `first`."""
     cur.execute(_UPDATE_NEXT_SEQ, (first, session))
 
 
 def advance_sessions(cur: apsw.Cursor, grown: Sequence[tuple[int, str]]) -> None:
-    """The same for several sessions, each of which comes second."""
+    """Set the seq of the next entry of several sessions: pairs of seq and session."""
     cur.executemany(_UPDATE_NEXT_SEQ, grown)
 
 
 def count_inherited_erasures(cur: apsw.Cursor, parent: str) -> int:
-    """How often something was erased in `parent` and above: a branch sees what they say."""
+    """The number of erasures in `parent` and its ancestors, whose entries a branch sees."""
     total: int = cur.execute(_SELECT_INHERITED, (parent,)).get
     return total
 
@@ -97,7 +97,7 @@ def set_title(cur: apsw.Cursor, session: str, text: str) -> None:
 
 
 def restore_names(cur: apsw.Cursor, session: str) -> None:
-    """Go back to the newest title, and the newest names memories use, that are still in the log."""
+    """Restore the newest title and the newest names for memories that are still in the log."""
     newest = ""
     names: dict[str, str] = {}
     for (text,) in fetch_rows(
@@ -137,7 +137,7 @@ _COLUMNS: Final = """
     where o.session = s.id and o.type = 'compression' and o.covers > 0 and o.undone_at = 0 order by o.op desc limit 1)
 """
 _SELECT: Final = f"select {_COLUMNS} from sessions s "
-SELECT_GLANCE: Final = f"""
+SELECT_SNAPSHOT: Final = f"""
 select {_COLUMNS},
   (select o.op from operations o where o.session = s.id and o.type = 'turn' order by o.op desc limit 1),
   exists(select 1 from operations o indexed by operations_running where o.session = s.id and o.state = 'running')

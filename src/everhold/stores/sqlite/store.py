@@ -1,6 +1,6 @@
-"""The store on SQLite: hands changes to the one writer, and reads what is committed on the caller's own thread.
+"""The store on SQLite: passes changes to the writer, and reads committed data on the caller's thread.
 
-Reads are short and wait for nothing. All methods belong to one event loop's thread; only the writer has its own.
+Reads are short and do not wait. All methods belong to one event loop's thread; only the writer has its own thread.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from everhold.core.entries import Entry, EntryKind
 from everhold.errors import NotFound, StoreError
 from everhold.ports.clock import RandomSource
 from everhold.ports.store import (
-    Backlog,
+    BudgetSpend,
     Change,
-    Cited,
+    CitedEntry,
     Claim,
-    Committed,
+    CommitResult,
     ConsumerCursor,
     DeadLetter,
-    Glance,
-    Handed,
+    MemoryBacklog,
     Now,
     Operation,
     Receipt,
+    ReceiptCount,
     Session,
-    Spend,
+    SessionSnapshot,
     StateNamespace,
     StateRecord,
     Step,
@@ -40,19 +40,22 @@ from everhold.ports.store import (
 from everhold.stores.sqlite import (
     backup as copies,
     bindings,
+    blobs,
     bulk,
     commit,
     connect,
     cursors,
+    dead_letters,
     entries,
     migrate,
     operations,
     people,
     receipts,
     sessions,
+    spending,
     state_records,
     verify,
-    watermark as marks,
+    watermark,
 )
 from everhold.stores.sqlite.errors import build_damaged_error, build_invalid_name_error, translate_error
 from everhold.stores.sqlite.rows import fetch_rows
@@ -61,15 +64,15 @@ from everhold.stores.sqlite.writer import InlineWriter, ThreadWriter
 T = TypeVar("T")
 
 URGENT_STEPS: Final = frozenset({Step.ACCEPT, Step.COMMAND, Step.STATE})
-"""Somebody outside waits for these: a platform to be told that a message is kept, a person to be heard."""
+"""A platform or a person waits for these commits."""
 MAX_LOST_ENTRIES: Final = 1_024
-"""A power cut takes back fewer entries than this: those of commits that were not durable, since the last that was."""
+"""A power cut loses fewer entries than this: those of commits after the last durable one."""
 MAX_LIGHT_ENTRIES: Final = 32
 MAX_LIGHT_BYTES: Final = 64 * 1024
 
 
 class SqliteStore:
-    """One database file. Made by `open`; implements `ports.store.Store`."""
+    """One database file, opened with `open`. Implements `ports.store.Store`."""
 
     def __init__(
         self,
@@ -88,12 +91,12 @@ class SqliteStore:
         self._chance = chance
         self._vfs = vfs
         self.on_commit: Callable[[Change], None] = _ignore_commit
-        """Told of every change once it is durable: a hint for whoever shows the log as it grows."""
+        """Called with every change after its commit, for followers of the log."""
         self._safe_pos: int | None = None
         self._latest = cursors.find_latest_wait_start(self._read_cursor)
-        """The latest time at which anything was written: at any earlier one, the clock has gone back."""
+        """The latest time of any write. If the present time is earlier, the clock has gone back."""
         self.upgrade_backup: Path | None = None
-        """Where an upgrade left a copy of what was there."""
+        """The copy that was made before an upgrade of the schema."""
 
     @classmethod
     def open(
@@ -108,20 +111,20 @@ class SqliteStore:
         migrations: Sequence[migrate.SchemaMigration] | None = None,
         vfs: str | None = None,
     ) -> Self:
-        """Open the database at `path`, making or upgrading it; refuses one that is damaged or too new, untouched.
+        """Open the database at `path`. Create or upgrade it if needed. Refuse a damaged or too new one without changing
+        it.
 
-        `inline` commits on the caller's thread, for simulated worlds. An upgrade leaves a checked copy of what was
-        there in `backups` (beside the database unless told otherwise). `patience` is how many seconds a foreign lock is
-        waited for; `migrations` and `vfs` are for tests.
+        `inline` commits on the caller's thread, for the simulator. Before an upgrade, a checked copy is made in
+        `backups` (by default beside the database). `patience` is how many seconds to wait for another process's lock.
+        `migrations` and `vfs` are for tests.
         """
         path = Path(path).absolute()
-        # Only a log that is synced with every commit can be held to what was acknowledged.
-        witness = marks.build_watermark_path(path) if not inline and synchronous.upper() in ("FULL", "EXTRA") else None
-        if witness is not None and not path.exists():
-            marks.check_watermark(witness, 0)
-        fell = _has_content(path.with_name(path.name + "-wal")) and not marks.is_same_boot(
-            marks.build_watermark_path(path)
-        )
+        # The watermark proves a loss only if every commit is synced.
+        mark_path = watermark.build_watermark_path(path)
+        uses_watermark = not inline and synchronous.upper() in ("FULL", "EXTRA")
+        if uses_watermark and not path.exists():
+            watermark.check_watermark(mark_path, 0)
+        had_power_cut = _has_content(path.with_name(path.name + "-wal")) and not watermark.is_same_boot(mark_path)
         saved: list[Path] = []
         db = migrate.open_database(
             path,
@@ -134,8 +137,8 @@ class SqliteStore:
         )
         try:
             newest: int = db.execute("select max(pos) from entries").get or 0
-            if witness is not None:
-                marks.check_watermark(witness, newest)
+            if uses_watermark:
+                watermark.check_watermark(mark_path, newest)
             reader = connect.open_for_reading(path, vfs=vfs)
         except (apsw.Error, StoreError) as error:
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -143,36 +146,36 @@ class SqliteStore:
             if isinstance(error, apsw.Error):
                 raise translate_error(error, path) from error
             raise
-        mark = None if inline or witness is None else marks.WatermarkFile(witness)
+        mark = watermark.WatermarkFile(mark_path) if uses_watermark else None
         writer = InlineWriter(db, path) if inline else ThreadWriter(db, path, mark, patience=patience)
         store = cls(path, writer=writer, reader=reader, chance=chance, vfs=vfs)
         store.upgrade_backup = saved[0] if saved else None
-        if fell and not inline:
+        if had_power_cut and not inline:
             store._safe_pos = newest + MAX_LOST_ENTRIES
         return store
 
     @property
     def _cursor(self) -> apsw.Cursor:
-        """Where to read: at the writer's own connection while it is here, which has at hand what it wrote."""
+        """The cursor to read with: the writer's connection while it is on this thread, because its cache is warm."""
         return self.writer.read_cursor or self._read_cursor
 
     @property
     def broken(self) -> StoreError | None:
-        """Why nothing can be written any more; the process has to start anew."""
+        """Why nothing can be written any more. The process has to restart."""
         return self.writer.broken
 
     # -- writing
 
     async def ping_writer(self) -> None:
-        """Comes back once the writer has come round to it: a commit of nothing."""
+        """Commit nothing, and return when the writer has done it."""
         await self.writer.write(lambda cur: None, urgent=True)
 
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         job = functools.partial(self._apply_change, change)
         if self._safe_pos is None and bulk.is_plain_message(change):
             done = await self.writer.write(job, urgent=True, light=True, alike=change)
         else:
-            # the first entry after a fall is waited for, or the next fall would give its place away again
+            # The first entry after a power cut must be durable, or the next power cut would free its pos again.
             durable = change.durable or (self._safe_pos is not None and bool(change.entries))
             urgent = change.step in URGENT_STEPS
             done = await self.writer.write(job, urgent=urgent, light=_is_light(change), durable=durable)
@@ -181,7 +184,7 @@ class SqliteStore:
         self.on_commit(change)
         return done
 
-    def _apply_change(self, change: Change, cur: apsw.Cursor) -> Committed:
+    def _apply_change(self, change: Change, cur: apsw.Cursor) -> CommitResult:
         if change.at > self._latest:
             self._latest = change.at
         pos = None if self._safe_pos is None or not change.entries else self._find_safe_pos(cur)
@@ -192,15 +195,15 @@ class SqliteStore:
             self.writer.scrub_needed = True
         return done
 
-    def _append_messages(self, cur: apsw.Cursor, changes: list[Change]) -> list[Committed]:
-        """The same for several changes that only bring messages."""
+    def _append_messages(self, cur: apsw.Cursor, changes: list[Change]) -> list[CommitResult]:
+        """Apply several changes that only append messages."""
         done = bulk.append_messages(cur, changes, self._chance)
         self._latest = max(self._latest, *(change.at for change in changes))
         self.writer.last_pos = done[-1].pos
         return done
 
     def _find_safe_pos(self, cur: apsw.Cursor) -> int | None:
-        """Where the first entry after a fall stands: behind every position that a power cut may have taken back."""
+        """The pos of the first entry after a power cut: after every pos that the power cut may have removed."""
         if self._safe_pos is None:
             return None
         newest: int = cur.execute("select max(pos) from entries").get or 0
@@ -226,7 +229,7 @@ class SqliteStore:
 
     async def revoke_leases(self, *, owner: str, at: float) -> int:
         def job(cur: apsw.Cursor) -> int:
-            # whoever was here since this was opened may have gone by another clock
+            # another process may have written since this store was opened, with another clock
             self._latest = max(self._latest, cursors.find_latest_wait_start(cur))
             return cursors.revoke_leases(cur, owner=owner, at=at)
 
@@ -238,7 +241,7 @@ class SqliteStore:
 
     async def replay_dead_letters(self, ids: Sequence[int], *, at: float) -> int:
         self._latest = max(self._latest, at)
-        return await self.writer.write(lambda cur: receipts.replay_dead_letters(cur, ids, at=at))
+        return await self.writer.write(lambda cur: dead_letters.replay_dead_letters(cur, ids, at=at))
 
     async def link_identity(self, identity: str, person: str, *, at: float) -> None:
         await self.writer.write(lambda cur: people.link_identity(cur, identity, person, at=at))
@@ -251,17 +254,17 @@ class SqliteStore:
             raise sessions.build_not_found(id)
         return sessions.parse_session_row(self._cursor, found[0])
 
-    async def get_session_snapshot(self, id: str) -> Glance:
-        # where somebody else may write meanwhile, it takes a transaction for the parts to be of one moment
+    async def get_session_snapshot(self, id: str) -> SessionSnapshot:
+        # If another connection may write, the parts need a transaction to be from the same moment.
         with contextlib.nullcontext() if self.writer.read_cursor else self._read_connection:
-            found = self._fetch_rows(sessions.SELECT_GLANCE, (id,))
+            found = self._fetch_rows(sessions.SELECT_SNAPSHOT, (id,))
             if not found:
                 raise sessions.build_not_found(id)
             *row, newest, busy = found[0]
             pending = await self.list_pending(id)
             running = await self.list_operations(id, states=("running",)) if busy else []
             session = sessions.parse_session_row(self._cursor, row)
-        return Glance(session=session, pending=pending, running=running, newest_turn=newest or 0)
+        return SessionSnapshot(session=session, pending=pending, running=running, newest_turn=newest or 0)
 
     async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         sql = sessions.SELECT_PAGE_BACKWARDS if newest_first else sessions.SELECT_PAGE
@@ -276,7 +279,7 @@ class SqliteStore:
             cur = db.cursor()
             return [sessions.parse_session_row(cur, row) for row in fetch_rows(cur, sessions.SELECT_BEGUN, values)]
 
-        return await self._read_in_thread(read)  # it looks at the beginning of every session there is
+        return await self._read_in_thread(read)  # it reads the beginning of every session
 
     async def list_branches(self, id: str) -> list[Session]:
         return [
@@ -311,7 +314,7 @@ class SqliteStore:
         try:
             found = fetch_rows(self._cursor, sql, values)
         except apsw.CorruptError as error:  # a large file is not checked when it is opened
-            raise build_damaged_error(self.path, f"session {session} cannot be read whole: {error}") from error
+            raise build_damaged_error(self.path, f"session {session} cannot be read completely: {error}") from error
         except apsw.Error as error:
             raise translate_error(error, self.path) from error
         except UnicodeEncodeError as error:
@@ -324,11 +327,11 @@ class SqliteStore:
             raise NotFound(f"session {session!r} has no entry {seq}")
         return entries.parse_entry_row(found[0])
 
-    async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], Cited]:
+    async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], CitedEntry]:
         wanted = msgspec.json.encode(list(places)).decode()
         found = self._fetch_rows(entries.SELECT_CITED, (wanted,))
         return {
-            (row[2], row[3]): Cited(agent=row[0], undone=bool(row[1]), entry=entries.parse_entry_row(row[2:]))
+            (row[2], row[3]): CitedEntry(agent=row[0], undone=bool(row[1]), entry=entries.parse_entry_row(row[2:]))
             for row in found
         }
 
@@ -339,7 +342,7 @@ class SqliteStore:
         return [entries.parse_entry_row(row) for row in self._fetch_rows(entries.SELECT_NOTES, (after, limit))]
 
     async def list_compressions(self, *, limit: int) -> list[Entry]:
-        return [entries.parse_entry_row(row) for row in self._fetch_rows(entries.COMPRESSIONS, (limit,))]
+        return [entries.parse_entry_row(row) for row in self._fetch_rows(entries.SELECT_COMPRESSIONS, (limit,))]
 
     async def count_waiting(self) -> int:
         count: int = self._fetch_rows("select count(*) from pending where asks", ())[0][0]
@@ -364,7 +367,7 @@ class SqliteStore:
         )
         return [operations.parse_operation_row(row) for row in self._fetch_rows(sql, values)]
 
-    # -- cursors and what they leave
+    # -- cursors, receipts, dead letters, state records
 
     async def get_cursor(self, consumer: str, session: str) -> ConsumerCursor | None:
         sql, values = cursors.build_cursors_query(consumer=consumer, session=session)
@@ -377,16 +380,16 @@ class SqliteStore:
         sql, values = cursors.build_cursors_query(consumer=consumer, session=session, waiting=waiting)
         return [cursors.parse_cursor_row(row) for row in self._fetch_rows(sql, values)]
 
-    async def list_backlogs(self, prefix: str) -> list[Backlog]:
+    async def list_backlogs(self, prefix: str) -> list[MemoryBacklog]:
         beyond = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         return [
             cursors.parse_backlog_row(row)
             for row in self._fetch_rows(cursors.SELECT_BACKLOG, {"consumers": prefix, "beyond": beyond})
         ]
 
-    async def count_receipts(self, consumers: Sequence[str]) -> list[Handed]:
-        rows = self._fetch_rows(receipts.SELECT_HANDED, (msgspec.json.encode(list(consumers)).decode(),))
-        return [Handed(consumer=row[0], agent=row[1], items=row[2], named=row[3]) for row in rows]
+    async def count_receipts(self, consumers: Sequence[str]) -> list[ReceiptCount]:
+        rows = self._fetch_rows(receipts.SELECT_RECEIPT_COUNTS, (msgspec.json.encode(list(consumers)).decode(),))
+        return [ReceiptCount(consumer=row[0], agent=row[1], items=row[2], named=row[3]) for row in rows]
 
     async def get_next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
         back = at < self._latest
@@ -397,8 +400,8 @@ class SqliteStore:
     async def list_dead_letters(
         self, *, session: str = "", consumer: str = "", state: str = "dead"
     ) -> list[DeadLetter]:
-        sql, values = receipts.dead_letters_query(session=session, consumer=consumer, state=state)
-        return [receipts.dead_letter_of(row) for row in self._fetch_rows(sql, values)]
+        sql, values = dead_letters.build_dead_letters_query(session=session, consumer=consumer, state=state)
+        return [dead_letters.parse_dead_letter_row(row) for row in self._fetch_rows(sql, values)]
 
     async def count_receipts_in_doubt(self) -> int:
         count: int = self._fetch_rows("select count(*) from receipts where in_doubt", ())[0][0]
@@ -416,14 +419,14 @@ class SqliteStore:
     ) -> list[StateRecord]:
         return self._translate_errors(lambda: state_records.list_state_records(self._cursor, namespace, scope=scope))
 
-    async def get_spend(self, budget: str, day: str) -> Spend:
-        return self._translate_errors(lambda: state_records.read_spend(self._cursor, budget, day))
+    async def get_spend(self, budget: str, day: str) -> BudgetSpend:
+        return self._translate_errors(lambda: spending.read_spend(self._cursor, budget, day))
 
-    async def list_spends(self, prefix: str, day: str) -> list[Spend]:
-        return self._translate_errors(lambda: state_records.list_spends(self._cursor, prefix, day))
+    async def list_spends(self, prefix: str, day: str) -> list[BudgetSpend]:
+        return self._translate_errors(lambda: spending.list_spends(self._cursor, prefix, day))
 
     async def get_blob(self, digest: str) -> bytes | None:
-        return self._translate_errors(lambda: state_records.read_blob(self._cursor, digest))
+        return self._translate_errors(lambda: blobs.read_blob(self._cursor, digest))
 
     # -- people
 
@@ -436,17 +439,17 @@ class SqliteStore:
     async def list_identities(self, person: str) -> list[str]:
         return self._translate_errors(lambda: people.list_identities(self._cursor, person))
 
-    # -- the whole
+    # -- the whole store
 
     async def verify(self, session: str | None = None) -> list[str]:
         return await self._read_in_thread(lambda db: verify.find_contradictions(db.cursor(), session))
 
     async def make_backup(self, target: Path) -> Path:
-        """A checked copy of everything committed, as one file at `target` or beside it."""
+        """Copy everything committed into one file at `target`, or beside it if that exists. Return its path."""
         return (await self.make_copy(target)).path
 
     async def make_copy(self, target: Path) -> copies.StoreCopy:
-        """The same, with what the copy holds; it was opened and audited."""
+        """Copy everything committed, and inspect the copy."""
         return await self._read_in_thread(lambda db: copies.make_copy(db, target))
 
     async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
@@ -454,7 +457,7 @@ class SqliteStore:
         return found[0] if found else None
 
     async def last_pos(self) -> int:
-        """The position of the newest entry."""
+        """The pos of the newest entry."""
         return int(self._fetch_rows("select max(pos) from entries", ())[0][0] or 0)
 
     async def close(self) -> None:
@@ -478,7 +481,7 @@ class SqliteStore:
             raise build_invalid_name_error(error) from error
 
     async def _read_in_thread(self, read: Callable[[apsw.Connection], T]) -> T:
-        """Something that takes long reads over a connection of its own, and not on the event loop's thread."""
+        """Run a long read on another thread, with its own connection."""
 
         def work() -> T:
             db = connect.open_for_reading(self.path, vfs=self._vfs)
@@ -493,14 +496,16 @@ class SqliteStore:
 
 
 def _is_light(change: Change) -> bool:
-    """Whether everybody can wait while it is written. Most are a row or two; an erasure, an import, a file is not."""
+    """Return whether a change is written so quickly that the event loop can wait. Erasures, imports and files are
+    not.
+    """
     if _is_removal(change) or len(change.entries) > MAX_LIGHT_ENTRIES:
         return False
     return not change.blobs or sum(map(len, change.blobs)) <= MAX_LIGHT_BYTES
 
 
 def _is_removal(change: Change) -> bool:
-    """Whether something goes for good, and must not live on in the write-ahead log."""
+    """Return whether a change removes data, which must not remain in the write-ahead log."""
     return change.step is Step.ERASE or bool(change.erase or change.drop_blobs)
 
 

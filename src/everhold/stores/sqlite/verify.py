@@ -1,7 +1,7 @@
-"""Reads the whole log the plain way and says where anything in the store contradicts it. It never repairs.
+"""Reads the whole log and reports where anything in the store contradicts it. It never repairs.
 
-What follows from the entries is worked out here a second time, from nothing, in memory and without a look at the code
-that keeps those rows up to date: two ways that agree are worth more than one.
+The derived rows are computed here a second time, in memory and independently of the code that maintains them, so that
+a bug in one of the two is noticed.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from everhold.ports.store import InFlightBatch
 from everhold.stores.sqlite.rows import fetch_rows
 
 STRUCTURAL_KINDS = {EntryKind.BEGAN, EntryKind.TOOK, EntryKind.ENDED, EntryKind.COMPRESSED, EntryKind.CHANGED}
-"""Kinds that shape the derived rows: where one of them was erased, they can no longer be worked out."""
+"""Kinds that determine the derived rows. If such an entry was erased, the rows can no longer be computed."""
 
 
 def find_contradictions(cur: apsw.Cursor, session: str | None) -> list[str]:
-    """One line for each thing that cannot be true together with the log."""
+    """One line for each contradiction with the log."""
     ids = (
         [session] if session is not None else [row[0] for row in fetch_rows(cur, "select id from sessions order by id")]
     )
@@ -73,10 +73,10 @@ class RebuiltOperation:
 
 @dataclass
 class RebuiltSession:
-    """A session as its entries alone tell it."""
+    """A session as computed from its entries alone."""
 
     heard: dict[int, int] = field(default_factory=dict)
-    """Every message that still has a body, and whether it asks for an answer."""
+    """Every message with a body, and whether it asks for an answer."""
     pending: dict[int, int] = field(default_factory=dict)
     ops: dict[int, RebuiltOperation] = field(default_factory=dict)
     taken: dict[int, list[int]] = field(default_factory=dict)
@@ -95,11 +95,11 @@ class RebuiltSession:
         self.taken.setdefault(op, []).extend(takes)
 
     def give_back(self, op: int) -> None:
-        """Make pending again what `op` took."""
+        """Make the messages that `op` took pending again."""
         self.pending.update({seq: self.heard[seq] for seq in self.taken.get(op, []) if seq in self.heard})
 
     def hide(self, op: int, seq: int) -> None:
-        """Take `op` out of the view, if it is still in it."""
+        """Remove `op` from the context, if it is still in it."""
         if op in self.ops and not self.ops[op].undone_at:
             self.ops[op].undone_at = seq
 
@@ -124,7 +124,7 @@ def _check_session(cur: apsw.Cursor, id: str) -> list[str]:
             readable = False
             continue
         if (text is None) != (salt is None):
-            found.append(f"{id}: entry {seq} ({kind}) is erased by half")
+            found.append(f"{id}: entry {seq} ({kind}) is only partly erased")
         if text is None or salt is None:
             bodies.append((seq, op, EntryKind(kind), None))
             continue
@@ -136,7 +136,7 @@ def _check_session(cur: apsw.Cursor, id: str) -> list[str]:
         try:
             bodies.append((seq, op, EntryKind(kind), decode_body(EntryKind(kind), text)))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            found.append(f"{id}: entry {seq} ({kind}) does not read: {error}")
+            found.append(f"{id}: entry {seq} ({kind}) cannot be decoded: {error}")
             readable = False
     if readable:
         rebuilt = _rebuild_session(bodies)
@@ -146,7 +146,7 @@ def _check_session(cur: apsw.Cursor, id: str) -> list[str]:
         found += [f"{id}: entry {seq} was erased, but its body is still there" for seq in rebuilt.erased - gone]
         if not any(body is None and kind in STRUCTURAL_KINDS for _, _, kind, body in bodies):
             found += _compare_session(cur, id, head[0], rebuilt)
-    return found + _cursors(cur, id, head[0][0] - 1)
+    return found + _check_cursors(cur, id, head[0][0] - 1)
 
 
 def _find_gaps(id: str, seqs: list[int], next_seq: int) -> list[str]:
@@ -199,7 +199,7 @@ def _rebuild_ended(now: RebuiltSession, seq: int, op: int | None, body: Ended) -
         return
     ended = now.ops[op]
     if ended.state != "running":
-        now.conflicts.append(f"entry {seq} ends operation {op}, which was over")
+        now.conflicts.append(f"entry {seq} ends operation {op}, which had ended already")
     ended.state, ended.last = body.outcome, seq
     if body.outcome in RELEASING_OUTCOMES:
         now.give_back(op)
@@ -238,7 +238,7 @@ def _rebuild_changed(now: RebuiltSession, seq: int, op: int | None, body: Change
 
 
 def _rebuild_undone(now: RebuiltSession, seq: int, undone: OperationsUndone) -> None:
-    """Operations leave the view, and with a turn every compression that covers it."""
+    """Remove operations from the context, and with a turn every compression that covers it."""
     now.generation += 1
     newly = [op for op in undone.ops if op in now.ops and not now.ops[op].undone_at]
     turns = [op for op in newly if now.ops[op].type == "turn"]
@@ -258,7 +258,7 @@ _REBUILDS: Final[Mapping[type, Callable[[RebuiltSession, int, int | None, Any], 
     Erased: _rebuild_erased,
     Changed: _rebuild_changed,
 }
-"""What follows from an entry. The others only stand in the log."""
+"""Computes the derived state of an entry. Entries of other kinds have none."""
 
 
 def _is_exclusive(running: RebuiltOperation, body: Began) -> bool:
@@ -269,7 +269,7 @@ def _is_exclusive(running: RebuiltOperation, body: Began) -> bool:
 def _compare_session(cur: apsw.Cursor, id: str, head: Any, rebuilt: RebuiltSession) -> list[str]:
     _, generation, erasures, title, choices, names = head
     found = []
-    for name, stored, told in (
+    for name, stored, expected in (
         ("generation", generation, rebuilt.generation),
         ("erasures", erasures, rebuilt.erasures),
         ("title", title, rebuilt.title),
@@ -277,8 +277,8 @@ def _compare_session(cur: apsw.Cursor, id: str, head: Any, rebuilt: RebuiltSessi
         ("names", msgspec.json.decode(names), {key: value for key, value in rebuilt.names.items() if value}),
         ("pending", dict(fetch_rows(cur, "select seq, asks from pending where session = ?", (id,))), rebuilt.pending),
     ):
-        if stored != told:
-            found.append(f"{id}: {name} is {stored!r}, but its log says {told!r}")
+        if stored != expected:
+            found.append(f"{id}: {name} is {stored!r}, but its log says {expected!r}")
     columns = [one.name for one in fields(RebuiltOperation)]
     stored_ops = {
         row[0]: RebuiltOperation(*row[1:])
@@ -291,20 +291,20 @@ def _compare_session(cur: apsw.Cursor, id: str, head: Any, rebuilt: RebuiltSessi
     ]
 
 
-def _cursors(cur: apsw.Cursor, id: str, last: int) -> list[str]:
+def _check_cursors(cur: apsw.Cursor, id: str, last: int) -> list[str]:
     found = []
     for consumer, processed_seq, text, since, wait, due in fetch_rows(
         cur, "select consumer, processed_seq, in_flight, since, wait, due from cursors where session = ?", (id,)
     ):
         if processed_seq > last:
-            found.append(f"{id}: cursor {consumer} stands at {processed_seq}, beyond the log's end at {last}")
+            found.append(f"{id}: cursor {consumer} is at {processed_seq}, beyond the log's end at {last}")
         if (since is None) != (due is None) or (since is not None and abs(since + wait - due) > 1e-3):
             found.append(f"{id}: cursor {consumer} waits {wait} since {since}, but is due at {due}")
         if text is not None:
             try:
                 batch = msgspec.json.decode(text, type=InFlightBatch)
             except msgspec.DecodeError as error:
-                found.append(f"{id}: cursor {consumer} has a batch in flight that does not read: {error}")
+                found.append(f"{id}: cursor {consumer} has a batch in flight that cannot be decoded: {error}")
                 continue
             items = (*batch.items, *(batch.remaining.items if batch.remaining else ()))
             beyond = [item.seq for item in items if item.seq > last]
@@ -312,7 +312,7 @@ def _cursors(cur: apsw.Cursor, id: str, last: int) -> list[str]:
     return found
 
 
-# -- the whole ---------------------------------------------------------------------------------------------------------
+# -- the whole store ---------------------------------------------------------------------------------------------------
 
 
 def _check_bindings(cur: apsw.Cursor) -> list[str]:
@@ -320,7 +320,7 @@ def _check_bindings(cur: apsw.Cursor) -> list[str]:
     moved: dict[str, str] = {}
     for session, text in fetch_rows(cur, "select session, body from entries where kind = 'changed' order by pos"):
         if text is None:
-            return []  # it may have been a move: nobody can tell any more
+            return []  # the erased entry may have bound an address, so the bindings cannot be computed
         body = decode_body(EntryKind.CHANGED, text)
         if isinstance(body, Changed) and isinstance(body.change, AddressBound):
             moved[body.change.address] = session
@@ -336,13 +336,13 @@ def _check_bindings(cur: apsw.Cursor) -> list[str]:
 
 
 def _find_stray_rows(cur: apsw.Cursor) -> list[str]:
-    """Rows that speak of sessions or entries there are not."""
+    """Rows that refer to sessions that do not exist."""
     found = []
     for table in ("entries", "pending", "operations", "cursors", "bindings"):
         for (session,) in fetch_rows(
             cur, f"select distinct session from {table} where session not in (select id from sessions)"
         ):
-            found.append(f"{table} speaks of session {session!r}, which does not exist")
+            found.append(f"{table} refers to session {session!r}, which does not exist")
     return found
 
 

@@ -1,8 +1,8 @@
-"""Remembers beside the database how far it was acknowledged. It is a witness only: nothing is ever read back from it.
+"""Stores in a file beside the database up to which pos commits were acknowledged. It only serves to detect losses.
 
-SQLite cannot tell a write-ahead log that lost its tail from one that never had it. The mark is written after every
-commit and not synced: it may lag behind the log after a power cut, but when it is ahead of it, something was lost.
-Its second line says since which start of the machine: whether there can have been a power cut since.
+SQLite cannot distinguish a write-ahead log that lost its end from one that never had it. The watermark is written after
+every commit and not synced. After a power cut it may be lower than the log's last pos, but if it is higher, entries
+were lost. Its second line is the id of the machine's boot, which tells whether there may have been a power cut since.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ def build_watermark_path(database: Path) -> Path:
 
 
 def check_watermark(path: Path, pos: int) -> None:
-    """Refuse a log that ends at `pos` if the mark at `path` says that more than that was acknowledged."""
+    """Raise StoreDamaged if the watermark at `path` is higher than `pos`, the end of the log."""
     acknowledged = read_watermark(path)
     if acknowledged > pos:
         raise StoreDamaged(
             f"the log ends at position {pos}, but everything up to {acknowledged} was acknowledged ({path}): "
-            f"the write-ahead log lost its tail, or the database was lost or replaced by an older copy",
-            remedy=f"bring the missing files back, or `everhold restore` puts the last backup in their place; "
-            f"if you meant to go back or to begin anew, delete {path}",
+            f"the write-ahead log lost its end, or the database was lost or replaced by an older copy",
+            remedy=f"bring the missing files back, or replace them with the last backup (`everhold restore`); "
+            f"if you want to continue with this older or new store, delete {path}",
         )
 
 
 def read_watermark(path: Path) -> int:
-    """How far the log beside `path` was acknowledged, as far as is known."""
+    """The pos up to which the log beside `path` was acknowledged, as far as is known."""
     text = _read_lines(path)[0]
     return int(text) if text.isdigit() else 0
 
 
 def is_same_boot(path: Path) -> bool:
-    """Whether the machine has been up ever since the log was written: then nothing that was written is lost."""
+    """Return whether the machine has not restarted since the log was written. Then no write is lost."""
     return _read_lines(path)[1] == read_boot_id() != b""
 
 
 def read_boot_id() -> bytes:
-    """What tells one start of the machine from the next; nothing where nobody says."""
+    """The id of the machine's present boot; empty on systems without one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     except OSError:
@@ -74,7 +74,7 @@ class WatermarkFile:
             os.lseek(self._handle, 0, os.SEEK_SET)
             os.write(self._handle, line)
         except OSError:
-            return False  # a full disk: the mark lags, which says less but nothing wrong
+            return False  # the disk is full; a watermark that is too low is allowed
         return True
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The one hand that writes: takes whatever is queued, commits it as one transaction, then tells everybody at once.
+"""The only writer of the database: commits all queued jobs as one transaction, then resolves their futures.
 
-It knows nothing of entries or lanes; a job is a function of a cursor. Nobody is told that a job succeeded before the
-transaction it was part of is on disk. `InlineWriter` is the same promise without a thread, for simulated worlds.
+A job is a function of an SQL cursor. A durable job's future is resolved only after its transaction is on disk.
+`InlineWriter` does the same without a thread, for the simulator.
 """
 
 from __future__ import annotations
@@ -27,63 +27,66 @@ from everhold.stores.sqlite.watermark import WatermarkFile
 
 MAX_BATCH_JOBS: Final = 256
 RESULTS_PER_LOOP: Final = 4
-"""How many of those who are not in a hurry are told at a time: what each does next keeps everybody else waiting."""
+"""How many futures of jobs that are not urgent are resolved per iteration of the event loop, because each resumed
+caller delays the others."""
 CHECKPOINT_PAGES: Final = 2000
 """The write-ahead log is copied into the database once it is this long."""
 OTHER_LOOP_POLL_SECONDS: Final = 0.01
-"""How soon a second event loop looks again whether the first one's commit is over."""
+"""How often a second event loop checks whether the first one's commit is finished."""
 MAX_SYNC_LAG_SECONDS: Final = 1.0
-"""For so long at most a power cut could take a job that need not be durable, when no durable one comes after it."""
+"""The longest time after which a job that need not be durable is synced, if no durable job follows it."""
 QUICK_DISK_SECONDS: Final = 0.002
-"""A disk that answers so soon is waited for on the spot, where nobody would make use of the wait: going to sleep and
-being woken twice is dearer."""
+"""A disk that syncs faster than this is waited for on the event loop if the loop has nothing else to do, because
+switching to the thread and back takes longer."""
 UNUSED_WAIT_SECONDS: Final = 0.0001
-"""Whoever computed for less than this during a wait made no use of it: so much goes into being woken."""
+"""If the event loop computes for less than this during a commit, it had nothing else to do. Waking it takes this
+long."""
 MAX_UNUSED_WAITS: Final = 3
-"""After so many waits in a row that nobody made use of, they are spent on the spot."""
+"""After this many such commits in a row, commits run on the event loop."""
 INLINE_COMMITS_PER_CHECK: Final = 16
-"""After so many of those it is seen whether that is still so."""
+"""After this many commits on the event loop, one runs on the thread again to check whether the loop is still idle."""
 SYNCHRONOUS_NORMAL: Final = 1
-"""SQLite's level at which a commit is written whole and in order, but not waited for until the next that is."""
+"""SQLite's level at which a commit is written completely and in order, but synced only with the next durable one."""
 
 T = TypeVar("T")
 WriteJob: TypeAlias = Callable[[apsw.Cursor], T]
 BulkWriter: TypeAlias = Callable[[apsw.Cursor, list[Any]], list[Any]]
-"""Does at once what several jobs that are alike would do one after another; raises if it does not know how."""
+"""Does the work of several jobs that are alike at once. Raises if it cannot."""
 
 
-# Plain tuples: two of each are made for every commit there is.
+# Plain tuples, because two are made for every commit.
 _QueuedJob: TypeAlias = tuple[WriteJob[Any], asyncio.Future[Any], bool, bool, bool, Any]
-"""The job, who waits for it, whether it is urgent, light and durable, and what it is about if others are alike."""
+"""The job, its future, whether it is urgent, light and durable, and its argument for the bulk writer or None."""
 _is_light: Final = itemgetter(3)
 _is_durable: Final = itemgetter(4)
 _bulk_key: Final = itemgetter(5)
 _JobOutcome: TypeAlias = tuple[asyncio.Future[Any], bool, Any, Exception | None]
 _is_urgent: Final = itemgetter(1)
 _WriterBatch: TypeAlias = tuple[list[_QueuedJob], list[Any] | None, asyncio.AbstractEventLoop]
-"""A batch, what its jobs returned if they have been run, and where to answer."""
+"""A batch, the results of its jobs if they have been run, and the event loop of their futures."""
 
 
 class _BaseWriter:
-    """What both writers share: the connection, and what is done around a commit."""
+    """What both writers share: the connection, transactions and checkpoints."""
 
     def __init__(self, db: apsw.Connection, path: Path) -> None:
         self.db = db
         self.cursor = db.cursor()
         self.path = path
         self.broken: StoreError | None = None
-        """Why nothing can be written any more, until the process has started anew."""
+        """Why nothing can be written any more, until the process restarts."""
         self.scrub_needed = False
-        """Set by a job that removed something for good, because that must not live on in the write-ahead log."""
+        """Set by a job that erased data, because that must not remain in the write-ahead log."""
         self.last_pos: int | None = None
-        """Set by a job that appended to the log: the last pos. None: it is unknown and has to be asked for."""
+        """The last pos, set by a job that appended entries. None: it is unknown and has to be queried."""
         self.batches = 0
         self.jobs = 0
         self._wal_pages = 0
         self.bulk_writer: BulkWriter | None = None
-        """What to do with several jobs that are alike, if there is a better way than one after another."""
+        """Runs several jobs that are alike at once, if set."""
         self.has_written = False
-        """Set by every commit that changed anything. One that did not was not synced, whatever the level."""
+        """Set by every commit that changed anything. SQLite does not sync a commit without changes, whatever the
+        level."""
         self._full_level: int = db.pragma("synchronous")
         self._current_level = self._full_level
         db.set_wal_hook(self._on_wal_commit)
@@ -95,11 +98,11 @@ class _BaseWriter:
 
     @property
     def is_wal_long(self) -> bool:
-        """Whether the write-ahead log is due to be copied into the database."""
+        """Whether the write-ahead log should be copied into the database."""
         return self._wal_pages >= CHECKPOINT_PAGES
 
     def run_transaction(self, job: WriteJob[T], *, durable: bool = True) -> T:
-        """Run a job as a transaction of its own, here and now."""
+        """Run a job in a transaction of its own, on the calling thread."""
         execute = self.cursor.execute
         try:
             self.set_synchronous(durable=durable)
@@ -119,15 +122,15 @@ class _BaseWriter:
         return result
 
     def set_synchronous(self, *, durable: bool) -> None:
-        """Whether the commits from here on wait for the disk."""
+        """Set whether the following commits wait for the disk."""
         level = self._full_level if durable else min(self._full_level, SYNCHRONOUS_NORMAL)
         if level != self._current_level:
-            # a pragma works when it is compiled: out of the cache it would do nothing
+            # A pragma takes effect when it is compiled, so a cached statement would do nothing.
             self.cursor.execute(f"pragma synchronous = {level}", can_cache=False)
             self._current_level = level
 
     def roll_back(self, error: apsw.Error) -> StoreError:
-        """Undo what was begun, and remember the error if nothing after it can be trusted."""
+        """Roll the transaction back. If the error is fatal, mark the writer as broken."""
         fault = translate_error(error, self.path)
         self.last_pos = None
         if is_fatal(error) and self.broken is None:
@@ -142,21 +145,21 @@ class _BaseWriter:
         return fault
 
     def build_refusal(self) -> StoreError:
-        """A fresh copy of what broke the writer, for one more caller."""
+        """Return a new copy of the error that broke the writer, for one more caller."""
         if self.broken is None:
             return StoreError(f"{self.path} is closed")
         kind = StoreDamaged if isinstance(self.broken, StoreDamaged) else StoreError
         return kind(self.broken.message, remedy=self.broken.remedy)
 
     def checkpoint_wal(self) -> None:
-        """Copy a long write-ahead log into the database, and empty it after something was removed for good."""
+        """Copy a long write-ahead log into the database. Empty the log if data was erased."""
         if not self.scrub_needed and not self.is_wal_long:
             return
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if self.scrub_needed else apsw.SQLITE_CHECKPOINT_PASSIVE
         try:
             self.db.wal_checkpoint(mode=mode)
         except (apsw.FullError, apsw.BusyError, apsw.LockedError):
-            return  # the log keeps what it has and the next commit tries again
+            return  # the log stays as it is, and the next commit tries again
         except apsw.Error as error:
             self.roll_back(error)
             return
@@ -165,9 +168,9 @@ class _BaseWriter:
 
 
 class InlineWriter(_BaseWriter):
-    """Runs each job at once, on the thread that asks."""
+    """Runs each job at once, on the calling thread."""
 
-    read_cursor = None  # others write to the same file
+    read_cursor = None  # other stores write to the same file
 
     async def write(
         self, job: WriteJob[T], *, urgent: bool = False, light: bool = False, durable: bool = True, alike: object = None
@@ -184,22 +187,21 @@ class InlineWriter(_BaseWriter):
 
 @dataclass(frozen=True, slots=True)
 class WriterClocks:
-    """The clocks by which the writer decides where it waits for the disk. A test puts its own here."""
+    """The clocks by which the writer decides where to commit. Tests replace them."""
 
     elapsed_seconds: Callable[[], float] = time.perf_counter
     """Read before and after each commit."""
     computed_seconds: Callable[[], float] = time.thread_time
-    """How long the calling thread has computed: read when the connection leaves the event loop and when it is back."""
+    """CPU time of the calling thread, read when the connection leaves the event loop and when it is back."""
 
 
 class ThreadWriter(_BaseWriter):
-    """Runs jobs where they are asked for, and lets a thread wait for the disk.
+    """Runs light jobs on the event loop, and commits on a thread.
 
-    The connection is in one place at a time. On the event loop it runs the light jobs that have queued up, as one
-    transaction; the thread commits it and brings the connection back. What may take longer runs on the thread from the
-    start. A writer that did everything on its thread would ask for Python's attention after each statement, and wait
-    for it behind the very work that waits for the writer. Where the disk is quick and nobody makes use of the wait for
-    it, it is not worth a thread.
+    Either the event loop or the thread uses the connection. The event loop runs the queued light jobs in one
+    transaction; the thread commits it and returns the connection. Jobs that may take longer run on the thread. If all
+    jobs ran on the thread, it would need the GIL after each statement, and compete for it with the tasks that wait for
+    the writer. If the disk is quick and the event loop has nothing else to do, the commit runs on the event loop, too.
     """
 
     def __init__(self, db: apsw.Connection, path: Path, mark: WatermarkFile | None, *, patience: float) -> None:
@@ -209,36 +211,36 @@ class ThreadWriter(_BaseWriter):
         self._lock_wait_ms = int(patience * 1000)
         self._queue: list[_QueuedJob] = []
         self._is_with_thread = False
-        """The connection is with the thread."""
+        """The thread uses the connection."""
         self._home_loop: asyncio.AbstractEventLoop | None = None
-        """Where it was when it left for the thread."""
+        """The event loop that passed it to the thread."""
         self._is_thread_idle = True
-        """The thread has nothing more to do with it, though nobody may have heard of that yet."""
+        """The thread has finished with it, though the event loop may not have noticed yet."""
         self._flush_loop: asyncio.AbstractEventLoop | None = None
-        """Where `_flush` is about to run."""
+        """The event loop on which `_flush` is scheduled."""
         self._batches: SimpleQueue[_WriterBatch | None] = SimpleQueue()
         self._current_batch: _WriterBatch | None = None
         self._is_sync_owed = True
-        """Something may have been written, perhaps by who was here before us, that the disk was not waited for with."""
+        """Commits may exist that were not synced, perhaps from an earlier process."""
         self._sync_loop: asyncio.AbstractEventLoop | None = None
-        """Where it is about to be seen to that the disk has it."""
+        """The event loop on which a sync is scheduled."""
         self.clocks = WriterClocks()
         self._average_sync_seconds = 2 * QUICK_DISK_SECONDS
-        """How long the disk has lately taken, on average."""
+        """Moving average of the duration of a commit."""
         self._left_thread_time = 0.0
-        """How long the event loop's thread had computed when the connection left."""
+        """CPU time of the event loop's thread when the connection left it."""
         self._unused_waits = 0
-        """How many waits in a row the event loop made no use of."""
+        """How many commits in a row on the thread during which the event loop was idle."""
         self._inline_commits = 0
-        """How many it has spent on the spot since it was last seen whether it could use one."""
+        """How many commits ran on the event loop since the last one on the thread."""
         self._closed = False
         self._is_thread_ended = False
-        """The thread was told to go."""
+        """The thread was asked to end."""
         self._skips_scrub_wait = False
-        """Somebody reads for so long that nobody waits any more to empty the write-ahead log."""
+        """A read takes so long that emptying the write-ahead log no longer waits for it."""
         self._wal_handle: int | None = None
-        """The write-ahead log, opened once: there may be no handle left when it has to be synced."""
-        db.set_busy_timeout(0)  # the event loop waits for nobody
+        """The write-ahead log, opened once, because no file handle may be free when it has to be synced."""
+        db.set_busy_timeout(0)  # the event loop must not wait for a lock
         self._thread = threading.Thread(target=self._run_thread, name="everhold-writer", daemon=True)
         self._thread.start()
 
@@ -251,24 +253,25 @@ class ThreadWriter(_BaseWriter):
     def write(
         self, job: WriteJob[T], *, urgent: bool = False, light: bool = False, durable: bool = True, alike: object = None
     ) -> asyncio.Future[T]:
-        """What `job` returned, once it is durable. The callers of `urgent` jobs are told first.
+        """Queue `job` and return the future of its result, which is resolved once the job is durable.
 
-        A `light` job takes so little time that all others can wait for it. The caller of a job that is not `durable` is
-        told once it is written, though a power cut could still take it, but never before everything durable ahead of it
-        is on the disk. Jobs that say what they are about are `alike`; `bulk` may do several of them as one.
+        Futures of `urgent` jobs are resolved first. A `light` job is so quick that it may run on the event loop. The
+        future of a job that is not `durable` is resolved once it is written, although a power cut may still remove it,
+        but never before all earlier durable jobs are on disk. `bulk_writer` may run several jobs at once that have
+        `alike`, which is its argument.
         """
         if self._closed or self.broken is not None:
             raise self.build_refusal()
         loop = asyncio.get_running_loop()
-        # the first commit in a log that starts over is one that the disk is waited for with, whatever it says
+        # SQLite syncs the first commit of a restarted write-ahead log in any case, so that one goes to the thread.
         if not durable and light and self._wal_pages and not self._is_with_thread and not self._queue:
-            with contextlib.suppress(StoreBusy):  # somebody else is writing: the thread has the patience
+            with contextlib.suppress(StoreBusy):  # another process writes; the thread waits for its lock
                 result = self.run_transaction(job, durable=False)
                 self._is_sync_owed = True
                 self._schedule_sync(loop)
-                told: asyncio.Future[T] = loop.create_future()
-                told.set_result(result)
-                return told
+                resolved: asyncio.Future[T] = loop.create_future()
+                resolved.set_result(result)
+                return resolved
         future: asyncio.Future[T] = loop.create_future()
         self._queue.append((job, future, urgent, light, durable, alike))
         self._schedule_flush(loop)
@@ -276,9 +279,9 @@ class ThreadWriter(_BaseWriter):
 
     async def close(self) -> None:
         self._closed = True
-        if self.broken is None and not self._is_thread_ended:  # whoever was cancelled here may come again
+        if self.broken is None and not self._is_thread_ended:  # a caller that was cancelled here may call again
             with contextlib.suppress(StoreError):
-                # whatever is queued goes before it
+                # all queued jobs are committed before it
                 await self._enqueue_empty_commit(asyncio.get_running_loop())
         if not self._is_thread_ended:
             self._is_thread_ended = True
@@ -286,16 +289,16 @@ class ThreadWriter(_BaseWriter):
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
     def _enqueue_empty_commit(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """A commit of nothing, which comes behind everything that is queued."""
+        """Queue an empty commit after all queued jobs."""
         future: asyncio.Future[None] = loop.create_future()
         self._queue.append((_commit_nothing, future, False, False, True, None))
         self._schedule_flush(loop)
         return future
 
     def _schedule_flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the queue written, once everybody who is ready now has had the chance to join it."""
+        """Write the queue in the next iteration of the event loop, so that all tasks that are ready can add jobs."""
         if self._is_with_thread and self._home_loop is not loop:
-            # it left from another loop, which may have ended without hearing that it is back
+            # Another loop passed the connection to the thread, and may have ended without noticing its return.
             if not self._is_thread_idle:
                 loop.call_later(OTHER_LOOP_POLL_SECONDS, self._schedule_flush, loop)
                 return
@@ -305,7 +308,7 @@ class ThreadWriter(_BaseWriter):
             loop.call_soon(self._flush, loop)
 
     def _schedule_sync(self, loop: asyncio.AbstractEventLoop) -> None:
-        """See to it that the disk gets what it was not waited for with, though nobody may have anything more to say."""
+        """Schedule a sync of commits that were not durable, in case no durable commit follows."""
         if self._sync_loop is not loop:
             self._sync_loop = loop
             loop.call_later(MAX_SYNC_LAG_SECONDS, self._sync_if_owed, loop)
@@ -313,7 +316,7 @@ class ThreadWriter(_BaseWriter):
     def _sync_if_owed(self, loop: asyncio.AbstractEventLoop) -> None:
         self._sync_loop = None
         if self._is_sync_owed and not self._closed and self.broken is None:
-            self._enqueue_empty_commit(loop).cancel()  # nobody waits for it
+            self._enqueue_empty_commit(loop).cancel()  # its result is not needed
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
         self._flush_loop = None
@@ -330,15 +333,15 @@ class ThreadWriter(_BaseWriter):
             try:
                 results = self._run_in_transaction(batch)
             except apsw.BusyError:
-                pass  # somebody else is writing: the thread has the patience
+                pass  # another process writes; the thread waits for its lock
             except apsw.Error as error:
                 self.roll_back(error)
-        # what was erased leaves the log before anybody hears of a later commit: that is for the thread
+        # Erased data must leave the write-ahead log before a later commit is reported, and the thread does that.
         if results is not None and self._can_commit_inline() and not self.scrub_needed:
             self._inline_commits += 1
             try:
                 outcomes = self._commit_batch(batch, results)
-            except BaseException:  # whatever it was, nobody may wait for ever
+            except BaseException:  # whatever the error, no caller may wait for ever
                 self._mark_stopped()
                 _resolve_outcomes(self._refuse_batch(batch), loop)
                 raise
@@ -349,14 +352,14 @@ class ThreadWriter(_BaseWriter):
                 if self._queue:
                     self._schedule_flush(loop)
                 return
-            batch, results = [], None  # there is only something to be tidied up
+            batch, results = [], None  # only the checkpoint is left to do
         self._is_with_thread, self._is_thread_idle, self._home_loop = True, False, loop
         if batch:
             self._left_thread_time, self._inline_commits = self.clocks.computed_seconds(), 0
         self._batches.put((batch, results, loop))
 
     def _can_commit_inline(self) -> bool:
-        """Whether the disk is quick, and nobody here would make use of the wait for it."""
+        """Return whether the disk is quick and the event loop has nothing else to do during a commit."""
         return (
             self._unused_waits >= MAX_UNUSED_WAITS
             and self._average_sync_seconds < QUICK_DISK_SECONDS
@@ -364,8 +367,9 @@ class ThreadWriter(_BaseWriter):
         )
 
     def _run_in_transaction(self, batch: list[_QueuedJob]) -> list[Any] | None:
-        """Run all jobs in one transaction that is left open, since hardly ever one fails; None, and nothing done, if
-        one does."""
+        """Run all jobs in one transaction and leave it open. Return None, with nothing done, if one of them fails,
+        which is rare.
+        """
         self.set_synchronous(durable=_any_durable(batch))
         strategies: tuple[Callable[[apsw.Cursor, list[_QueuedJob]], list[Any]], ...] = (_run_one_by_one,)
         if self.bulk_writer is not None and len(batch) - [*map(_bulk_key, batch)].count(None) > 1:
@@ -381,10 +385,10 @@ class ThreadWriter(_BaseWriter):
                 self.cursor.execute("rollback")
                 if not isinstance(error, Exception):
                     raise
-        return None  # whatever a job raises is its caller's alone: they all go again, each by itself
+        return None  # a job's error concerns only its caller, so all jobs run again, each in a savepoint
 
     def _run_in_bulk(self, cursor: apsw.Cursor, batch: list[_QueuedJob]) -> list[Any]:
-        """In the order they came; those next to each other that are alike as one."""
+        """Run the jobs in their order. Consecutive jobs that are alike run as one."""
         assert self.bulk_writer is not None
         results: list[Any] = []
         alike: list[Any] = []
@@ -401,7 +405,7 @@ class ThreadWriter(_BaseWriter):
         return results
 
     def _on_batch_committed(self, outcomes: list[_JobOutcome], loop: asyncio.AbstractEventLoop, *, back: bool) -> None:
-        """A batch was committed; and, unless the thread has more to do, the connection is here again."""
+        """Resolve the futures of a committed batch. With `back`, the thread has returned the connection."""
         if outcomes:
             used = self.clocks.computed_seconds() - self._left_thread_time
             self._unused_waits = self._unused_waits + 1 if used < UNUSED_WAIT_SECONDS else 0
@@ -417,9 +421,9 @@ class ThreadWriter(_BaseWriter):
 
     def _run_thread(self) -> None:
         try:
-            while (load := self._batches.get()) is not None:
-                self._current_batch = load
-                batch, results, loop = load
+            while (current := self._batches.get()) is not None:
+                self._current_batch = current
+                batch, results, loop = current
                 outcomes = self._commit_batch(batch, results)
                 if self.scrub_needed:
                     self._scrub_wal()
@@ -434,7 +438,7 @@ class ThreadWriter(_BaseWriter):
             self._clean_up_thread()
 
     def _clean_up_thread(self) -> None:
-        """Whatever ended this thread, nobody may wait for it for ever."""
+        """Refuse all waiting jobs and close the files, so that no caller waits for an ended thread."""
         if not self._closed:
             self._mark_stopped()
         if self._current_batch is not None:
@@ -476,7 +480,9 @@ class ThreadWriter(_BaseWriter):
         return outcomes
 
     def _run_in_savepoints(self, batch: list[_QueuedJob]) -> list[_JobOutcome]:
-        """All jobs in one transaction, each in a savepoint: one job's failure leaves its neighbours alone."""
+        """Run all jobs in one transaction, each in a savepoint, so that the failure of one does not affect the
+        others.
+        """
         cursor = self.cursor
         execute = cursor.execute
         outcomes: list[_JobOutcome] = []
@@ -490,7 +496,7 @@ class ThreadWriter(_BaseWriter):
             execute("savepoint job")
             try:
                 outcomes.append((future, urgent, job(cursor), None))
-            # One job's failure is its caller's alone, whatever it is; the neighbours in the batch go on.
+            # The failure of a job, whatever it is, concerns only its caller; the other jobs continue.
             except Exception as error:
                 if isinstance(error, apsw.Error):
                     if is_transaction_lost(error):
@@ -504,8 +510,9 @@ class ThreadWriter(_BaseWriter):
         return outcomes
 
     def _scrub_wal(self) -> None:
-        """Empty the write-ahead log, which takes a moment when nobody reads in it. Who reads for long is not waited for
-        twice: everybody else's commits would wait, too."""
+        """Empty the write-ahead log, after waiting for reads that use it. A long read is not waited for twice, because
+        all commits would wait, too.
+        """
         self.db.set_busy_timeout(0 if self._skips_scrub_wait else self._lock_wait_ms)
         try:
             self.checkpoint_wal()
@@ -514,7 +521,7 @@ class ThreadWriter(_BaseWriter):
         self._skips_scrub_wait = self.scrub_needed
 
     def _record_durable(self) -> None:
-        """What was committed is on the disk, and all ahead of it: SQLite syncs nothing for a commit of nothing."""
+        """Make sure that all commits are on disk, and advance the watermark. SQLite does not sync an empty commit."""
         if self._is_sync_owed and not self.has_written:
             self._sync_wal()
         self._is_sync_owed = False
@@ -525,13 +532,13 @@ class ThreadWriter(_BaseWriter):
 
     def _sync_wal(self) -> None:
         if self._full_level <= SYNCHRONOUS_NORMAL:
-            return  # nobody wants to wait for the disk
+            return  # the store was opened without syncing
         if self._wal_handle is None:
             try:
                 self._wal_handle = os.open(f"{self.path}-wal", os.O_RDWR)
             except FileNotFoundError:
                 return
-            except OSError as error:  # nothing is lost: what is owed stays owed
+            except OSError as error:  # nothing is lost, because the sync stays owed
                 raise apsw.CantOpenError(f"the write-ahead log could not be opened: {error}") from error
         try:
             os.fsync(self._wal_handle)
@@ -549,7 +556,7 @@ class ThreadWriter(_BaseWriter):
         self, outcomes: list[_JobOutcome], loop: asyncio.AbstractEventLoop, *, back: bool = True
     ) -> None:
         self._is_thread_idle = back
-        with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits there any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits there
             loop.call_soon_threadsafe(functools.partial(self._on_batch_committed, outcomes, loop, back=back))
 
 
@@ -565,7 +572,7 @@ def _any_durable(batch: list[_QueuedJob]) -> bool:
 
 
 def _resolve_outcomes(outcomes: list[_JobOutcome], loop: asyncio.AbstractEventLoop) -> None:
-    """Tell those in a hurry at once, and the others a few with each round of the loop, in the order they came."""
+    """Resolve urgent futures at once, and the others gradually, in their order."""
     if len(outcomes) <= RESULTS_PER_LOOP or all(map(_is_urgent, outcomes)):
         _settle_futures(outcomes)
     else:
@@ -582,11 +589,11 @@ def _resolve_gradually(outcomes: list[_JobOutcome], loop: asyncio.AbstractEventL
 def _settle_futures(outcomes: list[_JobOutcome]) -> None:
     for future, _, result, error in outcomes:
         if future.done():
-            continue  # its caller gave up waiting; what was committed stands
+            continue  # its caller no longer waits; the commit stays
         try:
             if error is None:
                 future.set_result(result)
             else:
                 future.set_exception(error)
         except RuntimeError:
-            pass  # its loop is closed: nobody waits there any more
+            pass  # its loop is closed, so no task waits there

@@ -14,7 +14,7 @@ import pytest
 
 from everhold.core.entries import EntryDraft, Thought
 from everhold.errors import Conflict, InvalidRequest
-from everhold.ports.store import Spend, Step, Store
+from everhold.ports.store import BudgetSpend, Step, Store
 from everhold.testing.contracts.store_cursors import StoreCursorContract
 from everhold.testing.contracts.store_log import StoreLogContract
 from everhold.testing.contracts.store_operations import StoreOperationsContract
@@ -31,18 +31,18 @@ class StoreContract(StoreLogContract, StoreOperationsContract, StoreCursorContra
 
     @store_promise
     async def test_what_was_spent_adds_up_per_budget_and_day(self, scene: StoreScenario) -> None:
-        await scene.commit(spends=(Spend(budget="agent:main", day="d1", usd=0.25, tokens=10),))
+        await scene.commit(spends=(BudgetSpend(budget="agent:main", day="d1", usd=0.25, tokens=10),))
         await scene.commit(
             spends=(
-                Spend(budget="agent:main", day="d1", usd=0.5, tokens=5),
-                Spend(budget="agent:main", day="d2", usd=1.0),
-                Spend(budget="person:ada", day="d1", tokens=1),
+                BudgetSpend(budget="agent:main", day="d1", usd=0.5, tokens=5),
+                BudgetSpend(budget="agent:main", day="d2", usd=1.0),
+                BudgetSpend(budget="person:ada", day="d1", tokens=1),
             )
         )
         spent = await scene.store.get_spend("agent:main", "d1")
         assert (spent.usd, spent.tokens) == (0.75, 15)
         assert (await scene.store.get_spend("agent:main", "d2")).usd == 1.0
-        assert await scene.store.get_spend("nobody", "d1") == Spend(budget="nobody", day="d1")
+        assert await scene.store.get_spend("nobody", "d1") == BudgetSpend(budget="nobody", day="d1")
         assert await scene.store.list_spends("agent:", "d1") == [spent]
         assert [it.budget for it in await scene.store.list_spends("", "d1")] == ["agent:main", "person:ada"]
         assert await scene.store.list_spends("chat:", "d1") == []

@@ -6,14 +6,23 @@ import pytest
 
 from everhold.core.entries import Began, ChatLocation, Ended, EntryDraft, Noted, Said
 from everhold.errors import InvalidRequest, LeaseLost
-from everhold.ports.store import CursorUpdate, DeadLetter, InFlightBatch, Item, Receipt, RetryDelay, Step, Wakeup
+from everhold.ports.store import (
+    CursorUpdate,
+    DeadLetter,
+    DeliveryItem,
+    InFlightBatch,
+    Receipt,
+    RetryDelay,
+    Step,
+    Wakeup,
+)
 from everhold.testing.contracts.store_scenario import StoreScenario, make_heard, make_own_draft, store_promise
 
 TEN_YEARS_SECONDS = 10 * 365 * 86_400.0
 
 
 def make_in_flight_batch(*seqs: int, digest: str = "d", state: str = "sent") -> InFlightBatch:
-    items = tuple(Item(seq=seq, key=f"k{seq}") for seq in seqs)
+    items = tuple(DeliveryItem(seq=seq, key=f"k{seq}") for seq in seqs)
     return InFlightBatch(items=items, upto=max(seqs), digest=digest, state=state)  # type: ignore[arg-type]
 
 

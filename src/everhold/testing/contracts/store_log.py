@@ -29,7 +29,7 @@ from everhold.core.entries import (
     Thought,
 )
 from everhold.errors import Conflict, InvalidRequest, LeaseLost, NotFound, Refused
-from everhold.ports.store import Cited, Opening, Spend, StateNamespace, StateWrite, Step
+from everhold.ports.store import BudgetSpend, CitedEntry, SessionOpening, StateNamespace, StateWrite, Step
 from everhold.testing.contracts.store_scenario import (
     StoreScenario,
     get_heard_text,
@@ -130,15 +130,15 @@ class StoreLogContract:
     @store_promise
     async def test_places_are_read_together_with_whose_they_are(self, scenario: StoreScenario) -> None:
         await scenario.commit(Noted(text="1"), Noted(text="2"))
-        await scenario.commit(Noted(text="3"), session="t", opens=Opening(agent="aide", address="test:t"))
+        await scenario.commit(Noted(text="3"), session="t", opens=SessionOpening(agent="aide", address="test:t"))
         await scenario.erase_entries(2)
         one, two = await scenario.store.get_entry("s", 1), await scenario.store.get_entry("s", 2)
         three = await scenario.store.get_entry("t", 1)
         found = await scenario.store.get_cited_entries([("t", 1), ("s", 2), ("s", 1), ("s", 99), ("nobody's", 1)])
         assert found == {
-            ("s", 1): Cited(agent="main", entry=one),
-            ("s", 2): Cited(agent="main", entry=two),
-            ("t", 1): Cited(agent="aide", entry=three),
+            ("s", 1): CitedEntry(agent="main", entry=one),
+            ("s", 2): CitedEntry(agent="main", entry=two),
+            ("t", 1): CitedEntry(agent="aide", entry=three),
         }
         assert found["s", 2].entry.body is None
         assert await scenario.store.get_cited_entries([]) == {}
@@ -233,7 +233,7 @@ class StoreLogContract:
                 make_heard("never"),
                 seen=0,
                 wakeups=(),
-                spends=(Spend(budget="p", day="d", usd=1.0),),
+                spends=(BudgetSpend(budget="p", day="d", usd=1.0),),
                 blobs=(b"never",),
                 state_writes=(StateWrite(namespace=StateNamespace.SCHEDULE, key="n", value="v", version=0),),
             )
@@ -348,7 +348,7 @@ class StoreLogContract:
             scenario.open_session("b", address="chat:1"),
             return_exceptions=True,
         )
-        assert sorted(type(one).__name__ for one in done) == ["Committed", "Conflict"]
+        assert sorted(type(one).__name__ for one in done) == ["CommitResult", "Conflict"]
         assert await scenario.store.resolve_address("chat:1") == "a"
 
     @store_promise

@@ -26,11 +26,11 @@ from everhold.core.entries import (
 from everhold.ports.store import (
     Change,
     Claim,
-    Committed,
+    CommitResult,
     ConsumerCursor,
     CursorUpdate,
-    Opening,
     RetryDelay,
+    SessionOpening,
     Step,
     Store,
     Wakeup,
@@ -46,14 +46,14 @@ class StoreScenario:
 
     async def commit(
         self, *bodies: EntryBody | EntryDraft, session: str = "s", at: float = 1.0, step: Step = Step.NOTE, **rest: Any
-    ) -> Committed:
+    ) -> CommitResult:
         drafts = tuple(
             one if isinstance(one, EntryDraft) else EntryDraft(body=one, author="person:ada") for one in bodies
         )
         return await self.store.commit(Change(step=step, session=session, at=at, entries=drafts, **rest))
 
-    async def open_session(self, session: str, *, address: str = "", at: float = 0.0, **opening: Any) -> Committed:
-        opens = Opening(agent="main", address=address or f"test:{session}", **opening)
+    async def open_session(self, session: str, *, address: str = "", at: float = 0.0, **opening: Any) -> CommitResult:
+        opens = SessionOpening(agent="main", address=address or f"test:{session}", **opening)
         return await self.commit(session=session, at=at, step=Step.ACCEPT, opens=opens)
 
     async def commit_heard(
@@ -137,12 +137,12 @@ class StoreScenario:
 
     async def erase_entries(
         self, *seqs: int, session: str = "s", compressions: tuple[int, ...] = (), **rest: Any
-    ) -> Committed:
+    ) -> CommitResult:
         return await self.commit(
             Erased(seqs=seqs, compressions=compressions), session=session, step=Step.ERASE, erase=seqs, **rest
         )
 
-    async def update_cursor(self, claim: Claim, *, at: float = 1.0, session: str = "s", **update: Any) -> Committed:
+    async def update_cursor(self, claim: Claim, *, at: float = 1.0, session: str = "s", **update: Any) -> CommitResult:
         return await self.commit(
             session=session, at=at, step=Step.CURSOR_SETTLE, claim=claim, cursor=CursorUpdate(**update)
         )

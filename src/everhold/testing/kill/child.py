@@ -29,7 +29,7 @@ from everhold.engine.supervisor import LEASE_SECONDS, WorkerSupervisor
 from everhold.errors import HomeBusy, Refused
 from everhold.ingress.accept import MessageAcceptor
 from everhold.ports.platform import IncomingMessage, Platform, SupportsDrafts
-from everhold.ports.store import Change, ConsumerCursor, Spend, StateNamespace, Step, Store, make_state_scope
+from everhold.ports.store import BudgetSpend, Change, ConsumerCursor, StateNamespace, Step, Store, make_state_scope
 from everhold.stores.sqlite import HomeLock
 from everhold.telemetry.logs import open_log
 from everhold.testing.kill import world
@@ -159,7 +159,7 @@ class OrderExecutor:
                 return None
             case "pay":
                 await self._commit_without_session(
-                    Step.SPEND, spends=(Spend(budget=given["purse"], day=world.SPENDING_DAY, tokens=1),)
+                    Step.SPEND, spends=(BudgetSpend(budget=given["purse"], day=world.SPENDING_DAY, tokens=1),)
                 )
                 return None
             case "mark":

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from everhold.ports.store import Change, Claim, Committed, Now, Step
+from everhold.ports.store import Change, Claim, CommitResult, Now, Step
 from everhold.stores.sqlite import SqliteStore
 
 KillMoment: TypeAlias = Literal["before", "after"]
@@ -56,7 +56,7 @@ class KillableStore(SqliteStore):
 
     kill_switch = KillSwitch()
 
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         self.kill_switch(change.step, "before")
         done = await super().commit(change)
         self.kill_switch(change.step, "after")

@@ -1,4 +1,4 @@
-"""Memory services on loopback, as their own clients know them: each keeps what reaches it, and can fail.
+"""Fake memory services on loopback that store what they receive and can be made to fail.
 
-They speak the recorded wire formats to the unmodified SDKs, and need nothing but the standard library.
+They speak the recorded wire formats to the unmodified SDKs, and need only the standard library.
 """

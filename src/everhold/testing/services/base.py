@@ -1,7 +1,7 @@
-"""A small HTTP service with a memory and a will of its own: what every fake of a memory service has in common.
+"""A small HTTP service with state and faults: what all fakes of memory services share.
 
-Its state outlives whoever calls it. A fault is armed for the next requests that fit, and does one of the things real
-services were seen doing: it is never kinder than the world.
+Its state outlives its clients. A fault applies to the next matching requests and does something that real services were
+seen to do.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 ServiceFaultKind: TypeAlias = Literal[
-    "refuse",  # answers `status`, having done nothing
-    "after",  # does it, then answers `status`
-    "lose",  # does it, then hangs up
-    "drop",  # hangs up, having done nothing
-    "hang",  # does nothing, says nothing
-    "wait",  # does it and answers once the fault is `released`
-    "mute",  # does it, says nothing
-    "slow",  # waits `seconds`, does it, answers
-    "late",  # hangs up, and does it `seconds` later all the same
-    "idle",  # does it, answers, then resets the connection while nobody looks
-    "hollow",  # answers as if it had been done, and keeps nothing
-    "garbage",  # does it, and answers what nobody can read
-    "empty",  # does nothing, answers success with nothing in it
-    "twice",  # does it twice
+    "refuse",  # respond with `status` without doing it
+    "after",  # do it, then respond with `status`
+    "lose",  # do it, then close the connection
+    "drop",  # close the connection without doing it
+    "hang",  # do nothing and send no response
+    "wait",  # do it and respond when the fault is `released`
+    "mute",  # do it and send no response
+    "slow",  # wait `seconds`, do it, respond
+    "late",  # close the connection, but do it `seconds` later
+    "idle",  # do it, respond, then reset the idle connection
+    "hollow",  # respond as if it had been done, and store nothing
+    "garbage",  # do it, and send an unreadable response
+    "empty",  # do nothing, respond with success and an empty body
+    "twice",  # do it twice
 ]
 
 _WORD: Final = re.compile(r"\w+")
@@ -54,12 +54,12 @@ class ServiceRequest:
     headers: Mapping[str, str]
     json: Any
     pairs: tuple[tuple[str, str], ...] = ()
-    """The query with whatever it says more than once."""
+    """The query, with all values of repeated names."""
 
 
 @dataclass(frozen=True)
 class ServiceReply:
-    """What is answered."""
+    """A response."""
 
     body: Any = None
     status: int = 200
@@ -67,7 +67,7 @@ class ServiceReply:
 
 
 class ServiceRefusal(Exception):
-    """How a service says no."""
+    """An error response."""
 
     def __init__(self, status: int, body: Any) -> None:
         super().__init__(f"{status}: {body}")
@@ -76,17 +76,17 @@ class ServiceRefusal(Exception):
 
 @dataclass
 class ServiceFault:
-    """What happens to the next `times` requests that fit; without a number, to all until it is lifted."""
+    """What happens to the next `times` matching requests; without a number, to all until `clear_faults`."""
 
     kind: ServiceFaultKind
     method: str = ""
     path: str = ""
-    """A regular expression that is searched for in the path."""
+    """A regular expression that is searched in the path."""
     says: str = ""
-    """Only a request whose body has this word in it."""
+    """Only requests whose body contains this text match."""
     times: int | None = 1
     skip: int = 0
-    """Requests that fit and are let through first."""
+    """Matching requests that are let through first."""
     status: int = 503
     retry_after: float | None = None
     seconds: float = 0.0
@@ -113,7 +113,7 @@ class LoopbackService:
     routes: ClassVar[tuple[tuple[str, str, str], ...]]
     """(method, path with {names}, the method that answers)."""
     state: Any
-    """What it keeps; may be copied deeply."""
+    """What it stores; can be copied deeply."""
 
     def __init__(self, *, key: str | None = None) -> None:
         self.key = key
@@ -138,22 +138,22 @@ class LoopbackService:
     def plan_fault(
         self, how: ServiceFaultKind, path: str = "", *, method: str = "", times: int | None = 1, **more: Any
     ) -> ServiceFault:
-        """Arm a fault. The first that fits is used up first."""
+        """Arm a fault. The first matching fault applies."""
         armed = ServiceFault(kind=how, path=path, method=method, times=times, **more)
         self._faults.append(armed)
         return armed
 
     @property
     def pending_faults(self) -> int:
-        """Faults that nobody has met yet."""
+        """Return the faults that no request has met yet."""
         return len(self._faults)
 
     def clear_faults(self) -> None:
-        """No faults any more."""
+        """Remove all faults."""
         self._faults.clear()
 
     def find_requests(self, path: str, method: str = "") -> list[ServiceRequest]:
-        """Requests that reached it, carried out or not."""
+        """Return the requests that reached it, carried out or not."""
         return [call for call in self.requests if (not method or call.method == method) and re.search(path, call.path)]
 
     async def start(self) -> None:
@@ -161,7 +161,7 @@ class LoopbackService:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Hang up on everybody; what it keeps, stays. `start` brings it back under the same address."""
+        """Close all connections and keep the state. `start` brings it back at the same address."""
         if self._server is None:
             return
         self._server.close()
@@ -182,7 +182,7 @@ class LoopbackService:
 
     @contextlib.contextmanager
     def threaded(self) -> Iterator[Self]:
-        """For callers without a loop, or whose loop is virtual: serves from a thread of its own."""
+        """Serve from a thread of its own, for callers without an event loop or with a virtual one."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name=type(self).__name__, daemon=True)
         thread.start()
@@ -196,7 +196,7 @@ class LoopbackService:
             thread.join()
             loop.close()
 
-    # -- a connection ------------------------------------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------------------------------------
 
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -215,13 +215,13 @@ class LoopbackService:
                 if not await self._answer_request(call, writer):
                     break
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the caller left
+            pass  # the client closed the connection
         finally:
             self._writers.discard(writer)
             writer.close()
 
     async def _answer_request(self, call: ServiceRequest, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection may be used again."""
+        """Answer a request; return whether the connection may be used again."""
         fault = next((it for it in self._faults if it.applies_to(call)), None)
         self._faults = [it for it in self._faults if it.times is None or it.times > 0]
         if fault is None:
@@ -270,7 +270,7 @@ class LoopbackService:
         return True
 
     def _cut_off(self, call: ServiceRequest, fault: ServiceFault, writer: asyncio.StreamWriter) -> None:
-        """Break the connection: after the request was carried out, long before, or without ever doing so."""
+        """Break the connection: after the request was carried out, long before, or without carrying it out."""
         if fault.kind == "lose":
             self.execute_request(call)
         elif fault.kind == "late":
@@ -278,7 +278,7 @@ class LoopbackService:
         _abort_connection(writer)
 
     def execute_request(self, call: ServiceRequest) -> ServiceReply:
-        """Carry a request out."""
+        """Carry out a request."""
         if not self.is_authorised(call.headers):
             return self.make_unauthorised_reply()
         known = False
@@ -304,12 +304,12 @@ class LoopbackService:
 
 
 def score_overlap(query: str, text: str) -> float:
-    """How much of a question a text has words for; what stands in for meaning here."""
+    """Return the share of the query's words that a text contains; a stand-in for embeddings."""
     asked, there = (set(_WORD.findall(it.casefold())) for it in (query, text))
     return len(asked & there) / len(asked) if asked else 0.0
 
 
-# -- bytes -------------------------------------------------------------------------------------------------------------
+# -- wire format -------------------------------------------------------------------------------------------------------
 
 
 async def _read_request(reader: asyncio.StreamReader) -> ServiceRequest | None:

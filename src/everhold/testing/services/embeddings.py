@@ -1,6 +1,6 @@
-"""Embeddings on loopback, in the dialect everybody speaks: words are hashed into a vector, so alike texts are near.
+"""A fake of OpenAI's embeddings API on loopback: words are hashed into a vector, so similar texts are near.
 
-For memories that run in process and want somebody to embed for them.
+For memories that run in process and need an embedding service.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EmbeddingsService(LoopbackService):
         return {"object": "list", "data": data, "model": "words", "usage": {"prompt_tokens": 1, "total_tokens": 1}}
 
     def chat(self, call: ServiceRequest) -> dict[str, Any]:
-        """A language model that never says anything of use."""
+        """Answer as a language model without useful content."""
         return {
             "id": "chat",
             "object": "chat.completion",

@@ -1,7 +1,7 @@
-"""Hindsight on loopback, as its API answers: banks, documents, operations, recall, reflect.
+"""A fake Hindsight on loopback that answers as its API does: banks, documents, operations, recall, reflect.
 
-A document is replaced by another under its id; an operation is recognised by its id, and whatever else comes under that
-id is dropped in silence. What its language model would extract is replaced by one fact per document, word for word.
+A document replaces another with the same id. An operation is recognised by its id, and other content under that id is
+silently dropped. Instead of extraction by a language model, each document yields one fact, word for word.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass
 class HindsightServiceState:
-    """What the service keeps."""
+    """What the service stores."""
 
     banks: dict[str, Row] = field(default_factory=dict)
     documents: dict[tuple[str, str], Row] = field(default_factory=dict)
     operations: dict[str, Row] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
-    """Ids of documents in the order they were written, rewritten ones again."""
+    """Ids of documents in the order they were written; rewritten documents again."""
     loose: int = 0
     """Documents that came without an id."""
 
 
 class HindsightService(LoopbackService):
-    """The service. `holding` keeps operations waiting until `work`; `breaking` makes them fail; `forgetful` makes them
-    report success with their facts dropped."""
+    """The service. `holding` keeps operations pending until `work`; `breaking` makes them fail; `forgetful` makes them
+    report success but drop their facts.
+    """
 
     routes = (
         ("GET", "/health", "health"),
@@ -65,14 +66,14 @@ class HindsightService(LoopbackService):
         self.loses_operations = False
         self._count = itertools.count(1)
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- inspection --------------------------------------------------------------------------------------------------
 
     def texts(self, bank: str) -> list[str]:
-        """The documents of a bank, in the order they were first written."""
+        """Return the documents of a bank, in the order they were first written."""
         return [row["text"] for (where, _), row in self.state.documents.items() if where == bank]
 
     def process_operations(self) -> None:
-        """Do what was only accepted so far."""
+        """Carry out the accepted operations."""
         for operation in self.state.operations.values():
             if operation["status"] == "pending":
                 self._process_operation(operation)
@@ -187,7 +188,7 @@ class HindsightService(LoopbackService):
             self.state.documents[bank, document] = row
             self.state.order.append(document)
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------------
 
     def recall(self, call: ServiceRequest, bank: str) -> Row:
         rows = [
@@ -300,7 +301,7 @@ class HindsightService(LoopbackService):
         )
         return {"api_version": "1.1.0", "features": dict.fromkeys(names.split(), True)}
 
-    # -- small things ------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _find_documents(self, bank: str) -> list[Row]:
         return [row for (where, _), row in self.state.documents.items() if where == bank]
@@ -316,7 +317,9 @@ class HindsightService(LoopbackService):
 
 
 def _has_matching_tags(tags: Sequence[str], wanted: Sequence[str] | None, match: str | None) -> bool:
-    """`any` and `all` let through what has no tags: whoever wants to keep people apart must ask strictly."""
+    """Match tags. `any` and `all` let untagged documents through, so a caller that separates people must match
+    strictly.
+    """
     if not wanted:
         return True
     if not tags:

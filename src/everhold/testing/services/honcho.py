@@ -1,7 +1,8 @@
-"""Honcho on loopback, as its API v3 answers: workspaces, peers, sessions, messages, conclusions, cards, context.
+"""A fake Honcho on loopback that answers as its API v3 does: workspaces, peers, sessions, messages, conclusions, cards,
+context.
 
-Creating is get-or-create; writes have no key and are never recognised; messages cannot be deleted. What its reasoning
-would derive is replaced by what was concluded.
+Creating is get-or-create; writes have no key, so repeats are not recognised; messages cannot be deleted. Instead of
+reasoning, it returns the stored conclusions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Row = dict[str, Any]
 
 @dataclass
 class HonchoServiceState:
-    """What the service keeps."""
+    """What the service stores."""
 
     workspaces: dict[str, Row] = field(default_factory=dict)
     peers: dict[tuple[str, str], Row] = field(default_factory=dict)
@@ -34,11 +35,11 @@ class HonchoServiceState:
     conclusions: list[Row] = field(default_factory=list)
     cards: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)
     created: list[str] = field(default_factory=list)
-    """Names of the sessions that came to be, in order: what a test counts."""
+    """Names of the created sessions, in order, for tests to count."""
 
 
 class HonchoService(LoopbackService):
-    """The service; `state` is what to look at."""
+    """The service; tests inspect `state`."""
 
     routes = (
         ("POST", "/v3/workspaces", "workspace"),
@@ -71,10 +72,10 @@ class HonchoService(LoopbackService):
         self.state = HonchoServiceState()
         self._count = itertools.count(1)
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- inspection --------------------------------------------------------------------------------------------------
 
     def texts(self, session: str) -> list[str]:
-        """What was said in a session, in the order it was kept."""
+        """Return the messages of a session, in the order they were stored."""
         return [row["content"] for row in self.state.messages if row["session_id"] == session]
 
     def list_conclusion_texts(self) -> list[str]:
@@ -149,7 +150,7 @@ class HonchoService(LoopbackService):
                 raise _make_invalid_refusal("content", "String should have at most 25000 characters")
             _check_name({"id": message["peer_id"]})
         _check_name({"id": session})
-        # all of them or none: the service adds them in one transaction
+        # all or none, because the service adds them in one transaction
         self._get_or_create_session(workspace, session, {message["peer_id"]: {} for message in given})
         rows = [
             {
@@ -300,7 +301,7 @@ class HonchoService(LoopbackService):
             "pending_work_units": 0,
         }
 
-    # -- small things ------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _next_id(self, kind: str) -> str:
         return f"{kind}_{next(self._count):018d}xyz"

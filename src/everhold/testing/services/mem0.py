@@ -1,7 +1,8 @@
-"""Mem0's platform on loopback, as its API answers: memories are added through a queue, searched, listed and deleted.
+"""A fake of Mem0's platform on loopback that answers as its API does: memories are added by a queue, searched, listed,
+deleted.
 
-Nothing that is added has a key, and a repeat is another memory. Extraction by a language model is replaced by keeping
-each message as it is. The server that people run themselves answers here, too: it has other paths, and no queue.
+An added memory has no key, so a repeat is another memory. Instead of extraction by a language model, each message is
+stored as it is. It also answers as the self-hosted server, which has other paths and no queue.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass
 class Mem0ServiceState:
-    """What the service keeps."""
+    """What the service stores."""
 
     memories: dict[str, Row] = field(default_factory=dict)
     events: dict[str, Row] = field(default_factory=dict)
 
 
 class Mem0Service(LoopbackService):
-    """The service. `holding` keeps what was added in the queue until `work`; `breaking` makes so many of them fail."""
+    """The service. `holding` keeps added memories in the queue until `work`; `breaking` makes that
+    many of them fail.
+    """
 
     routes = (
         ("GET", "/v1/ping", "ping"),
@@ -54,18 +57,18 @@ class Mem0Service(LoopbackService):
         given = (headers.get("authorization"), headers.get("x-api-key"))
         return self.key is None or given in ((f"Token {self.key}", None), (None, self.key))
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- inspection --------------------------------------------------------------------------------------------------
 
     def texts(self, user: str = "") -> list[str]:
         return [row["memory"] for row in self.state.memories.values() if not user or row["user_id"] == user]
 
     def process_events(self) -> None:
-        """Do what is in the queue."""
+        """Process the queue."""
         for event in self.state.events.values():
             if event["status"] == "PENDING":
                 self._process_event(event)
 
-    # -- answering ---------------------------------------------------------------------------------------------------
+    # -- endpoints ---------------------------------------------------------------------------------------------------
 
     def ping(self, call: ServiceRequest) -> Row:
         return {"status": "ok", "org_id": "org", "project_id": "project", "user_email": ""}

@@ -1,7 +1,8 @@
-"""Supermemory on loopback, as its API v5 answers: documents in namespaces, what was learned from them, search, profile.
+"""A fake Supermemory on loopback that answers as its API v5 does: documents in namespaces, learned memories, search,
+profile.
 
 The same text under the same id is recognised; another text under it is appended. Documents become searchable in steps,
-and one that cannot be processed disappears. What it would learn is replaced by the document's text.
+and one that cannot be processed disappears. Instead of learning, it returns the document's text.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MAX_BATCH_DOCUMENTS: Final = 600
 
 @dataclass
 class SupermemoryServiceState:
-    """What the service keeps."""
+    """What the service stores."""
 
     documents: dict[tuple[str, str], Row] = field(default_factory=dict)
     forgotten: set[tuple[str, str]] = field(default_factory=set)
@@ -30,7 +31,7 @@ class SupermemoryServiceState:
 
 
 class SupermemoryService(LoopbackService):
-    """The service. `holding` keeps documents queued until `work`; `breaking` makes so many of them fail."""
+    """The service. `holding` keeps documents queued until `work`; `breaking` makes that many of them fail."""
 
     routes = (
         ("GET", "/ns", "namespaces"),
@@ -52,7 +53,7 @@ class SupermemoryService(LoopbackService):
         self.failures_left = 0
         self._count = itertools.count(1)
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- inspection --------------------------------------------------------------------------------------------------
 
     def texts(self, ns: str = "") -> list[str]:
         return [row["content"] for (where, _), row in self.state.documents.items() if not ns or where == ns]
@@ -130,7 +131,7 @@ class SupermemoryService(LoopbackService):
             raise ServiceRefusal(404, {"error": "Document not found"})
         return row
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------------
 
     def search(self, call: ServiceRequest, ns: str) -> Row:
         rows = [row for row in self._find_documents(ns, call.json.get("filter")) if row["status"] == "done"]

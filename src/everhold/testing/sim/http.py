@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from everhold.admin.memory import MemoryAdmin
 from everhold.admin.sessions import SessionAdmin
-from everhold.api.application import Routes, application
+from everhold.api.application import RouteDispatcher, build_application
 from everhold.api.context import ApiContext, GatewayServices
 from everhold.api.idempotency import IdempotentTasks
 from everhold.api.log_tail import LogTail
@@ -48,10 +48,10 @@ class _SimAgents:
     def __init__(self, runtimes: AgentRuntimes) -> None:
         self._runtimes = runtimes
 
-    def runtime(self, agent: str, choices: Mapping[str, str]) -> AgentRuntime:
+    def get_runtime(self, agent: str, choices: Mapping[str, str]) -> AgentRuntime:
         return self._runtimes.get_runtime(agent, choices)
 
-    def day(self) -> str:
+    def get_today(self) -> str:
         return "today"
 
 
@@ -84,9 +84,9 @@ class SimApi:
             budgets=budgets,
             gateway=cast(GatewayServices, None),  # nor about the gateway itself
         )
-        self._app = application(self.context)
-        assert isinstance(self._app.inner_app, Routes)
-        self._app.inner_app = self._app.inner_app.serve
+        self._app = build_application(self.context)
+        assert isinstance(self._app.inner_app, RouteDispatcher)
+        self._app.inner_app = self._app.inner_app.serve_request
 
     async def send_request(
         self, path: str, body: object, *, headers: Mapping[str, str], patience: float

@@ -15,7 +15,7 @@ import msgspec
 
 from everhold.core.entries import Erased, Heard
 from everhold.errors import Overloaded, Transient
-from everhold.ports.store import Change, Claim, Committed
+from everhold.ports.store import Change, Claim, CommitResult
 from everhold.testing.sim.world import NO_ORIGIN, REQUEST_ORIGIN, SimWorld
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class InvariantWitness:
 
     # -- commits
 
-    def record_commit(self, process: SimProcess, change: Change, done: Committed) -> None:
+    def record_commit(self, process: SimProcess, change: Change, done: CommitResult) -> None:
         kinds = ",".join(draft.kind for draft in change.entries)
         mark = " (known)" if done.duplicate else ""
         consumer = f" for {change.claim.consumer}" if change.claim else ""

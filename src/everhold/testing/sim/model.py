@@ -15,7 +15,7 @@ import msgspec
 from msgspec import structs
 
 from everhold.core import compression, review
-from everhold.core.consumers import COMPRESSION
+from everhold.core.consumers import COMPRESSION, TURN
 from everhold.core.entries import INVALID_ARGUMENTS_KEY, ModelUsage, ToolCall
 from everhold.core.tokens import weigh_request
 from everhold.errors import Overloaded, TooLong, Transient
@@ -24,7 +24,6 @@ from everhold.testing.sim.invariants import SECRET_PATTERN, TOKEN_PATTERN, BusyM
 from everhold.testing.sim.remote_services import LONG_WAIT_SECONDS, SimRemoteService
 from everhold.testing.sim.world import CALLER_LISTENING, SimWorld
 
-MODEL_CONSUMER: Final = "mind"
 NOTICE_AUTHOR: Final = "everhold"
 MEMORY_AUTHOR: Final = "memory"
 PIECE_CHARS: Final = 25
@@ -69,7 +68,7 @@ class SimModel(SimRemoteService):
         elif request.system.startswith(review.REVIEW_PROMPT):
             cursor, answer = "review", await self._make_review(text)
         else:
-            cursor, answer = MODEL_CONSUMER, await self._make_reply(request, text, session, tokens, rounds)
+            cursor, answer = TURN, await self._make_reply(request, text, session, tokens, rounds)
         ill = self._pick_fault()
         match ill:
             case ModelFault.HANGS:
@@ -115,8 +114,8 @@ class SimModel(SimRemoteService):
     async def _make_reply(
         self, request: ModelRequest, text: str, session: str, tokens: list[str], rounds: int
     ) -> ModelResponse:
-        self.witness.check_arrival(MODEL_CONSUMER, session, text)
-        self.refuse_sometimes(MODEL_CONSUMER, session, BusyModel)
+        self.witness.check_arrival(TURN, session, text)
+        self.refuse_sometimes(TURN, session, BusyModel)
         used = weigh_request(request)
         if used > self.context_tokens:
             raise TooLong(f"{used} tokens are more than {self.context_tokens}")

@@ -44,12 +44,12 @@ from everhold.ports.store import (
     CURSOR_SEPARATOR,
     Change,
     Claim,
-    Committed,
-    Glance,
+    CommitResult,
     InFlightBatch,
     Now,
     Receipt,
     RetryDelay,
+    SessionSnapshot,
     Step,
     Store,
 )
@@ -79,14 +79,14 @@ class AcknowledgesBeforeAccept(SimListener):
 
 
 class NoDedup(GatedStore):
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         if change.step is Step.ACCEPT:
             change = _copy_change(change, *(structs.replace(draft, dedup=None) for draft in change.entries))
         return await super().commit(change)
 
 
 class DedupSwallowsEdits(GatedStore):
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         if change.step is Step.ACCEPT:
             change = _copy_change(
                 change, *(structs.replace(d, dedup=_without_revision(d.dedup)) for d in change.entries)
@@ -134,7 +134,7 @@ class RepliesFirst(GatedStore):
         super().__init__(process)
         self._early: dict[str, list[Entry]] = {}
 
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         if change.step is not Step.END or not any(isinstance(draft.body, Said) for draft in change.entries):
             return await super().commit(change)
         last, _ = await self.disk.get_session_head(change.session)
@@ -168,7 +168,7 @@ class RepliesFirst(GatedStore):
 
 
 class EndsInTwoCommits(GatedStore):
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         said = [draft for draft in change.entries if isinstance(draft.body, Said)]
         if change.step is not Step.END or not said:
             return await super().commit(change)
@@ -183,7 +183,7 @@ class CursorInsteadOfSet(GatedStore):
     async def list_pending(self, session: str, *, after: int = 0) -> list[Entry]:
         return await self._skip_before_cursor(session, await super().list_pending(session, after=after))
 
-    async def get_session_snapshot(self, id: str) -> Glance:
+    async def get_session_snapshot(self, id: str) -> SessionSnapshot:
         glance = await super().get_session_snapshot(id)
         return structs.replace(glance, pending=await self._skip_before_cursor(id, glance.pending))
 
@@ -195,7 +195,7 @@ class CursorInsteadOfSet(GatedStore):
 
 
 class FenceIgnored(GatedStore):
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         if change.claim is not None:
             update = await self.disk.get_cursor(change.claim.consumer, change.claim.session)
             if update is not None:
@@ -206,7 +206,7 @@ class FenceIgnored(GatedStore):
 class LateResult(GatedStore):
     """What comes back too late for its operation is written into whichever runs then."""
 
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         try:
             return await super().commit(change)
         except LeaseLost:
@@ -458,7 +458,7 @@ class TakesFromItself(GatedStore):
 
 
 class ShortensWaits(GatedStore):
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         update = change.cursor
         if update is not None and update.wait is not None and update.wait.seconds > 30:
             change = structs.replace(
@@ -473,7 +473,7 @@ class ShortensWaits(GatedStore):
 class StaleContextCache(ContextCache):
     """Believes that a view it has seen is still the view."""
 
-    async def load_current(self, store: Store, glance: Glance) -> CachedContext:
+    async def load_current(self, store: Store, glance: SessionSnapshot) -> CachedContext:
         seen = self._contexts.get(glance.session.id)
         if seen is not None and seen.newest_turn == glance.newest_turn:
             return structs.replace(seen, generation=glance.session.generation)
@@ -487,7 +487,7 @@ class KeepsStaleContexts(WorkerSupervisor):
 
 
 class CompressesAnything(GatedStore):
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         if any(isinstance(draft.body, Compressed) for draft in change.entries):
             change = structs.replace(change, generation=None)
         return await super().commit(change)
@@ -496,26 +496,26 @@ class CompressesAnything(GatedStore):
 class ForgetsRecords(GatedStore):
     """Erases what was said and leaves on record that others were shown it."""
 
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         return await super().commit(structs.replace(change, drop_blobs=(), read=None))
 
 
 class KeepsLateRecords(GatedStore):
     """What a turn was shown is kept with it, whatever was erased meanwhile."""
 
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         return await super().commit(structs.replace(change, blobs=change.blobs + change.records, records=()))
 
 
 class ForgetsSummaries(GatedStore):
     """Erases what was said and leaves what repeats it."""
 
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         if change.erase:
             kinds = {seq: (await self.disk.get_entry(change.session, seq)).kind for seq in change.erase}
             gone = tuple(seq for seq in change.erase if kinds[seq] is not EntryKind.COMPRESSED)
             if not gone:
-                return Committed(session=change.session)
+                return CommitResult(session=change.session)
             drafts = [
                 structs.replace(draft, body=structs.replace(draft.body, seqs=gone, compressions=()))
                 if isinstance(draft.body, Erased)
@@ -529,12 +529,12 @@ class ForgetsSummaries(GatedStore):
 class TwoSessionsAtOnce(GatedStore):
     """Writes both halves of a binding in one commit."""
 
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         other = self._make_other_half(change)
         if change.step is not Step.BACKLINK or other is None:
             return await super().commit(change)
 
-        def job(cur: apsw.Cursor) -> Committed:
+        def job(cur: apsw.Cursor) -> CommitResult:
             done = commit.apply_change(cur, change, self.process.chance)
             if not done.duplicate:
                 commit.apply_change(cur, other, self.process.chance)
@@ -567,7 +567,7 @@ class AnswersTooSoon(GatedStore):
         super().__init__(process)
         self._step = step
 
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         if change.step is self._step:
             change = structs.replace(change, durable=False)
         return await super().commit(change)

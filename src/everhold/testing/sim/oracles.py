@@ -438,7 +438,7 @@ class ExpectedReplies:
 def check_deliveries(facts: SimFacts) -> Iterator[str]:
     """Every reply is shown once and in order; where nobody can tell, the doubt is on record."""
     replies = ExpectedReplies(facts.logs)
-    given_up = {dead_letter.key for dead_letter in facts.dead_letters if dead_letter.state in ("parked", "dropped")}
+    given_up = {dead_letter.key for dead_letter in facts.dead_letters if dead_letter.state in ("dead", "dropped")}
     for platform in facts.environment.platforms.values():
         yield from _shown_as_said(platform, replies)
         yield from _shown_in_order(platform, facts)

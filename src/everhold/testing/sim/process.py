@@ -15,20 +15,20 @@ from everhold.core.entries import Entry, EntryKind
 from everhold.engine.gates import Gates, Wakeups
 from everhold.errors import InDoubt, Transient
 from everhold.ports.store import (
-    Backlog,
+    BudgetSpend,
     Change,
-    Cited,
+    CitedEntry,
     Claim,
-    Committed,
+    CommitResult,
     ConsumerCursor,
     DeadLetter,
-    Glance,
-    Handed,
+    MemoryBacklog,
     Now,
     Operation,
     Receipt,
+    ReceiptCount,
     Session,
-    Spend,
+    SessionSnapshot,
     StateNamespace,
     StateRecord,
     Step,
@@ -173,7 +173,7 @@ class GatedStore:
 
     # -- writing
 
-    async def commit(self, change: Change) -> Committed:
+    async def commit(self, change: Change) -> CommitResult:
         await self._before(change.step)
         done = await self.disk.commit(change)
         self.witness.record_commit(self.process, change, done)
@@ -241,7 +241,7 @@ class GatedStore:
         await self._yield_sometimes()
         return await self.disk.get_session(id)
 
-    async def get_session_snapshot(self, id: str) -> Glance:
+    async def get_session_snapshot(self, id: str) -> SessionSnapshot:
         await self._yield_sometimes()
         return await self.disk.get_session_snapshot(id)
 
@@ -293,7 +293,7 @@ class GatedStore:
         await self._yield_sometimes()
         return await self.disk.get_entry(session, seq)
 
-    async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], Cited]:
+    async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], CitedEntry]:
         await self._yield_sometimes()
         return await self.disk.get_cited_entries(places)
 
@@ -343,7 +343,7 @@ class GatedStore:
         await self._yield_sometimes()
         return await self.disk.list_cursors(consumer=consumer, session=session, waiting=waiting)
 
-    async def list_backlogs(self, prefix: str) -> list[Backlog]:
+    async def list_backlogs(self, prefix: str) -> list[MemoryBacklog]:
         await self._yield_sometimes()
         return await self.disk.list_backlogs(prefix)
 
@@ -357,7 +357,7 @@ class GatedStore:
         await self._yield_sometimes()
         return await self.disk.list_dead_letters(session=session, consumer=consumer, state=state)
 
-    async def count_receipts(self, consumers: Sequence[str]) -> list[Handed]:
+    async def count_receipts(self, consumers: Sequence[str]) -> list[ReceiptCount]:
         await self._yield_sometimes()
         return await self.disk.count_receipts(consumers)
 
@@ -379,11 +379,11 @@ class GatedStore:
         await self._yield_sometimes()
         return await self.disk.list_state_records(namespace, scope=scope)
 
-    async def get_spend(self, budget: str, day: str) -> Spend:
+    async def get_spend(self, budget: str, day: str) -> BudgetSpend:
         await self._yield_sometimes()
         return await self.disk.get_spend(budget, day)
 
-    async def list_spends(self, prefix: str, day: str) -> list[Spend]:
+    async def list_spends(self, prefix: str, day: str) -> list[BudgetSpend]:
         await self._yield_sometimes()
         return await self.disk.list_spends(prefix, day)
 

@@ -39,7 +39,6 @@ LONG_WAIT_SECONDS: Final = (2.0, 20.0, 90.0, 900.0)
 POLL_SECONDS: Final = 50.0
 WEBHOOK_SECONDS: Final = 10.0
 MAX_RECALLED: Final = 3
-MODEL_CONSUMER: Final = "mind"
 MEMORY_FAULTS: Final = ("lies", "503 after execution", "idle resets")
 """How a memory provider fails that is there all the time."""
 

@@ -1,1 +1,1 @@
-"""What runs in the plug-in's own interpreter: nothing in here may import everhold, or what is not part of Python."""
+"""The code that runs in the plug-in's own interpreter. It may import only the standard library, and not everhold."""

@@ -1,7 +1,7 @@
-"""The host process: reads questions from a pipe, one JSON object a line, and answers on another.
+"""The host process: reads requests from a pipe, one JSON object per line, and writes answers to another.
 
-Plug-ins print, leave threads behind and call os._exit. So the pipes are put out of their reach before anything is
-loaded, and what they print goes to stderr, where it is somebody else's to bound.
+Plug-ins print, leave threads running and call os._exit. So the pipes are moved to other descriptors before a plug-in is
+loaded. What a plug-in prints goes to stderr, which the parent process bounds.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 from .settings_watch import PluginConfigWatch
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
-"""Of one answer. What is longer is refused: no plug-in may fill somebody else's memory."""
+"""Maximum size of one answer. A longer answer is refused, so that a plug-in cannot fill the parent's memory."""
 QUEUE_NAMES = {"prefetch": "ask", "tool": "ask", "prompt": "ask", "look": "look"}
-"""What is asked for an answer; a look behind somebody's back holds up neither."""
+"""Requests that expect an answer have their own queue, and so do readback searches. All others share one."""
 WATCH_INTERVAL_SECONDS = 1.0
 
 
@@ -45,7 +45,7 @@ class HermesPluginServer:
     def read_requests(self, source: Any) -> None:
         for line in source:
             question = json.loads(line)
-            # what is asked for an answer does not wait for what is handed over, nor for what nobody asked for
+            # Requests for an answer do not wait for deliveries or for readback searches.
             queue_name = QUEUE_NAMES.get(question["method"], "tell")
             if queue_name not in self._queues:
                 self._queues[queue_name] = queue.Queue()
@@ -63,13 +63,13 @@ class HermesPluginServer:
             try:
                 result = getattr(self, f"do_{question['method']}")(**question.get("params", {}))
                 self.write_message({"id": question["id"], "result": result})
-            # foreign code: whatever it raises is the answer
+            # foreign code: any error it raises is the answer
             except BaseException as error:
-                if question["method"] != "look":  # which nobody asked it for, and may fail
+                if question["method"] != "look":  # a readback search may fail, so its traceback is not logged
                     sys.stderr.write(traceback.format_exc())
                 self.write_message({"id": question["id"], "error": f"{type(error).__name__}: {error}"})
 
-    # -- what can be asked ---------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def do_load(self, what: str, home: str, patience: float) -> dict[str, Any]:
         from .conversations import (
@@ -109,56 +109,56 @@ class HermesPluginServer:
         }
 
     def do_prompt(self, session: str, identity: dict[str, Any]) -> str:
-        return str(self._providers.take(session, identity).ask("system_prompt_block") or "")
+        return str(self._providers.get_provider(session, identity).call_hook("system_prompt_block") or "")
 
     def do_turn(self, session: str, identity: dict[str, Any], user: str, assistant: str) -> None:
-        self._providers.take(session, identity).turn(user, assistant)
+        self._providers.get_provider(session, identity).sync_turn(user, assistant)
 
     def do_write(
         self, session: str, identity: dict[str, Any], action: str, target: str, content: str, metadata: dict[str, Any]
     ) -> bool:
-        conversation = self._providers.take(session, identity)
-        if conversation.listens_to_notes():
+        conversation = self._providers.get_provider(session, identity)
+        if conversation.has_note_hook():
             with conversation.threads:
-                conversation.ask("on_memory_write", action, target, content, metadata=metadata)
+                conversation.call_hook("on_memory_write", action, target, content, metadata=metadata)
             return True
-        # one that does not listen for notes still listens to conversations
-        conversation.turn(f"Please remember: {content}", "I will.")
+        # a plug-in without a hook for notes receives the note as a turn
+        conversation.sync_turn(f"Please remember: {content}", "I will.")
         return False
 
     def do_job(self, session: str, identity: dict[str, Any], task: str, result: str, child: str) -> None:
-        conversation = self._providers.take(session, identity)
+        conversation = self._providers.get_provider(session, identity)
         with conversation.threads:
-            conversation.ask("on_delegation", task, result, child_session_id=child)
+            conversation.call_hook("on_delegation", task, result, child_session_id=child)
 
     def do_prefetch(self, session: str, identity: dict[str, Any], query: str) -> str:
-        conversation = self._providers.take(session, identity)
-        conversation.begin(query)
-        return str(conversation.ask("prefetch", query, session_id=session) or "")
+        conversation = self._providers.get_provider(session, identity)
+        conversation.begin_turn(query)
+        return str(conversation.call_hook("prefetch", query, session_id=session) or "")
 
     def do_look(self, session: str, identity: dict[str, Any], query: str) -> list[str]:
-        """What it shows when it is searched, as texts."""
+        """Return the texts that a search of the plug-in shows."""
         from .search import extract_texts
 
         return (
-            extract_texts(self._search(self._providers.take(session, identity), query))
+            extract_texts(self._search(self._providers.get_provider(session, identity), query))
             if self._search is not None
             else []
         )
 
     def do_tool(self, session: str, identity: dict[str, Any], name: str, arguments: dict[str, Any]) -> str:
-        found = self._providers.take(session, identity).ask("handle_tool_call", name, arguments)
+        found = self._providers.get_provider(session, identity).call_hook("handle_tool_call", name, arguments)
         return found if isinstance(found, str) else json.dumps(found, default=str)
 
     def do_compress(self, session: str, identity: dict[str, Any], messages: list[dict[str, Any]]) -> str:
-        return str(self._providers.take(session, identity).ask("on_pre_compress", messages) or "")
+        return str(self._providers.get_provider(session, identity).call_hook("on_pre_compress", messages) or "")
 
     def do_switch(self, session: str, identity: dict[str, Any], parent: str, reset: bool, ends: bool) -> None:
-        conversation = self._providers.take(session, identity)
+        conversation = self._providers.get_provider(session, identity)
         if ends and conversation.messages:
             with conversation.threads:
-                conversation.end()
-        conversation.ask("on_session_switch", session, parent_session_id=parent, reset=reset)
+                conversation.end_session()
+        conversation.call_hook("on_session_switch", session, parent_session_id=parent, reset=reset)
 
     def do_save(self, values: dict[str, Any], home: str) -> bool:
         from .hermes_modules import HermesMemoryProvider
@@ -171,22 +171,24 @@ class HermesPluginServer:
         return True
 
     def do_close(self) -> list[str]:
-        return self._providers.leave() if self._providers is not None else []
+        return self._providers.shut_down_all() if self._providers is not None else []
 
-    # -- what is told unasked ------------------------------------------------------------------------------------------
+    # -- notifications -------------------------------------------------------------------------------------------------
 
     def _read_signature(self, sample: Any) -> str:
         for hook in ("cache_busting_signature", "identity_signature"):
             if callable(getattr(sample, hook, None)):
                 try:
                     return json.dumps(getattr(sample, hook)(), sort_keys=True, default=str)
-                # foreign code: one that cannot say is the same as before
+                # foreign code: an error counts as no change
                 except Exception:
                     return ""
         return ""
 
     def _watch_config(self, home: Path, sample: Any) -> None:
-        """Tell when the plug-in's own configuration changed, or so it says: whoever uses it then wants it anew."""
+        """Send a notification when the plug-in's configuration or signature changed, so that the gateway rebuilds the
+        memory.
+        """
         watch = PluginConfigWatch()
         watch.start(home, self._read_signature(sample))
         while True:
@@ -205,7 +207,7 @@ def main() -> None:
 
     install_modules()
     HermesPluginServer(out).read_requests(source)
-    # the other side has gone; whatever threads a plug-in left behind need not hold anybody up
+    # The parent closed the pipe. Exit without waiting for threads of the plug-in.
     os._exit(0)
 
 

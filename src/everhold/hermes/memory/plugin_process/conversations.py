@@ -1,4 +1,4 @@
-"""One provider for each conversation, asked in the way its own signatures want to be asked."""
+"""Keeps one plug-in provider per conversation, and calls its hooks with the arguments that their signatures accept."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ from typing import Any
 from .hermes_modules import HermesMemoryProvider
 
 MAX_PROVIDERS = 64
-"""Conversations whose providers are kept at the same time; the one that was silent longest goes first."""
+"""Maximum number of conversations with a provider. The least recently used provider is shut down first."""
 THREAD_WAIT_SECONDS = 5.0
-"""How long somebody waits for the threads of a call that has returned."""
+"""How long to wait for the threads of a call that has returned."""
 STARTUP_WAIT_SECONDS = 20.0
-"""How long if a plug-in is getting ready: what is said meanwhile is lost in some of them."""
+"""How long to wait while a plug-in initialises, because some plug-ins lose what they receive before they are ready."""
 QUEUE_FILES = ("/queue.py", "concurrent/futures/thread.py")
 EVENT_LOOP_FILES = ("/selectors.py", "asyncio/base_events.py")
 IDLE_SAMPLES = 3
-"""So often in a row somebody has to be seen at a queue: what was just put there may not have been noticed yet."""
+"""How often in a row a thread must be seen waiting at a queue to count as idle, because it may not have noticed a new
+item yet.
+"""
 TOOL_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What every vendor takes for the name of a tool."""
+"""The tool names that every model vendor accepts."""
 OWN_THREAD_PREFIX = "everhold-"
-"""How the names of the host's own threads begin."""
+"""The prefix of the names of the host's own threads."""
 MAX_MESSAGES = 200
-"""What of a conversation is remembered for the hooks that want to see it."""
+"""Messages of a conversation that are kept for the hooks that receive them."""
 
 
 def call_with_accepted_arguments(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call it with as much as it takes: the texts go by position, since everybody names them differently."""
+    """Call a method with the arguments it accepts. Texts are passed by position, because plug-ins name them
+    differently.
+    """
     try:
         parameters = inspect.signature(method).parameters.values()
     except (TypeError, ValueError):
@@ -51,15 +55,15 @@ def call_with_accepted_arguments(method: Callable[..., Any], *args: Any, **kwarg
 
 
 def has_own_hook(provider: Any, hook: str) -> bool:
-    """Whether a plug-in has something of its own to do there: its base has every hook, and does nothing."""
+    """Whether a plug-in overrides this hook. The base class has every hook and does nothing in it."""
     own = getattr(type(provider), hook, None)
     return own is not None and own is not getattr(HermesMemoryProvider, hook)
 
 
 class PluginThreads:
-    """What a plug-in goes on doing after its call has returned: it is waited for, unless it never ends.
+    """Waits for the threads in which a plug-in continues after its call has returned, unless they never end.
 
-    One that waits at a queue has done what it was given, and is waited for again whenever it was given something.
+    A thread that waits at a queue has finished its work. It is waited for again after the next call.
     """
 
     def __init__(self, most: float) -> None:
@@ -91,29 +95,29 @@ class PluginThreads:
                 self._queued.add(ident)
                 return
             now = time.monotonic()
-            since = now if _is_importing(frame) else since  # it has not even begun, and will
-            # a loop may turn for ever
+            since = now if _is_importing(frame) else since  # it has not begun its work yet
+            # an event loop may run for ever
             patience = (
                 THREAD_WAIT_SECONDS
                 if ident in self._queued or _is_waiting_in(frame, EVENT_LOOP_FILES)
                 else self.wait_seconds
             )
             if now - since > patience or now - began > self._max_wait_seconds:
-                if ident not in self._queued:  # whoever is no better than that is not waited for again
+                if ident not in self._queued:  # a thread that does not end is not waited for again
                     (self._queued if since == now else self._endless).add(ident)
                 return
             thread.join(0.01)
 
 
 def _is_waiting_in(frame: types.FrameType | None, where: tuple[str, ...]) -> bool:
-    """Whether the innermost of what a thread is at, threading's own parts aside, is one of these files."""
+    """Whether a thread is in one of these files, ignoring the frames of the threading module."""
     while frame is not None and frame.f_code.co_filename.endswith("threading.py") and frame.f_back is not None:
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.replace("\\", "/").endswith(where)
 
 
 def _is_importing(frame: types.FrameType | None) -> bool:
-    """Whether a thread is in the middle of an import."""
+    """Whether a thread is executing an import."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -122,7 +126,7 @@ def _is_importing(frame: types.FrameType | None) -> bool:
 
 
 class ConversationProvider:
-    """One conversation's provider."""
+    """The provider of one conversation."""
 
     def __init__(self, provider: Any, session: str, most: float = STARTUP_WAIT_SECONDS) -> None:
         self.provider = provider
@@ -154,12 +158,12 @@ class ConversationProvider:
         self.call_hook("queue_prefetch", user, session_id=self.session)
 
     def end_session(self) -> None:
-        """A part of its conversation is over, and another may begin."""
+        """End a part of the conversation; another part may begin."""
         said, self.messages = self.messages, []
         self.call_hook("on_session_end", said)
 
     def shut_down(self) -> None:
-        """Its conversation is over as far as this process is concerned."""
+        """End the conversation in this process."""
         try:
             self.end_session()
         finally:
@@ -168,7 +172,7 @@ class ConversationProvider:
 
 class ConversationProviders:
     def __init__(self, make: Callable[[], Any], home: str, most: float) -> None:
-        """`most` is how long any call may wait for threads: whoever asked does not wait for ever."""
+        """`most` limits how long any call waits for threads, because the caller has a deadline."""
         self._make_provider = make
         self._max_wait_seconds = most
         self._home = home
@@ -177,9 +181,9 @@ class ConversationProviders:
         self._lock = threading.Lock()
 
     def get_provider(self, session: str, identity: dict[str, Any]) -> ConversationProvider:
-        """The seat of somebody in a conversation; its provider is initialised when it is first needed.
+        """Return the provider of a user in a conversation, and initialise it on first use.
 
-        Whoever recalls and whoever hands over come at the same time: the second waits until it is ready.
+        A recall and a delivery may call at the same time. The second one waits until the provider is ready.
         """
         place = (session, str(identity.get("user_id", "")))
         with self._lock:
@@ -200,7 +204,7 @@ class ConversationProviders:
     def _insert_provider(
         self, place: tuple[str, str], conversation: ConversationProvider
     ) -> list[ConversationProvider]:
-        """Put it at the end of the row; those who have to go for it."""
+        """Insert a provider as the most recently used one; return the providers that must be shut down for it."""
         gone = []
         with self._lock:
             self._providers[place] = conversation
@@ -212,20 +216,20 @@ class ConversationProviders:
         return gone
 
     def shut_down_all(self) -> list[str]:
-        """Everybody goes; what went wrong on the way out."""
+        """Shut down all providers and return their errors."""
         problems = []
         while self._providers:
             (session, _), conversation = self._providers.popitem()
             try:
                 conversation.shut_down()
-            # whatever one of them raises, the others get to leave as well
+            # an error of one provider does not stop the shutdown of the others
             except Exception as error:
                 problems.append(f"{session}: {type(error).__name__}: {error}")
         return problems
 
 
 def normalize_tool_schemas(found: Any) -> list[dict[str, Any]]:
-    """Tool schemas in one form: flat ones, wrapped ones, and without what no model could be offered."""
+    """Convert tool schemas, flat or wrapped, to one form, without those that no model accepts."""
     tools = []
     for schema in found or ():
         inner = schema.get("function", schema) if isinstance(schema, dict) else {}
@@ -233,10 +237,8 @@ def normalize_tool_schemas(found: Any) -> list[dict[str, Any]]:
         if isinstance(name, str) and name:
             parameters = inner.get("parameters") or inner.get("input_schema") or {}
             if not TOOL_NAME_PATTERN.fullmatch(name) or not isinstance(parameters, dict):
-                # a model's vendor would refuse every request that offers it
-                sys.stderr.write(
-                    f"the tool {name[:80]!r} cannot be offered: its name or its parameters are no such thing\n"
-                )
+                # a model vendor would refuse every request that contains it
+                sys.stderr.write(f"the tool {name[:80]!r} cannot be offered: its name or its parameters are invalid\n")
                 continue
             tools.append(
                 {

@@ -1,4 +1,4 @@
-"""From a path or an entry point to something that makes memory providers: plug-ins come in several shapes."""
+"""Finds a plug-in by its path or entry point and returns a factory of memory providers. Plug-ins have several forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MakeProvider = Callable[[], Any]
 
 
 class ProviderCollector:
-    """What a plug-in's `register` is given: it keeps the memory provider, and nods at everything else."""
+    """The argument of a plug-in's `register`. It keeps the memory provider and ignores everything else."""
 
     def __init__(self) -> None:
         self.providers: list[Any] = []
@@ -36,13 +36,16 @@ class ProviderCollector:
 
 
 def find_plugin(what: str) -> MakeProvider:
-    """`what` is a directory or a file, the name of one in the home's `plugins`, or of an entry point.
+    """Return a provider factory. `what` is a directory or file, the name of one in the home's `plugins`, or an entry
+    point.
 
     Raises LookupError with the reason.
     """
     path, folder = Path(what).expanduser(), get_hermes_home() / "plugins"
     for place in (path, folder / what):
-        if place.is_file() or (place / "__init__.py").exists():  # others keep settings in a directory of that name
+        if (
+            place.is_file() or (place / "__init__.py").exists()
+        ):  # some plug-ins keep settings in a directory of that name
             return _build_maker(_import_path(place), what)
     for group in ENTRY_POINT_GROUPS:
         for entry in _list_entry_points(group):
@@ -61,11 +64,11 @@ def _list_entry_points(group: str) -> list[Any]:
 
 
 def _import_path(path: Path) -> types.ModuleType:
-    """Import a directory or a file under a name of its own, so that what it imports relatively is found."""
+    """Import a directory or file under a unique name, so that its relative imports work."""
     path = path.resolve()
     file = path / "__init__.py" if path.is_dir() else path
     folder = file.parent
-    # bundled plug-ins are read as part of their family, which has helpers beside them
+    # bundled plug-ins are imported as part of their package, because it has helper modules
     family = "plugins.memory" if file.name == "__init__.py" else "plugins"
     sys.modules[family].__path__.append(str(folder.parent))  # type: ignore[union-attr, unused-ignore]
     name = f"{family}.{folder.name if file.name == '__init__.py' else file.stem}".replace("-", "_")
@@ -80,7 +83,7 @@ def _import_path(path: Path) -> types.ModuleType:
 
 
 def _build_maker(thing: Any, what: str) -> MakeProvider:
-    """Each call makes a provider of its own: hermes-agent has one for each conversation."""
+    """Return a function that creates a provider on each call, because hermes-agent has one per conversation."""
     register = thing if inspect.isfunction(thing) else getattr(thing, "register", None)
     if callable(register) and not inspect.isclass(thing):
 
@@ -109,6 +112,6 @@ def _build_maker(thing: Any, what: str) -> MakeProvider:
 
 
 def _is_provider(member: type) -> bool:
-    """By its looks: not all of them are subclasses."""
+    """Whether an object looks like a memory provider. Not all of them are subclasses."""
     made = all(callable(getattr(member, name, None)) for name in ("initialize", "sync_turn"))
     return made and not member.__name__.startswith("_")

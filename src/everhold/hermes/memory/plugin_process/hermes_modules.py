@@ -1,4 +1,6 @@
-"""The modules that memory plug-ins import, made from their documented contract. Installed in the host process only."""
+"""Provides the modules that memory plug-ins import, written from their documented contract. Used in the host process
+only.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ TRUE_VALUES = ("1", "true", "yes", "on")
 
 
 class HermesMemoryProvider:
-    """The base class: everything but the first four may be left out."""
+    """The base class. All but the first four methods are optional."""
 
     @property
     def name(self) -> str:
@@ -83,7 +85,7 @@ class HermesMemoryProvider:
         return []
 
 
-# -- what they call ----------------------------------------------------------------------------------------------------
+# -- functions that plug-ins call --------------------------------------------------------------------------------------
 
 
 def tool_error(message: object, **extra: Any) -> str:
@@ -124,7 +126,7 @@ def load_config() -> dict[str, Any]:
 
 
 def save_config(config: dict[str, Any]) -> None:
-    sys.stderr.write("the plug-in wanted to change config.yaml of hermes-agent; that is its owner's to do\n")
+    sys.stderr.write("the plug-in tried to change config.yaml of hermes-agent; only its owner changes that file\n")
 
 
 def atomic_json_write(path: object, data: object, *, mode: int | None = None, indent: int = 2, **_: Any) -> None:
@@ -149,7 +151,7 @@ def env_var_enabled(name: str, default: str = "") -> bool:
 
 
 def sanitize_context(text: str) -> str:
-    """A text without what was recalled for it."""
+    """Return a text without the recalled context in it."""
     return MEMORY_CONTEXT_PATTERN.sub("", text)
 
 
@@ -161,7 +163,7 @@ def flatten_message_text(content: object) -> str:
 
 
 def raise_if_read_blocked(path: str) -> None:
-    """A path that came from a conversation may name anything: nothing outside the plug-in's home is read for it."""
+    """Refuse to read a path outside the plug-in's home, because a path from a conversation may name any file."""
     home = get_hermes_home().resolve()
     if home not in (Path(path).resolve(), *Path(path).resolve().parents):
         raise PermissionError(f"{path} lies outside of {home}")
@@ -197,7 +199,7 @@ def apply_wal_with_fallback(connection: sqlite3.Connection, **_: Any) -> str:
 
 
 class SingletonSlot:
-    """A place for one object of a plug-in, made when it is first asked for."""
+    """Holds one object of a plug-in, created on first use."""
 
     def __init__(self, factory: Any = None) -> None:
         self._factory = factory
@@ -227,34 +229,36 @@ class SingletonSlot:
 
 
 class FeatureUnavailable(ImportError):
-    """A package the plug-in needs is not there, and nothing is installed behind anybody's back."""
+    """A package that the plug-in needs is missing. Packages are never installed automatically."""
 
 
 def ensure(feature: str, **_: Any) -> None:
-    """Whether a feature's package is there shows when it is imported; its owner installs what the plug-in needs."""
+    """Do nothing: a missing package shows when it is imported, and the owner of the plug-in installs it."""
 
 
 class RecallStatus(str):
-    """How a recall went, in one word."""
+    """The result of a recall, in one word."""
 
 
-# -- where they look for it --------------------------------------------------------------------------------------------
+# -- modules -----------------------------------------------------------------------------------------------------------
 
 
 def _make_missing_member(module: str, member: str) -> Any:
-    """What is not offered can be imported, since most of it is for setting up, and says so when it is used."""
+    """Return a function that raises when it is called, so that unsupported members can be imported. Most are for setup
+    only.
+    """
     if member.startswith("__"):
         raise AttributeError(member)
 
     def missing(*_: Any, **__: Any) -> Any:
-        raise FeatureUnavailable(f"{module}.{member} is not offered to plug-ins here")
+        raise FeatureUnavailable(f"{module}.{member} is not available to plug-ins here")
 
     return missing
 
 
 def _create_module(name: str, **members: Any) -> types.ModuleType:
     module = types.ModuleType(name)
-    module.__path__ = []  # others of the same family may be found below it
+    module.__path__ = []  # so that submodules can be found
     module.__getattr__ = lambda member: _make_missing_member(name, member)  # type: ignore[method-assign]
     for key, value in members.items():
         setattr(module, key, value)
@@ -266,7 +270,9 @@ def _create_module(name: str, **members: Any) -> types.ModuleType:
 
 
 def install_modules() -> None:
-    """Make the modules importable. Names as general as `utils` are why all this happens in a process of its own."""
+    """Make the modules importable. Their names are as general as `utils`, which is why plug-ins run in their own
+    process.
+    """
 
     def secret(name: str, default: Any = None) -> Any:
         return os.environ.get(name, default)

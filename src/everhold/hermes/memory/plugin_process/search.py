@@ -1,4 +1,4 @@
-"""How a plug-in can be searched, if it can: for a look at what became of what it was told."""
+"""Finds out how a plug-in can be searched, for the readback of what was stored."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .conversations import ConversationProvider
 from .hermes_modules import HermesMemoryProvider
 
 SEARCH_TOOL_WORDS = ("search", "recall", "query", "find")
-"""Words in the names of tools that look something up."""
+"""Words in the names of search tools."""
 QUERY_PARAMETERS = ("query", "text", "q", "question", "topic")
-"""What they call the words to look for."""
+"""Names of the parameter that holds the query."""
 MAX_TEXTS = 200
 MAX_TEXT_CHARS = 20_000
 
@@ -21,7 +21,7 @@ SearchPlugin = Callable[[ConversationProvider, str], Any]
 
 
 def find_search(sample: Any, tools: list[dict[str, Any]]) -> tuple[str, SearchPlugin | None]:
-    """By a `tool` that wants nothing but words, or by `prefetch`, or not at all."""
+    """Return how to search: by a `tool` that needs only a query, by `prefetch`, or not at all."""
     for tool in tools:
         words = [name for name in QUERY_PARAMETERS if name in tool["parameters"].get("properties", {})]
         wanted = set(tool["parameters"].get("required", ()))
@@ -30,15 +30,19 @@ def find_search(sample: Any, tools: list[dict[str, Any]]) -> tuple[str, SearchPl
     own = getattr(type(sample), "prefetch", None)
     if own is None or own is HermesMemoryProvider.prefetch:
         return "", None
-    return "prefetch", lambda seat, query: seat.call_hook("prefetch", query, session_id=seat.session)
+    return "prefetch", lambda conversation, query: conversation.call_hook(
+        "prefetch", query, session_id=conversation.session
+    )
 
 
 def _build_tool_search(name: str, asked: str) -> SearchPlugin:
-    return lambda seat, query: seat.call_hook("handle_tool_call", name, {asked: query})
+    return lambda conversation, query: conversation.call_hook("handle_tool_call", name, {asked: query})
 
 
 def extract_texts(answer: Any) -> list[str]:
-    """Every text in an answer: most are JSON in a string. One that says what went wrong is no answer."""
+    """Return every text in an answer, which is mostly JSON in a string. Raises RuntimeError if the
+    answer is an error.
+    """
     if isinstance(answer, str):
         try:
             answer = json.loads(answer)

@@ -1,7 +1,7 @@
-"""Whether a plug-in's own settings changed: by other hands than its own.
+"""Detects changes of a plug-in's settings that the plug-in did not make itself.
 
-Many plug-ins keep what they are told in a file among their settings. Python says what is opened for writing in this
-process; whatever else changes was somebody else.
+Many plug-ins store data in a file among their settings. Python's audit events report the files that this process opens
+for writing, so every other change came from outside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WRITE_FLAGS = os.O_WRONLY | os.O_RDWR
 class PluginConfigWatch:
     def __init__(self) -> None:
         self._own_writes: set[str] = set()
-        """Files that were written to in here since the last look."""
+        """Files that this process wrote since the last check."""
         self._file_states: dict[Path, tuple[int, int]] = {}
         self._signature = ""
         self._home = Path()
@@ -30,7 +30,9 @@ class PluginConfigWatch:
         sys.addaudithook(self._on_audit_event)
 
     def check_changed(self, said: str) -> str:
-        """What stands for everything as it is now, if anything changed since the last time; or nothing."""
+        """Return a digest of the present state if it changed from outside since the last check;
+        else an empty string.
+        """
         written, self._own_writes = {os.path.realpath(name) for name in self._own_writes}, set()
         now = _scan_files(self._home)
         others = {path for path in {*now, *self._file_states} if now.get(path) != self._file_states.get(path)}
@@ -42,7 +44,9 @@ class PluginConfigWatch:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
     def _on_audit_event(self, event: str, args: tuple[Any, ...]) -> None:
-        """Called by Python for much of what it does, in every thread: quick, and never wrong."""
+        """Record written files. Python calls this for many events in every thread, so it must be fast and must not
+        raise.
+        """
         if event == "open":
             path, _, flags = args
             if isinstance(flags, int) and flags & WRITE_FLAGS and isinstance(path, str | bytes | os.PathLike):

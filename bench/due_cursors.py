@@ -1,4 +1,4 @@
-"""Finding the one session that has something to do among a hundred thousand that have not."""
+"""Find the one cursor that is due among those of a hundred thousand sessions."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 import apsw
 
-from bench.house import open_store, room
+from bench.in_process import open_store, temporary_directory
 from bench.table import Row, at_most, median
 
 LIMIT_MS = 1.0
 SESSIONS = 100_000
 
 
-def due_rows(rounds: int) -> list[Row]:
+def due_cursor_rows(rounds: int) -> list[Row]:
     rows = []
     cases = {"all others idle": (None, 1), "all others waiting": (3600.0, 1), "all of them due, taking 64": (-60.0, 64)}
     for words, (others, limit) in cases.items():
-        with room() as directory:
+        with temporary_directory() as directory:
             asyncio.run(_populate(directory, others))
             found = asyncio.run(look(directory, limit, max(20, 4 * rounds)))
         rows.append(at_most(f"due work among {SESSIONS:,} sessions, {words}", median(found), "ms", LIMIT_MS))
@@ -27,7 +27,7 @@ def due_rows(rounds: int) -> list[Row]:
 
 
 async def _populate(directory: Path, others: float | None) -> None:
-    """`others`: in how many seconds their lanes are due, None: they have nothing to do."""
+    """`others`: in how many seconds the other cursors are due; None: never."""
     await open_store(directory, synchronous="OFF").close()
     now = time.time()
     db = apsw.Connection(str(directory / "log.db"))
@@ -38,10 +38,10 @@ async def _populate(directory: Path, others: float | None) -> None:
             db.execute(
                 "insert into sessions(id, agent, address, created) values (?, 'main', ?, ?)", (session, session, now)
             )
-            for reader in ("turn", "platform:table:main"):
+            for consumer in ("turn", "platform:table:main"):
                 db.execute(
                     "insert into cursors(session, consumer, since, wait, due) values (?, ?, ?, ?, ?)",
-                    (session, reader, None if due is None else min(now, due), max(0.0, others or 0.0), due),
+                    (session, consumer, None if due is None else min(now, due), max(0.0, others or 0.0), due),
                 )
     db.execute("analyze")
     db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -49,7 +49,7 @@ async def _populate(directory: Path, others: float | None) -> None:
 
 
 async def look(directory: Path, limit: int, times: int) -> list[float]:
-    """Milliseconds of CPU from asking when something is due to holding it."""
+    """CPU milliseconds to find the next due time and claim the cursors."""
     store = open_store(directory)
     found = []
     for number in range(times):

@@ -1,57 +1,57 @@
-// A session's log as a conversation: what was said and done, in the order it happened.
+// Shows the log of the open session as a conversation, and the field for new messages.
 
 import { html, useEffect, useRef, useState } from "./preact.js";
-import { placeOf } from "./house.js";
-import { Words } from "./words.js";
+import { parseAddress } from "./state.js";
+import { Markdown } from "./markdown.js";
 
-export function Talk({ house }) {
-  const session = house.sessions.get(house.open);
-  const log = house.log();
-  const draft = house.drafts.get(house.open);
-  const rows = rowsOf(log.entries);
-  const waiting = house.waiting();
+export function Conversation({ state }) {
+  const session = state.sessions.get(state.openId);
+  const log = state.getLog();
+  const draft = state.drafts.get(state.openId);
+  const rows = listRows(log.entries);
+  const waiting = state.listWaiting();
   const end = useRef(null);
-  const follow = useFollow(end, [rows.length, waiting.length, draft?.text.length, house.open]);
+  const follow = useFollow(end, [rows.length, waiting.length, draft?.text.length, state.openId]);
   const empty = !rows.length && !waiting.length;
   return html`
-    <section class="talk" aria-label="Conversation">
+    <section class="conversation" aria-label="Conversation">
       <div class="scroll" ref=${follow} role="log" aria-live="polite" aria-label="Messages" tabindex="0">
         <ol class="messages">
           ${log.before > 0 &&
-          html`<li class="aside"><button class="quiet" onClick=${() => house.earlier(house.open)}>Show earlier</button></li>`}
-          ${empty && html`<${Empty} house=${house} />`}
+          html`<li class="aside"><button class="quiet" onClick=${() => state.loadEarlier(state.openId)}>Show earlier</button></li>`}
+          ${empty && html`<${Empty} state=${state} />`}
           ${rows.map((row) => html`<${Row} key=${row.seq} row=${row} agent=${session?.agent} />`)}
-          ${waiting.map((message) => html`<${Waiting} key=${message.id} message=${message} house=${house} />`)}
+          ${waiting.map((message) => html`<${Waiting} key=${message.id} message=${message} state=${state} />`)}
           ${draft &&
           html`<li class="agent draft" key="draft" aria-hidden="true">
             <p class="by">${session?.agent}</p>
-            <${Words} text=${draft.text} />
+            <${Markdown} text=${draft.text} />
           </li>`}
           ${!draft &&
           session?.busy &&
-          html`<li class="aside thinking" key="thinking"><span class="dots" aria-hidden="true"><i></i><i></i><i></i></span>${session.agent} is at it</li>`}
+          html`<li class="aside thinking" key="thinking"><span class="dots" aria-hidden="true"><i></i><i></i><i></i></span>${session.agent} is working</li>`}
         </ol>
         <div ref=${end}></div>
       </div>
-      <${Composer} house=${house} session=${session} />
+      <${Composer} state=${state} session=${session} />
     </section>
   `;
 }
 
-function Empty({ house }) {
+function Empty({ state }) {
   return html`<li class="empty">
-    <h2>Say something</h2>
+    <h2>Send a message</h2>
     <p>
-      What you say is kept before it is acknowledged, and it is answered once. You can watch the log of this conversation
-      grow beside it.
+      everhold commits your message before it acknowledges it, and answers it once. The log of this conversation is shown
+      beside it.
     </p>
-    ${house.fresh &&
-    house.agents.length > 1 &&
+    ${state.newChat &&
+    state.agents.length > 1 &&
     html`<p>
       <label>
-        You speak to
-        <select value=${house.fresh.agent} onChange=${(event) => house.start(event.target.value)}>
-          ${house.agents.map((agent) => html`<option value=${agent}>${agent}</option>`)}
+        Agent
+        <select value=${state.newChat.agent} onChange=${(event) => state.startConversation(event.target.value)}>
+          ${state.agents.map((agent) => html`<option value=${agent}>${agent}</option>`)}
         </select>
       </label>
     </p>`}
@@ -64,12 +64,12 @@ function Row({ row, agent }) {
     case "heard":
       return html`<li class=${`person${undone}`}>
         <p class="by">${row.author}</p>
-        <div class="words"><p class="plain">${row.text}</p></div>
+        <div class="text"><p class="plain">${row.text}</p></div>
       </li>`;
     case "said":
       return html`<li class=${`agent${undone}`}>
         <p class="by">${agent}</p>
-        <${Words} text=${row.text} />
+        <${Markdown} text=${row.text} />
       </li>`;
     case "notified":
       return html`<li class=${`notice${undone}`}><p class="plain">${row.text}</p></li>`;
@@ -78,61 +78,61 @@ function Row({ row, agent }) {
   }
 }
 
-function Waiting({ message, house }) {
+function Waiting({ message, state }) {
   return html`<li class="person waiting">
-    <div class="words"><p class="plain">${message.text}</p></div>
+    <div class="text"><p class="plain">${message.text}</p></div>
     <p class="by">
       ${message.refused
         ? html`<span class="bad">not accepted: ${message.refused}</span>
-            <button class="quiet" onClick=${() => house.dismiss(message.id)}>Dismiss</button>`
+            <button class="quiet" onClick=${() => state.dismissMessage(message.id)}>Dismiss</button>`
         : message.sent
-          ? "kept"
-          : house.state === "live"
+          ? "accepted"
+          : state.connection === "live"
             ? "sending…"
-            : "waits here until everhold is back"}
+            : "waits until everhold is reachable"}
     </p>
   </li>`;
 }
 
-function Composer({ house, session }) {
+function Composer({ state, session }) {
   const [text, write] = useState("");
   const field = useRef(null);
-  const place = house.fresh ?? placeOf(session);
-  const ours = Boolean(house.fresh) || house.ours(session);
-  useEffect(() => field.current?.focus(), [house.open, house.fresh?.chat]);
+  const target = state.newChat ?? parseAddress(session);
+  const ours = Boolean(state.newChat) || state.isOwnChat(session);
+  useEffect(() => field.current?.focus(), [state.openId, state.newChat?.chat]);
   if (!ours)
     return html`<p class="composer readonly">
       ${!session
         ? ""
-        : place.platform === "terminal"
+        : target.platform === "terminal"
           ? `This conversation is in a terminal: everhold chat --session ${session.id}. You can read it here.`
-          : `This conversation is on ${place.platform}. You can read it here.`}
+          : `This conversation is on ${target.platform}. You can read it here.`}
     </p>`;
   const send = (event) => {
     event.preventDefault();
     if (!text.trim()) return;
-    house.say(text);
+    state.sendMessage(text);
     write("");
   };
   return html`<form class="composer" onSubmit=${send}>
-    <label class="hidden" for="field">Message to ${place.agent}</label>
+    <label class="hidden" for="field">Message to ${target.agent}</label>
     <textarea
       id="field"
       ref=${field}
       rows="1"
-      placeholder=${`Message to ${place.agent}`}
+      placeholder=${`Message to ${target.agent}`}
       value=${text}
       onInput=${(event) => write(event.target.value)}
       onKeyDown=${(event) => {
         if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
       }}
     ></textarea>
-    ${session?.busy && html`<button type="button" class="quiet" onClick=${() => house.stop()}>Stop</button>`}
+    ${session?.busy && html`<button type="button" class="quiet" onClick=${() => state.stopTurn()}>Stop</button>`}
     <button type="submit" class="send" disabled=${!text.trim()}>Send</button>
   </form>`;
 }
 
-// Stay at the end while somebody reads there, and leave them alone when they have scrolled away.
+// Scrolls to the end when the content grows, unless the user has scrolled away from it.
 export function useFollow(end, grown) {
   const box = useRef(null);
   const there = useRef(true);
@@ -148,8 +148,8 @@ export function useFollow(end, grown) {
   return box;
 }
 
-// What of a log is shown here. Undone turns stay, but fade: nothing is deleted.
-export function rowsOf(entries) {
+// Returns the entries to show. Undone turns are shown faded.
+export function listRows(entries) {
   const undone = new Set();
   const taken = new Map(); // heard seq -> operation
   for (const { kind, body, op } of entries) {
@@ -158,7 +158,7 @@ export function rowsOf(entries) {
   }
   const rows = [];
   for (const entry of entries) {
-    const text = textOf(entry);
+    const text = renderText(entry);
     if (text === null) continue;
     const op = entry.kind === "heard" ? taken.get(entry.seq) : entry.op;
     rows.push({ seq: entry.seq, kind: entry.kind, text, undone: undone.has(op), author: entry.author.replace(/^person:/, "") });
@@ -166,7 +166,7 @@ export function rowsOf(entries) {
   return rows;
 }
 
-function textOf({ kind, body }) {
+function renderText({ kind, body }) {
   if (body === null) return kind === "heard" || kind === "said" ? "(erased)" : null;
   switch (kind) {
     case "heard":
@@ -177,13 +177,13 @@ function textOf({ kind, body }) {
     case "thought":
       return body.calls?.length ? `uses ${body.calls.map((call) => call.tool).join(", ")}` : null;
     case "noted":
-      return `${body.action === "remove" ? "takes back" : "remembers"}: ${body.text}`;
+      return `${body.action === "remove" ? "removes" : "remembers"}: ${body.text}`;
     case "compressed":
-      return "what came before is summed up from here on";
+      return "earlier messages are replaced by a summary";
     case "ended":
       return ["failed", "stopped", "interrupted"].includes(body.outcome) ? `${body.outcome}${body.reason ? `: ${body.reason}` : ""}` : null;
     case "changed":
-      return { context_reset: "a fresh start", operations_undone: "taken back", session_titled: `named “${body.change.title}”`, branched_from: "a branch begins" }[body.change.type] ?? null;
+      return { context_reset: "new context", operations_undone: "undone", session_titled: `titled “${body.change.title}”`, branched_from: "branch created" }[body.change.type] ?? null;
     default:
       return null;
   }

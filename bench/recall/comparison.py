@@ -1,7 +1,7 @@
 """The same conversations and questions in one run: everhold's built-in memory, bare FTS5, and mem0ai in this process.
 
-mem0ai keeps every message as it is (`infer=False`) and is given everhold's own table of word meanings to embed with, so
-what is compared is how things are found. It never asks a model and nothing leaves the machine.
+mem0ai stores every message unchanged (`infer=False`) and uses everhold's static embeddings, so that only the search is
+compared. It calls no model and sends nothing to the network.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import apsw
 from msgspec import Struct
 
-from bench.recall import stage
+from bench.recall import scenario
 from bench.recall.data import Conversation, Question, Said
 from bench.recall.speed import sentences
 from everhold.memories.builtin import BuiltinMemory, MemoryIndex, static_embeddings
@@ -28,7 +28,7 @@ from everhold.ports.memory import MemoryQuery
 DEEP = 80
 BUDGET = 1_700
 ITEMS = 3_000
-"""Items of the speed comparison: more takes mem0ai's store in a file too long."""
+"""Items of the speed comparison. mem0ai's file store is too slow for more."""
 ASKED = 40
 
 
@@ -42,11 +42,11 @@ class Memory(Protocol):
 
 
 class Everhold:
-    """A real log, and the provider as a turn asks it."""
+    """A real log, and the built-in provider as a turn calls it."""
 
     def __init__(self, home: Path, talk: Conversation) -> None:
         self.talk = talk
-        self.store = stage.open_store(home)
+        self.store = scenario.open_store(home)
         self.index = MemoryIndex(home / "index.db", inline=True, embeddings="table")
         self.memory = BuiltinMemory(index=self.index, store=self.store, agent="main")
         self.places: dict[tuple[str, int], str] = {}
@@ -54,7 +54,7 @@ class Everhold:
 
     async def add(self, message: Said) -> None:
         one = Conversation(self.talk.name, (message,), ())
-        self.places |= await stage.tell(self.store, one, opened=self.opened)
+        self.places |= await scenario.tell(self.store, one, opened=self.opened)
         self.opened.add(f"{self.talk.name}.{message.part}")
         await self.index.catch_up(self.store)
 
@@ -64,7 +64,7 @@ class Everhold:
             agent="main",
             session="elsewhere",
             name="bench",
-            audience=stage.audience(self.talk),
+            audience=scenario.audience(self.talk),
             person="asker",
             limit=limit,
         )
@@ -76,12 +76,12 @@ class Everhold:
 
 
 class Bare:
-    """FTS5 as it comes: stems, BM25, every word that says something."""
+    """Plain FTS5 with stemming and BM25, queried with all content words."""
 
     def __init__(self, home: Path, talk: Conversation) -> None:
         self.db = apsw.Connection(str(home / "bare.db"))
         self.db.pragma("journal_mode", "wal")
-        self.db.pragma("synchronous", "off")  # as the log beside it here
+        self.db.pragma("synchronous", "off")  # like everhold's log in this bench
         self.db.execute("create virtual table said using fts5 (id unindexed, text, tokenize='porter unicode61')")
 
     async def add(self, message: Said) -> None:
@@ -101,14 +101,14 @@ class Bare:
 
 
 class Mem0:
-    """mem0ai, open source, with its store in a file."""
+    """mem0ai, open source, with a file store."""
 
     def __init__(self, home: Path, talk: Conversation) -> None:
         os.environ["MEM0_TELEMETRY"] = "False"
         os.environ["MEM0_DIR"] = str(home / "mem0")
         import mem0
 
-        logging.disable(logging.WARNING)  # it says with every search which extras it does without
+        logging.disable(logging.WARNING)  # it logs missing extras at every search
         key = {"api_key": "none is asked"}
         vectors = {"path": str(home / "vectors"), "on_disk": True, "embedding_model_dims": static_embeddings.DIMENSIONS}
         self.memory: Any = mem0.Memory.from_config(
@@ -136,9 +136,9 @@ class Mem0:
 
 
 class Embedder:
-    """everhold's table, in the shape mem0ai asks for."""
+    """everhold's static embeddings with mem0ai's interface."""
 
-    class config:  # its name there
+    class config:  # the name that mem0ai reads
         embedding_dims = static_embeddings.DIMENSIONS
 
     def embed(self, text: str, memory_action: str | None = None) -> list[float]:
@@ -180,7 +180,7 @@ async def quality(talks: Sequence[Conversation], make: Callable[[Path, Conversat
 
 
 def _weight(found: Sequence[tuple[str, str]]) -> int:
-    return stage.tokens([text for _, text in found])
+    return scenario.tokens([text for _, text in found])
 
 
 class Pace(Struct, frozen=True, kw_only=True):

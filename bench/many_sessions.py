@@ -1,4 +1,4 @@
-"""Starting where a hundred thousand sessions are: nothing that happens before it is ready may look at each of them."""
+"""Start a gateway with a hundred thousand sessions. Nothing before `ready` may read each of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import apsw
 
 from bench.gateway import Gateway
-from bench.house import Chance, room
-from bench.past import Past
+from bench.history import SessionHistory
+from bench.in_process import SystemRandom, temporary_directory
 from bench.table import Row, at_most, interleave, median
 from everhold.infra.home import Home
 from everhold.stores.sqlite import SqliteStore
@@ -22,8 +22,8 @@ AT_ONCE = 500
 QUIET_SECONDS = 2.0
 
 
-def many_rows(rounds: int) -> list[Row]:
-    with room() as directory, room() as empty:
+def many_sessions_rows(rounds: int) -> list[Row]:
+    with temporary_directory() as directory, temporary_directory() as empty:
         home = Home(directory).create()
         asyncio.run(_populate(home))
         _settle(directory)
@@ -43,26 +43,28 @@ def many_rows(rounds: int) -> list[Row]:
 
 
 async def _populate(home: Home) -> None:
-    """Everybody has said something, was answered, and waits for nothing."""
-    store = SqliteStore.open(home.store, chance=Chance(), synchronous="OFF")
+    """Write sessions with one answered message each and no work due."""
+    store = SqliteStore.open(home.store, chance=SystemRandom(), synchronous="OFF")
     for start in range(0, SESSIONS, AT_ONCE):
         chats = [f"s{number:06}" for number in range(start, start + AT_ONCE)]
-        await asyncio.gather(*(Past(store, chat, chat=chat, platform="http", account="").live(1) for chat in chats))
+        await asyncio.gather(
+            *(SessionHistory(store, chat, chat=chat, platform="http", account="").live(1) for chat in chats)
+        )
     await store.close()
     db = apsw.Connection(str(home.store))
     with db:
-        for reader in ("turn", "compression"):
+        for consumer in ("turn", "compression"):
             db.execute(
                 "insert or ignore into cursors(session, consumer, processed_seq, since, wait, due) "
                 "select id, ?, next_seq - 1, null, 0, null from sessions",
-                (reader,),
+                (consumer,),
             )
     db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     db.close()
 
 
 def _settle(directory: Path) -> None:
-    """Let it find out once what is new to its index, as it had long ago in use."""
+    """Run the gateway until its index has caught up, as it would have in use."""
     gateway = Gateway(directory, config="")
     used = -1.0
     while gateway.cpu() - used > 0.05 * QUIET_SECONDS:

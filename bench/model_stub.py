@@ -1,6 +1,6 @@
-"""A model server that has its answer ready: chat completions on loopback, in a process of its own.
+"""A model server that answers immediately: chat completions on loopback, in its own process.
 
-Runs with the standard library alone: `python bench/modelstub.py` prints its port and serves until its stdin closes.
+It needs only the standard library. `python bench/model_stub.py` prints its port and serves until its stdin closes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def whole(value: dict[str, Any]) -> bytes:
 
 
 def answer(body: bytes) -> bytes:
-    """The answer to a request, with a count of tokens that is about right: callers calibrate on it."""
+    """Return the response to a request. Its token count is about right, because callers calibrate on it."""
     read = len(body) // 4
     usage = {"prompt_tokens": read, "completion_tokens": 20, "total_tokens": read + 20}
     if b'"stream":true' in body or b'"stream": true' in body:
@@ -51,7 +51,7 @@ MODELS = whole({"object": "list", "data": [{"id": "instant", "object": "model", 
 
 
 class Caller(asyncio.Protocol):
-    """One connection; requests come one after another."""
+    """One connection with sequential requests."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()

@@ -1,6 +1,6 @@
-"""What a plug-in of hermes-agent costs that runs in a process of its own: CPU for each turn, and memory.
+"""The cost of a hermes-agent plug-in in its own process: CPU per turn, and memory.
 
-The plug-ins are those of hermes-agent 0.19.0, unmodified, in its own venv, against services on loopback.
+The plug-ins are those of hermes-agent 0.19.0, unmodified, in its own venv, with services on loopback.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from bench.gateway import cpu_seconds
-from bench.house import MESSAGE, REPLY, Clock, Silence, room
+from bench.in_process import MESSAGE, REPLY, SilentLogger, SystemClock, temporary_directory
 from bench.losses import SERVICES, World, plugin_home, plugin_path, plugin_python
 from bench.table import Row, median
 from everhold.core.entries import Stamp
@@ -36,31 +36,33 @@ class Empty(MemoryProvider):
 """
 
 
-class Quiet(Silence):
-    """A plug-in may complain; here nobody listens."""
+class ErrorTolerantLogger(SilentLogger):
+    """Discards errors too, because a plug-in may log some."""
 
     def error(self, event: str, /, **fields: object) -> None: ...
 
 
-def host_rows(rounds: int) -> list[Row]:
+def plugin_process_rows(rounds: int) -> list[Row]:
     costs = [asyncio.run(_turns()) for _ in range(rounds)]
     ours, theirs = median([it[0] for it in costs]), median([it[1] for it in costs])
     wall = median([it[2] for it in costs])
     rows = [
         Row(
-            what="a turn through a plug-in's host: recall, hand over, CPU of both processes",
+            what="a turn with a plug-in process: recall and store, CPU of both processes",
             value=ours + theirs,
             unit="ms",
-            beside=f"{ours:.2f} ms in the gateway, {theirs:.2f} ms in the host; {wall:.2f} ms until it has returned",
+            beside=f"{ours:.2f} ms in the gateway, {theirs:.2f} ms in the plug-in process; {wall:.2f} ms wall",
         )
     ]
-    rows += [Row(what=f"resident memory of a host with {name}", value=mb, unit="MB") for name, mb in _residents()]
+    rows += [
+        Row(what=f"resident memory of a plug-in process with {name}", value=mb, unit="MB") for name, mb in _residents()
+    ]
     return rows
 
 
 async def _turns() -> tuple[float, float, float]:
-    """CPU milliseconds of a turn in this process and in the host, and the time it takes."""
-    with room() as directory:
+    """CPU milliseconds of a turn in this process and in the plug-in process, and its wall time."""
+    with temporary_directory() as directory:
         (directory / "empty").mkdir()
         (directory / "empty" / "__init__.py").write_text(EMPTY)
         async with _open(directory, path=str(directory / "empty")) as plugin:
@@ -76,7 +78,7 @@ async def _turns() -> tuple[float, float, float]:
 
 
 async def _turn(plugin: HermesMemory, number: int) -> None:
-    """As a turn goes: something is recalled for it, and then it is handed over."""
+    """Recall for a turn, then store its exchange."""
     await plugin.find(
         MemoryQuery(
             text=MESSAGE, agent="main", session="s", name="n", audience=STAMP.audience, person="ada", stamp=STAMP
@@ -89,8 +91,8 @@ async def _turn(plugin: HermesMemory, number: int) -> None:
 
 
 def _residents() -> Iterator[tuple[str, float]]:
-    """Megabytes of each host after twenty turns."""
-    with room() as directory:
+    """Yield the megabytes of each plug-in process after twenty turns."""
+    with temporary_directory() as directory:
         (directory / "empty").mkdir()
         (directory / "empty" / "__init__.py").write_text(EMPTY)
         yield "an empty plug-in", asyncio.run(_measured(directory, path=str(directory / "empty")))
@@ -119,7 +121,7 @@ def _resident_mb(pid: int) -> float:
 async def _open(directory: Path, **settings: str) -> AsyncIterator[HermesMemory]:
     data = directory / "data"
     data.mkdir(parents=True, exist_ok=True)
-    context = PluginContext(agent="main", instance="it", directory=data, log=Quiet(), clock=Clock())
+    context = PluginContext(agent="main", instance="it", directory=data, log=ErrorTolerantLogger(), clock=SystemClock())
     plugin = HermesMemory(HermesSettings.model_validate(settings), context)
     try:
         yield plugin
@@ -128,5 +130,5 @@ async def _open(directory: Path, **settings: str) -> AsyncIterator[HermesMemory]
 
 
 if __name__ == "__main__":
-    for row in host_rows(3):
+    for row in plugin_process_rows(3):
         print(json.dumps({"what": row.what, "value": round(row.value, 2), "unit": row.unit, "beside": row.beside}))

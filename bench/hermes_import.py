@@ -1,7 +1,7 @@
-"""How long an import of a hermes-agent home takes, and how much memory: `python -m bench.moving [MB]`.
+"""The time and memory that the import of a hermes-agent home takes: `python -m bench.hermes_import [MB]`.
 
-The source is made here, from what is documented of its columns: chats that were compressed and others.
-The import runs in a process of its own, whose largest size the system tells.
+The source is generated here from the documented columns, with compressed and uncompressed chats. The import runs in its
+own process, and the operating system reports that process's peak size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import apsw
 
-from bench.house import room
+from bench.in_process import temporary_directory
 from bench.table import Row
 from tests.hermes.built_home import BuiltHermesHome
 
@@ -24,7 +24,7 @@ WORDS = "the release plan, the dentist on tuesday, a bug in the parser and what 
 
 
 def make(home: Path, megabytes: int) -> Path:
-    """A home of about so many megabytes."""
+    """Generate a home of about `megabytes` MB."""
     built = BuiltHermesHome(home)
     built.db.pragma("wal_autocheckpoint", 4000)
     sessions = [built.add_chat(f"chat-{n}", f"agent:main:telegram:dm:{n}") for n in range(CHATS)]
@@ -60,7 +60,7 @@ def _tail(db: apsw.Connection, session: str) -> list[int]:
 
 
 def measure(megabytes: int) -> list[Row]:
-    with room() as directory:
+    with temporary_directory() as directory:
         source = make(directory / "there", megabytes)
         size = source.stat().st_size / (1 << 20)
         started = time.perf_counter()
@@ -84,14 +84,14 @@ def measure(megabytes: int) -> list[Row]:
         repeat = time.perf_counter() - again
     what = f"import {size:,.0f} MB, {told['rows']:,} messages"
     return [
-        Row(what=f"{what}: largest size of the process", value=peak, unit="MB", target="< 300 MB", holds=peak < 300),
+        Row(what=f"{what}: peak size of the process", value=peak, unit="MB", target="< 300 MB", holds=peak < 300),
         Row(what=f"{what}: time", value=seconds, unit="s", beside=f"{told['rows'] / seconds:,.0f} messages/s"),
-        Row(what=f"{what}: again, nothing is new", value=repeat, unit="s"),
+        Row(what=f"{what}: again, with nothing new", value=repeat, unit="s"),
     ]
 
 
-def moving_rows(rounds: int) -> list[Row]:
-    """A gigabyte, once: it takes minutes."""
+def hermes_import_rows(rounds: int) -> list[Row]:
+    """Import one gigabyte, once, because it takes minutes."""
     return measure(1024)
 
 

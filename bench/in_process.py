@@ -1,4 +1,4 @@
-"""A whole everhold in this process, with a model and a platform that cost nothing: what is left is everhold itself."""
+"""A gateway in this process, with a model and a platform that cost nothing, so that only everhold is measured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from everhold.ingress.accept import MessageAcceptor
 from everhold.ports.log import EventLogger
 from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.ports.platform import (
-    AcceptMessage as Door,
+    AcceptMessage,
     AcceptResult,
     DeliveryGuarantee,
     IncomingMessage,
@@ -38,10 +38,10 @@ T = TypeVar("T")
 
 REPLY = "Certainly. " + "That is how it was done before, and how it should be done again. " * 4
 MESSAGE = "What about the other one? " + "I have thought about it for a while and came to no conclusion. " * 4
-"""About 280 characters each: what people and models write."""
+"""About 280 characters each, a usual length of messages and replies."""
 
 
-class Clock:
+class SystemClock:
     def now(self) -> float:
         return time.time()
 
@@ -49,7 +49,7 @@ class Clock:
         return time.monotonic()
 
 
-class Chance:
+class SystemRandom:
     def bytes(self, n: int, /) -> bytes:
         return os.urandom(n)
 
@@ -57,8 +57,8 @@ class Chance:
         return random.random()
 
 
-class Silence:
-    """A log whose level is off."""
+class SilentLogger:
+    """A logger that discards everything below errors and fails on an error."""
 
     def debug(self, event: str, /, **fields: object) -> None: ...
 
@@ -73,8 +73,8 @@ class Silence:
         return self
 
 
-class Instant:
-    """A model that has its answer ready."""
+class InstantModel:
+    """A model that answers immediately."""
 
     name = "instant"
 
@@ -85,8 +85,8 @@ class Instant:
         return ModelResponse(text=REPLY, model=self.name, usage=ModelUsage(output=60))
 
 
-class Table:
-    """A keyed platform in this process: what is sent is delivered at once."""
+class InstantPlatform:
+    """A keyed platform in this process that delivers every message immediately."""
 
     name = "table"
     account = "main"
@@ -96,76 +96,78 @@ class Table:
 
     def __init__(self) -> None:
         self.sent = 0
-        self._waiting: dict[str, asyncio.Event] = {}
+        self._delivered: dict[str, asyncio.Event] = {}
 
-    async def listen(self, accept: Door) -> None: ...
+    async def listen(self, accept: AcceptMessage) -> None: ...
 
     async def send(self, out: OutgoingMessage) -> str:
         self.sent += 1
-        self.served(out.to.chat).set()
+        self.get_delivered_event(out.to.chat).set()
         return out.key
 
     async def probe(self, out: OutgoingMessage) -> str | None:
         return None
 
-    def served(self, chat: str) -> asyncio.Event:
-        return self._waiting.setdefault(chat, asyncio.Event())
+    def get_delivered_event(self, chat: str) -> asyncio.Event:
+        return self._delivered.setdefault(chat, asyncio.Event())
 
 
-class House:
-    """Store, door and workers."""
+class InProcessGateway:
+    """A store, ingress and the workers."""
 
     def __init__(self, store: SqliteStore, *, context_tokens: int = 100_000) -> None:
         self.store = store
-        self.gates = Gates(store=store, clock=Clock(), chance=Chance(), log=Silence(), owner=os.urandom(4).hex())
-        self.bells = Wakeups()
-        self.table = Table()
-        model = Instant(context_tokens)
+        self.gates = Gates(
+            store=store, clock=SystemClock(), chance=SystemRandom(), log=SilentLogger(), owner=os.urandom(4).hex()
+        )
+        self.wakeups = Wakeups()
+        self.platform = InstantPlatform()
+        model = InstantModel(context_tokens)
         self._runtime = AgentRuntime(agent="main", system="You answer at once.", models=(model,), summariser=model)
-        self.supervisor = WorkerSupervisor(self.gates, runtimes=self, wakeups=self.bells)
-        self.accept = MessageAcceptor(self.gates, admit=self._admit, wakeups=self.bells)
+        self.supervisor = WorkerSupervisor(self.gates, runtimes=self, wakeups=self.wakeups)
+        self.accept = MessageAcceptor(self.gates, admit=self._admit, wakeups=self.wakeups)
         self._numbers = iter(range(10**9))
 
     async def _admit(self, incoming: IncomingMessage) -> AdmissionDecision:
         return AdmissionDecision(agent="main", person="ada")
 
-    async def hear(self, chat: str, text: str = MESSAGE) -> AcceptResult:
+    async def accept_message(self, chat: str, text: str = MESSAGE) -> AcceptResult:
         origin = ChatLocation(
             platform="table", account="main", chat=chat, message=f"{self.gates.owner}-{next(self._numbers)}"
         )
         return await self.accept(IncomingMessage(origin=origin, text=text, sender="ada"))
 
     async def turn(self, chat: str) -> None:
-        """From a message at the door to its answer on the table."""
-        served = self.table.served(chat)
-        served.clear()
-        await self.hear(chat)
-        await served.wait()
+        """Accept a message and wait until its reply is delivered."""
+        delivered = self.platform.get_delivered_event(chat)
+        delivered.clear()
+        await self.accept_message(chat)
+        await delivered.wait()
 
-    async def rest(self) -> None:
-        """Until everybody has put down what they were at."""
-        # nobody rings when there is nothing left to do
+    async def wait_until_idle(self) -> None:
+        """Wait until no worker runs and no cursor is due."""
+        # the supervisor sends no event when it becomes idle
         while self.supervisor.tasks or await self.store.get_next_due(at=time.time()) is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[House]:
+    async def open(self) -> AsyncIterator[InProcessGateway]:
         await self.store.revoke_leases(owner=self.gates.owner, at=time.time())
         work = asyncio.create_task(self.supervisor.dispatch())
         yield self
         self.supervisor.is_stopping = True
-        self.bells.work_available.set()
+        self.wakeups.work_available.set()
         await work
         await self.supervisor.drain(10.0)
         await self.store.close()
 
-    # -- what the flows ask for
+    # -- what the workers need
 
     def get_runtime(self, agent: str, choices: Mapping[str, str]) -> AgentRuntime:
         return self._runtime
 
     def find_platform(self, name: str, account: str) -> Platform | None:
-        return self.table
+        return self.platform
 
     def find_draft_platform(self, name: str, account: str) -> SupportsDrafts | None:
         return None
@@ -180,19 +182,19 @@ class House:
         return []
 
 
-def run_here(work: Coroutine[Any, Any, T]) -> T:
-    """To its end, on the loop that `everhold up` runs on."""
+def run_on_gateway_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the kind of event loop that `everhold up` uses."""
     with asyncio.Runner(loop_factory=choose_loop_factory()) as runner:
         return runner.run(work)
 
 
 def open_store(directory: Path, *, synchronous: str = "FULL") -> SqliteStore:
-    return SqliteStore.open(directory / "log.db", chance=Chance(), synchronous=synchronous)
+    return SqliteStore.open(directory / "log.db", chance=SystemRandom(), synchronous=synchronous)
 
 
 @contextlib.contextmanager
-def room() -> Iterator[Path]:
-    """A directory on the disk that everything is measured on."""
+def temporary_directory() -> Iterator[Path]:
+    """Make a directory on the disk that all measurements use, and delete it at the end."""
     directory = Path(tempfile.mkdtemp(prefix="everhold-bench-"))
     try:
         yield directory

@@ -1,10 +1,10 @@
-"""Sessions that have talked for a long time, without waiting for it: entries, operations and folds as in use."""
+"""Write the history of a long session directly into the store: entries, operations and compressions as in use."""
 
 from __future__ import annotations
 
 import time
 
-from bench.house import MESSAGE, REPLY
+from bench.in_process import MESSAGE, REPLY
 from everhold.core.entries import (
     Began,
     ChatLocation,
@@ -17,10 +17,10 @@ from everhold.core.entries import (
     Stamp,
     Thought,
 )
-from everhold.ports.store import Change, Opening, Step
+from everhold.ports.store import Change, SessionOpening, Step
 from everhold.stores.sqlite import SqliteStore
 
-ENTRIES_A_TURN = 5
+ENTRIES_PER_TURN = 5
 SUMMARY = "They went through the list, one by one, and agreed on most of it. " * 12
 
 
@@ -28,8 +28,8 @@ def address(chat: str, *, platform: str = "table") -> str:
     return f"agent:main:{platform}:dm:{chat}"
 
 
-class Past:
-    """Writes one session's past, turn by turn."""
+class SessionHistory:
+    """Writes one session's history, turn by turn."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Past:
         session: str,
         *,
         chat: str = "old",
-        fold_every: int = 0,
+        compress_every_turns: int = 0,
         keep: int = 6,
         platform: str = "table",
         account: str = "main",
@@ -49,29 +49,31 @@ class Past:
         self.platform = platform
         self.account = account
         self.author = f"person:{person}"
-        self.fold_every = fold_every
-        """Turns from one fold to the next; 0: never."""
+        self.compress_every_turns = compress_every_turns
+        """Turns from one compression to the next; 0: never."""
         self.keep = keep
         self.seq = 0
         self.generation = 0
-        self.fold = 0
+        self.compression = 0
         self.turns: list[int] = []
         self.stamp = Stamp(person=person, audience=(self.author,), address=address(chat, platform=platform))
 
-    async def live(self, turns: int, *, whole: bool = False) -> None:
-        """So many turns more. `whole`: end just after a fold."""
+    async def live(self, turns: int) -> None:
+        """Add `turns` turns."""
         for _ in range(turns):
             await self.turn()
-            if self.fold_every and len(self.turns) % self.fold_every == 0:
+            if self.compress_every_turns and len(self.turns) % self.compress_every_turns == 0:
                 await self.compress()
 
     async def turn(self) -> None:
-        """What was heard, and the turn that answered it, in two commits as in use."""
+        """Commit a message and the turn that answers it, in two commits as in use."""
         await self._commit(Step.ACCEPT, EntryDraft(body=self._heard(), author=self.author))
         heard, op = self.seq, self.seq + 1
         self.turns.append(op)
         bodies = (
-            Began(type="turn", takes=(heard,), compression=self.fold, generation=self.generation, consumer="turn"),
+            Began(
+                type="turn", takes=(heard,), compression=self.compression, generation=self.generation, consumer="turn"
+            ),
             Thought(
                 text=REPLY, model="instant", generation=self.generation, request="0" * 64, usage=ModelUsage(input=9)
             ),
@@ -84,12 +86,12 @@ class Past:
         op = self.seq + 1
         covers = self.turns[-1 - self.keep]
         bodies = (
-            Began(type="compression", compression=self.fold, generation=self.generation, consumer="compression"),
-            Compressed(summary=SUMMARY, covers=covers, based_on=self.fold, generation=self.generation),
+            Began(type="compression", compression=self.compression, generation=self.generation, consumer="compression"),
+            Compressed(summary=SUMMARY, covers=covers, based_on=self.compression, generation=self.generation),
             Ended(),
         )
         await self._commit(Step.COMPRESSION_END, *(EntryDraft(body=body, author="system", op=op) for body in bodies))
-        self.fold = op
+        self.compression = op
         self.generation += 1
 
     def _place(self) -> ChatLocation:
@@ -99,7 +101,7 @@ class Past:
         return Heard(origin=self._place(), text=MESSAGE, stamp=self.stamp)
 
     async def _commit(self, step: Step, *drafts: EntryDraft) -> None:
-        opens = Opening(agent="main", address=self.stamp.address) if not self.seq else None
+        opens = SessionOpening(agent="main", address=self.stamp.address) if not self.seq else None
         change = Change(step=step, session=self.session, at=time.time(), entries=drafts, opens=opens)
         done = await self.store.commit(change)
         self.seq = done.seqs[-1]

@@ -1,19 +1,19 @@
-// The log itself, entry by entry, as it grows.
+// Shows the log of the open session, entry by entry.
 
 import { html, useRef } from "./preact.js";
-import { useFollow } from "./talk.js";
+import { useFollow } from "./conversation.js";
 
-const MOST = 400;
+const MAX_ENTRIES = 400;
 
-export function Log({ house }) {
-  const entries = house.log().entries.slice(-MOST);
+export function LogView({ state }) {
+  const entries = state.getLog().entries.slice(-MAX_ENTRIES);
   const end = useRef(null);
-  const follow = useFollow(end, [entries.length, house.open]);
+  const follow = useFollow(end, [entries.length, state.openId]);
   return html`
     <aside class="log" aria-label="Log">
-      <h2>Log <span class="count">${house.log().entries.at(-1)?.seq ?? 0}</span></h2>
+      <h2>Log <span class="count">${state.getLog().entries.at(-1)?.seq ?? 0}</span></h2>
       <div class="scroll" ref=${follow} tabindex="0">
-        ${!entries.length && html`<p class="hint">Every step is written here before anything follows from it.</p>`}
+        ${!entries.length && html`<p class="hint">Each step is committed to this log before the next step starts.</p>`}
         <ol>
           ${entries.map((entry) => html`<${Line} key=${entry.seq} entry=${entry} />`)}
         </ol>
@@ -30,7 +30,7 @@ function Line({ entry }) {
       <summary>
         <span class="seq">${entry.seq}</span>
         <span class="kind">${entry.kind}</span>
-        <span class="gist">${gist(entry)}</span>
+        <span class="gist">${summarizeEntry(entry)}</span>
         <time datetime=${at.toISOString()} title=${at.toLocaleString()}>${at.toLocaleTimeString([], { hourCycle: "h23" })}</time>
       </summary>
       <pre>${JSON.stringify(entry, null, 2)}</pre>
@@ -38,7 +38,7 @@ function Line({ entry }) {
   </li>`;
 }
 
-function gist({ kind, body, op }) {
+function summarizeEntry({ kind, body, op }) {
   if (body === null) return "erased";
   switch (kind) {
     case "heard":
@@ -46,7 +46,7 @@ function gist({ kind, body, op }) {
     case "notified":
       return body.text;
     case "noted":
-      return body.action === "remove" ? `takes back: ${body.text}` : body.text;
+      return body.action === "remove" ? `removes: ${body.text}` : body.text;
     case "began":
       return `${body.type} · takes ${body.takes?.join(", ") ?? "nothing"}`;
     case "took":

@@ -1,4 +1,4 @@
-"""Puts conversations into a real log and asks the built-in memory about them, through `find` as a turn does."""
+"""Put conversations into a real log, for searches with the built-in memory as a turn makes them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 from bench.recall.data import Conversation, Said
 from everhold.core.entries import ChatLocation, EntryDraft, Heard, Said as SaidBody, Stamp
-from everhold.ports.store import Change, Opening, Step, Store
+from everhold.ports.store import Change, SessionOpening, Step, Store
 from everhold.stores.sqlite import SqliteStore
 
 
-class Dice:
+class SeededSource:
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
 
@@ -24,18 +24,21 @@ class Dice:
 
 
 def open_store(home: Path) -> Store:
-    return SqliteStore.open(home / "log.db", chance=Dice(), synchronous="OFF")
+    return SqliteStore.open(home / "log.db", chance=SeededSource(), synchronous="OFF")
 
 
 async def tell(store: Store, talk: Conversation, *, opened: Collection[str] = ()) -> dict[tuple[str, int], str]:
-    """Commit a conversation, a session for each of its parts, some of which are there; where each message stands."""
+    """Commit a conversation with one session per part; return the message id of each (session, seq).
+
+    `opened`: sessions that exist already.
+    """
     places: dict[tuple[str, int], str] = {}
     parts: dict[str, list[Said]] = {}
     for message in talk.messages:
         parts.setdefault(message.part, []).append(message)
     for part, messages in parts.items():
         session = f"{talk.name}.{part}"
-        opens = None if session in opened else Opening(agent="main", address=f"agent:main:bench:group:{session}")
+        opens = None if session in opened else SessionOpening(agent="main", address=f"agent:main:bench:group:{session}")
         drafts = tuple(_draft(talk, message) for message in messages)
         done = await store.commit(
             Change(step=Step.ACCEPT, session=session, at=messages[0].at, entries=drafts, opens=opens)
@@ -60,5 +63,5 @@ def _draft(talk: Conversation, message: Said) -> EntryDraft:
 
 
 def tokens(texts: Sequence[str]) -> int:
-    """What a budget counts: four characters a token and twelve per item."""
+    """Estimate the tokens as a budget does: four characters per token and twelve tokens per item."""
     return sum(-(-len(text) // 4) + 12 for text in texts)

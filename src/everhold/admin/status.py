@@ -1,0 +1,66 @@
+"""Collects the state of the queue, the deliveries and the memories for `status`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from everhold.core.entries import Compressed, Entry
+from everhold.engine.agent_runtime import AgentRuntimes
+from everhold.engine.gates import Gates
+from everhold.engine.memory import health as memory_health
+from everhold.ports.store import ConsumerCursor
+
+MAX_LISTED_COMPRESSIONS: Final = 3
+
+
+async def collect_status(gates: Gates, runtimes: AgentRuntimes) -> dict[str, Any]:
+    """The gateway's state, as `status` shows it."""
+    store = gates.store
+    cursors = await store.list_cursors(waiting=True)
+    dead_letters = await store.list_dead_letters()
+    return {
+        "pending": await store.count_waiting(),
+        "waiting": summarize_waiting(cursors),
+        "dead_letters": len(dead_letters),
+        "in_doubt": sum(letter.in_doubt for letter in dead_letters) + await store.count_receipts_in_doubt(),
+        "failing": sorted({cursor.consumer for cursor in cursors if cursor.error}),
+        "compressions": [
+            render_compression(entry) for entry in await store.list_compressions(limit=MAX_LISTED_COMPRESSIONS)
+        ],
+        "memories": [
+            msgspec.to_builtins(condition)
+            for condition in await memory_health.collect_conditions(gates, runtimes.list_memories())
+        ],
+    }
+
+
+def summarize_waiting(cursors: Sequence[ConsumerCursor]) -> list[dict[str, Any]]:
+    """One row per consumer with waiting cursors: in how many sessions, since when, and the last error."""
+    rows: dict[str, dict[str, Any]] = {}
+    for cursor in cursors:
+        row = rows.setdefault(
+            cursor.consumer, {"consumer": cursor.consumer, "sessions": 0, "since": None, "attempts": 0, "error": ""}
+        )
+        row["sessions"] += 1
+        row["since"] = min((at for at in (row["since"], cursor.since) if at is not None), default=None)
+        row["attempts"] = max(row["attempts"], cursor.attempts)
+        row["error"] = row["error"] or cursor.error
+    return [rows[consumer] for consumer in sorted(rows)]
+
+
+def render_compression(entry: Entry) -> dict[str, Any]:
+    """A compression as `status` shows it. Of an erased one only the place is known."""
+    compressed = entry.body if isinstance(entry.body, Compressed) else Compressed(summary="", covers=0)
+    return {
+        "session": entry.session,
+        "op": entry.op,
+        "at": entry.at,
+        "messages": compressed.messages,
+        "tokens_before": compressed.tokens_before,
+        "tokens_after": compressed.tokens_after,
+        "trigger": compressed.trigger,
+        "model": compressed.model,
+    }
