@@ -38,7 +38,7 @@ def test_an_app_on_slack_is_not_written_unless_both_its_tokens_work(command_home
         given = ("setup", "slack", "--set", f"base_url={running.server.url}/api/", "--no-input", "--stdin")
         wrong = command_home.run(*given, input=tokens)
         assert wrong.code == 1
-        assert "does not take this token" in wrong.err
+        assert "does not accept this token" in wrong.err
         assert ((command_home.path / "config.yaml").read_text(), (command_home.path / ".env").exists()) == (
             before,
             False,

@@ -1,4 +1,4 @@
-"""A fake vendor on loopback, and models that talk to it."""
+"""A fake model server on loopback, and models that call it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Connect = Callable[..., Vendor]
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The machine's clock."""
 
     def now(self) -> float:
         return time.time()

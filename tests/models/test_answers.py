@@ -1,4 +1,4 @@
-"""A request goes out, an answer comes back: text, calls, reasoning, usage and cost, streamed and whole."""
+"""Answers of models: text, calls, reasoning, usage and cost, streamed and whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that speak chat completions with an accent, as captured or documented; each must be understood."""
+"""Variants of chat completions, as captured or documented. Each must be understood."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ async def test_a_name_in_pieces(server: ModelServer, openai: Connect) -> None:
     assert (await read(server, openai, *parts, END)).calls == (ToolCall(id="c1", tool="look_up"),)
 
 
-async def test_calls_that_are_not_counted(server: ModelServer, openai: Connect) -> None:
-    """No index at all, or the same one for all: a new id with a name begins a new call."""
+async def test_calls_without_an_index(server: ModelServer, openai: Connect) -> None:
+    """Without an index, or with the same one for all, a new id with a name begins a new call."""
     expected = (
         ToolCall(id="c1", tool="note", arguments={"a": 1}),
         ToolCall(id="c2", tool="look_up", arguments={"b": 2}),
@@ -87,7 +87,7 @@ async def test_calls_under_finish_reason_stop(server: ModelServer, openai: Conne
     assert answer.calls == (ToolCall(id="c1", tool="note"),)
 
 
-async def test_fragments_of_no_call_are_passed_over(server: ModelServer, openai: Connect) -> None:
+async def test_fragments_of_no_call_are_skipped(server: ModelServer, openai: Connect) -> None:
     odd: list[Any] = [{"tool_calls": [None]}, {"tool_calls": 3}, {"tool_calls": [{"function": None}]}, {"content": 3}]
     answer = await read(server, openai, *(chunk(delta) for delta in odd), chunk({"content": "ok"}, "stop"), DONE)
     assert answer.text == "ok"
@@ -104,7 +104,7 @@ async def test_fragments_of_no_call_are_passed_over(server: ModelServer, openai:
         b'data: {"choices":[{"delta":{},"usage":{"prompt_tokens":9,"completion_tokens":4,"cached_tokens":5}}]}\n\n',
     ],
 )
-async def test_usage_wherever_it_stands(server: ModelServer, openai: Connect, usage: bytes) -> None:
+async def test_usage_in_any_chunk(server: ModelServer, openai: Connect, usage: bytes) -> None:
     early = chunk({"content": "ok"}, None, usage={"prompt_tokens": 9, "completion_tokens": 1})
     answer = await read(server, openai, early, usage, chunk({}, "stop", usage=None), DONE)
     assert (answer.usage.input, answer.usage.cached, answer.usage.output) == (9, 5, 4)
@@ -157,7 +157,7 @@ async def test_content_in_parts(server: ModelServer, openai: Connect) -> None:
     assert (answer.text, answer.reasoning) == ("Yes", "hm")
 
 
-async def test_a_character_in_two_halves(server: ModelServer, openai: Connect) -> None:
+async def test_a_divided_surrogate_pair(server: ModelServer, openai: Connect) -> None:
     halves = [
         b'data: {"choices":[{"delta":{"content":"a\\ud83d"}}]}\n\n',
         b'data: {"choices":[{"delta":{"content":"\\ude00b"}}]}\n\n',
@@ -171,12 +171,12 @@ async def test_a_character_in_two_halves(server: ModelServer, openai: Connect) -
     assert (await read(server, openai, lone, DONE)).text == "a\ufffd"
 
 
-async def test_refusals_are_words(server: ModelServer, openai: Connect) -> None:
+async def test_refusals_are_text(server: ModelServer, openai: Connect) -> None:
     answer = await read(server, openai, chunk({"refusal": "I would "}), chunk({"refusal": "rather not."}, "stop"), DONE)
     assert answer.text == "I would rather not."
 
 
-async def test_other_choices_are_somebody_else_s(server: ModelServer, openai: Connect) -> None:
+async def test_other_choices_are_ignored(server: ModelServer, openai: Connect) -> None:
     other = b'data: {"choices":[{"index":1,"delta":{"content":"B"},"finish_reason":"stop"}]}\n\n'
     assert (await read(server, openai, chunk({"content": "A"}), other, chunk({}, "stop"), DONE)).text == "A"
 

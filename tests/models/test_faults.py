@@ -1,4 +1,4 @@
-"""Every way a model server can fail, on a real socket: each becomes the error that says what to do next."""
+"""Every way a model server can fail, on a real socket. Each becomes the error that says what to do next."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ HELLO = ModelRequest(system="Be brief.", messages=(ModelMessage(role="user", tex
 TOOL = ToolSpec(name="note", description="", parameters={"type": "object", "properties": {}})
 LONG = ModelServerReply(text="one two three four five six seven eight")
 PATIENT = dict.fromkeys(("connect", "first_byte", "idle", "total"), LIMIT_SECONDS)
-"""Deadlines that no test meets: each test shortens the one that it is about."""
+"""Deadlines that no test reaches. Each test shortens the one that it checks."""
 
 
 async def fails(model: Any, kind: type[EverholdError], request: ModelRequest = HELLO) -> Any:
-    """The error, after a look at what it shows to whoever logs it."""
+    """Return the error, after a check of what it shows in logs."""
     with pytest.raises(EverholdError) as raised:
         await model.answer(request)
     error = raised.value
@@ -57,7 +57,7 @@ async def fails(model: Any, kind: type[EverholdError], request: ModelRequest = H
 
 
 @pytest.mark.parametrize("kind", ["rate_limit", "server_error", "overloaded", "billing"])
-async def test_what_passes_is_overloaded(server: ModelServer, connect: Connect, kind: Any) -> None:
+async def test_temporary_failures_are_overloaded(server: ModelServer, connect: Connect, kind: Any) -> None:
     server.add_steps(VendorFailure(kind=kind))
     error = await fails(connect(), Overloaded)
     assert error.retry_after is None
@@ -65,14 +65,14 @@ async def test_what_passes_is_overloaded(server: ModelServer, connect: Connect, 
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 520, 529])
-async def test_these_statuses_pass(server: ModelServer, connect: Connect, status: int) -> None:
+async def test_these_statuses_are_temporary(server: ModelServer, connect: Connect, status: int) -> None:
     server.add_steps(ModelServerStatus(status=status, body=b"<html><body><h1>Bad Gateway</h1></body></html>"))
     error = await fails(connect(), Overloaded)
     assert "Bad Gateway" in str(error)
     assert "<h1>" not in str(error)
 
 
-async def test_too_long_is_told_apart(server: ModelServer, connect: Connect) -> None:
+async def test_too_long_is_recognised(server: ModelServer, connect: Connect) -> None:
     server.add_steps(VendorFailure(kind="too_long"))
     await fails(connect(), TooLong)
     server.context_tokens = 50
@@ -87,7 +87,7 @@ async def test_too_long_is_told_apart(server: ModelServer, connect: Connect) -> 
     "kind, remedy",
     [("unauthorized", "api_key_env"), ("forbidden", "key"), ("not_found", "base_url"), ("invalid", "params")],
 )
-async def test_what_will_not_pass_is_refused_with_a_remedy(
+async def test_permanent_failures_are_refused_with_a_remedy(
     server: ModelServer, connect: Connect, kind: Any, remedy: str
 ) -> None:
     server.add_steps(VendorFailure(kind=kind))
@@ -146,7 +146,7 @@ async def test_a_redirect_is_not_followed(server: ModelServer, connect: Connect)
         ),
     ],
 )
-async def test_the_wait_the_server_asks_for_arrives(
+async def test_the_requested_wait_is_passed_on(
     server: ModelServer, connect: Connect, step: ModelServerStep, seconds: float
 ) -> None:
     server.add_steps(step)
@@ -154,7 +154,7 @@ async def test_the_wait_the_server_asks_for_arrives(
     assert error.retry_after == seconds
 
 
-async def test_nothing_is_asked_twice(server: ModelServer, connect: Connect) -> None:
+async def test_no_request_is_repeated(server: ModelServer, connect: Connect) -> None:
     server.default = make_rate_limit_failure("0")
     await fails(connect(), Overloaded)
     server.default = DroppedConnection()
@@ -165,7 +165,7 @@ async def test_nothing_is_asked_twice(server: ModelServer, connect: Connect) -> 
 # -- the wire ----------------------------------------------------------------------------------------------------------
 
 
-async def test_nobody_there(connect: Connect) -> None:
+async def test_no_server(connect: Connect) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -174,7 +174,7 @@ async def test_nobody_there(connect: Connect) -> None:
     assert "runs" in error.remedy
 
 
-async def test_a_connection_that_never_stands(connect: Connect) -> None:
+async def test_a_connection_that_is_never_made(connect: Connect) -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -193,7 +193,7 @@ async def test_a_connection_that_never_stands(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-async def test_closed_without_a_word(server: ModelServer, connect: Connect, reset: bool) -> None:
+async def test_closed_without_an_answer(server: ModelServer, connect: Connect, reset: bool) -> None:
     server.add_steps(DroppedConnection(reset=reset))
     await fails(connect(), Overloaded)
 
@@ -218,13 +218,13 @@ async def test_headers_and_then_nothing(server: ModelServer, connect: Connect) -
     assert "no first byte" in str(error)
 
 
-async def test_keep_alives_do_not_live_for_ever(server: ModelServer, connect: Connect) -> None:
+async def test_keep_alives_do_not_extend_the_deadline(server: ModelServer, connect: Connect) -> None:
     server.add_steps(ModelServerReply(text=LONG.text, cut=StreamFault(kind="alive", after=2)))
     error = await fails(connect(deadline_seconds={**PATIENT, "total": 0.5}), Overloaded)
     assert "no whole answer within 0.5 s" in str(error)
 
 
-async def test_a_slow_but_living_stream_is_waited_for(server: ModelServer, connect: Connect) -> None:
+async def test_a_slow_stream_is_waited_for(server: ModelServer, connect: Connect) -> None:
     server.add_steps(ModelServerReply(text=LONG.text, pause_seconds=0.4))
     began = time.monotonic()
     waits = {**PATIENT, "first_byte": 3.0, "idle": 3.0}
@@ -241,7 +241,7 @@ async def test_a_broken_stream_is_never_an_answer(server: ModelServer, connect: 
     with pytest.raises(Overloaded):
         await model.answer(HELLO, on_text=heard.append)
     assert LONG.text.startswith("".join(heard))
-    assert (await model.answer(HELLO)).text.startswith("You said"), "the next request finds the wire in order"
+    assert (await model.answer(HELLO)).text.startswith("You said"), "the connection works for the next request"
 
 
 @pytest.mark.parametrize("how", ["drop", "reset", "garbage"])
@@ -331,7 +331,7 @@ async def test_a_finish_reason_that_means_broken(server: ModelServer, openai: Co
         ("anthropic", "model_context_window_exceeded", TooLong),
     ],
 )
-async def test_silence_is_explained(
+async def test_an_empty_answer_is_explained(
     server: ModelServer, openai: Connect, anthropic: Connect, vendor: str, finish: str, kind: type[EverholdError]
 ) -> None:
     model = openai() if vendor == "openai" else anthropic()
@@ -349,7 +349,7 @@ async def test_a_window_that_was_full_is_too_long(server: ModelServer, openai: C
     await fails(openai(context_tokens=256), TooLong, ModelRequest(system="x" * 2000, messages=HELLO.messages))
 
 
-async def test_leaving_lets_go_of_the_connection(server: ModelServer, connect: Connect) -> None:
+async def test_cancelling_closes_the_connection(server: ModelServer, connect: Connect) -> None:
     server.add_steps(ModelServerReply(text=LONG.text, cut=StreamFault(kind="hang", after=4)))
     heard = asyncio.Event()
     model = connect()
@@ -369,7 +369,7 @@ async def test_one_connection_serves_many_answers(server: ModelServer, connect: 
 
 
 @pytest.mark.parametrize("key", ["line\nbreak", "curly\u201cquote", "tab\tkey"])
-def test_a_key_no_header_can_carry_is_said_before_the_first_call(key: str) -> None:
+def test_a_key_that_is_not_valid_in_a_header_is_refused_at_once(key: str) -> None:
     with pytest.raises(InvalidRequest, match="authorization header of model fake") as raised:
         OpenAIModel(OpenAISettings(name="fake", api_key=key), clock=SystemClock())  # type: ignore[arg-type]
     assert key not in str(raised.value)
@@ -383,7 +383,7 @@ async def test_many_at_once(server: ModelServer, connect: Connect) -> None:
     assert all(f"number {n}." in answer.text for n, answer in enumerate(answers))
 
 
-async def test_no_log_line_holds_the_key(
+async def test_no_log_line_contains_the_key(
     server: ModelServer, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(0)
@@ -405,6 +405,6 @@ async def test_no_log_line_holds_the_key(
 
 
 @pytest.mark.parametrize("url", ["", "api.openai.com/v1", "ftp://x/v1", "http://", "https://me:secret@x.example/v1"])
-def test_a_base_url_that_is_none_is_said_at_once(url: str) -> None:
+def test_an_invalid_base_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidRequest, match="base_url"):
         OpenAIModel(OpenAISettings(name="fake", base_url=url), clock=SystemClock())

@@ -1,4 +1,4 @@
-"""The fake vendor by itself: scripted, strict, and usable from a thread or a process of its own."""
+"""The fake model server: scripted, strict, and usable from a thread or a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The vendors' own SDKs talk to the fake: what they cannot read, or read otherwise than we do, is a lie of the fake."""
+"""The vendors' SDKs with the fake model server. If an SDK cannot read an answer, or reads it differently, the fake is
+wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from everhold.testing.model_server import (
 from tests.models.conftest import KEY, Connect
 from tests.waiting import LIMIT_SECONDS
 
-# by name: reading the SDKs' thousands of types would take the type checker longer than all of everhold
+# imported by name, because the SDKs' many types would take the type checker longer than all of everhold
 anthropic_sdk: Any = import_module("anthropic")
 openai_sdk: Any = import_module("openai")
 
@@ -138,7 +139,7 @@ async def test_anthropic_reads_the_same_stream(server: ModelServer, anthropic: C
 async def test_a_tool_round_as_the_sdks_write_it(
     server: ModelServer, openai_client: Any, anthropic_client: Any, openai: Connect, anthropic: Connect
 ) -> None:
-    """The answer handed back as each SDK dumps it is what we send for the same conversation."""
+    """The answer as each SDK dumps it equals what we send for the same conversation."""
     server.add_steps(REPLY)
     heard = {"role": "user", "content": "the door is blue"}
     completion = await openai_client.chat.completions.create(model="fake", messages=[heard])

@@ -1,4 +1,4 @@
-"""The model that needs nothing: what it is, what it finds, what it calls and what it keeps, always the same."""
+"""The offline model: its introduction, quotes, tool calls and summaries. The same request gets the same answer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TOOLS = (MEMORY, SEARCH)
 
 
 class Chat:
-    """A conversation that is carried on turn by turn, as the gateway does it."""
+    """A conversation that continues turn by turn, as in the gateway."""
 
     def __init__(self, *tools: ToolSpec, **model: Any) -> None:
         self.model = OfflineModel(**model)
@@ -156,8 +156,8 @@ async def test_it_calls_tools_when_asked(text: str, tool: str, arguments: dict[s
     assert f"{tool} returned: done" in answer
 
 
-async def test_where_notes_are_taken_it_takes_one() -> None:
-    """The tool for facts wants to know what to do with them; an agent has both."""
+async def test_it_uses_the_note_tool_if_there_is_one() -> None:
+    """The tool for facts needs an action; an agent has both tools."""
     said = ModelMessage(role="user", text="remember that my cat is called Mimi")
     answer = await OfflineModel().answer(ModelRequest(system="", messages=(said,), tools=(MEMORY, NOTE)))
     assert [(call.tool, call.arguments) for call in answer.calls] == [("remember", {"text": "my cat is called Mimi"})]
@@ -166,7 +166,7 @@ async def test_where_notes_are_taken_it_takes_one() -> None:
 @pytest.mark.parametrize(
     "text", ["do you remember my name?", "the tool shed is red", "remember when we met?", "found it"]
 )
-async def test_it_does_not_call_what_nobody_asked_for(text: str) -> None:
+async def test_it_calls_no_tool_that_was_not_requested(text: str) -> None:
     chat = Chat(*TOOLS)
     await chat.say(text)
     assert chat.called == []
@@ -180,11 +180,11 @@ async def test_several_calls_and_words_in_one_turn() -> None:
     assert len({call.id for call in chat.called}) == 2
     assert answer == "memory returned: ok\n\nsession_search returned: ok\n\nI heard: “The sky is grey.”"
     again = await chat.say("remember that I like tea", result="ok again")
-    assert len({call.id for call in chat.called}) == 3, "asked anew it is called anew"
+    assert len({call.id for call in chat.called}) == 3, "a repeated request makes a new call"
     assert again == "memory returned: ok again"
 
 
-async def test_what_goes_wrong_is_said() -> None:
+async def test_failures_are_reported() -> None:
     chat = Chat(*TOOLS)
     await chat.say("hello")
     assert await chat.say("use tool rocket {}") == "There is no tool “rocket” here. I have: memory, session_search."
@@ -278,7 +278,7 @@ async def test_a_summary_keeps_to_its_size(system: str, params: dict[str, Any]) 
     assert weigh_text(summary) <= 64
 
 
-async def test_messages_are_summed_up_as_well_as_transcripts() -> None:
+async def test_messages_and_transcripts_are_summarised() -> None:
     talk = (
         ModelMessage(role="user", name="Ada", text="The budget is 4,200 EUR."),
         ModelMessage(role="assistant", text="Noted."),
@@ -308,7 +308,7 @@ async def test_people_may_ask_for_a_summary() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=400))
-async def test_any_text_is_summed_up(text: str) -> None:
+async def test_any_text_is_summarised(text: str) -> None:
     assert isinstance(await summarise(text), str)
 
 

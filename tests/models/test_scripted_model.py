@@ -1,4 +1,4 @@
-"""The scripted model does as it is told, and says so when it was not told enough."""
+"""The scripted model follows its script, and raises when the script is too short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways to a model server: both read what servers really send, and name what goes wrong alike."""
+"""Both transports read what servers really send, and raise the same errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROADS = pytest.mark.parametrize("way", [Http1Transport, ProxyTransport])
 
 
 class ScriptedServer:
-    """A server that does exactly what it is told, and counts who came."""
+    """A server that does exactly what a test says, and counts connections."""
 
     def __init__(self, *answers: bytes, closes: bool = False) -> None:
         self.answers = list(answers)
@@ -112,7 +112,7 @@ async def test_one_connection_is_used_again(way: type[Http1Transport]) -> None:
 
 
 @ROADS
-async def test_questions_asked_at_once_have_a_connection_each(way: type[Http1Transport]) -> None:
+async def test_concurrent_requests_use_separate_connections(way: type[Http1Transport]) -> None:
     far = ScriptedServer(*[make_response(b"x")] * 5)
     async with serve(far) as port:
         there = make_transport(way, port)
@@ -122,12 +122,12 @@ async def test_questions_asked_at_once_have_a_connection_each(way: type[Http1Tra
 
 
 @ROADS
-async def test_a_connection_that_was_hung_up_on_is_not_used_again(way: type[Http1Transport]) -> None:
+async def test_a_closed_connection_is_not_used_again(way: type[Http1Transport]) -> None:
     far = ScriptedServer(make_response(b"one"), make_response(b"two"), closes=True)
     async with serve(far) as port:
         there = make_transport(way, port)
         assert await read_response(there) == (200, b"one")
-        for _ in range(100):  # until the other side's goodbye is here
+        for _ in range(100):  # until the client has closed the connection
             await asyncio.sleep(0.001)
         assert await read_response(there) == (200, b"two")
         assert far.lines == 2
@@ -135,7 +135,7 @@ async def test_a_connection_that_was_hung_up_on_is_not_used_again(way: type[Http
 
 
 @ROADS
-async def test_an_answer_nobody_read_to_its_end_is_not_mistaken_for_the_next(way: type[Http1Transport]) -> None:
+async def test_an_unfinished_answer_is_not_taken_for_the_next(way: type[Http1Transport]) -> None:
     far = ScriptedServer(make_response(b"x" * 3_000_000), make_response(b"second"))
     async with serve(far) as port:
         there = make_transport(way, port)
@@ -147,14 +147,14 @@ async def test_an_answer_nobody_read_to_its_end_is_not_mistaken_for_the_next(way
 
 
 @ROADS
-async def test_what_ends_with_its_connection_is_whole(way: type[Http1Transport]) -> None:
+async def test_an_answer_that_ends_with_its_connection_is_complete(way: type[Http1Transport]) -> None:
     far = ScriptedServer(b"HTTP/1.0 200 OK\r\n\r\nall of it", closes=True)
     async with serve(far) as port:
         assert await read_response(make_transport(way, port)) == (200, b"all of it")
 
 
 @ROADS
-async def test_large_questions_and_answers_pass(way: type[Http1Transport]) -> None:
+async def test_large_requests_and_answers_work(way: type[Http1Transport]) -> None:
     far = ScriptedServer(make_response(b"a" * 9_000_000))
     async with serve(far) as port:
         status, body = await read_response(make_transport(way, port), b"q" * 5_000_000)
@@ -162,14 +162,14 @@ async def test_large_questions_and_answers_pass(way: type[Http1Transport]) -> No
 
 
 @ROADS
-async def test_a_word_before_the_answer_is_no_answer(way: type[Http1Transport]) -> None:
+async def test_an_informational_response_is_not_the_answer(way: type[Http1Transport]) -> None:
     far = ScriptedServer(b"HTTP/1.1 103 Early Hints\r\n\r\n" + make_response(b"no", status="429 Slow Down"))
     async with serve(far) as port:
         assert await read_response(make_transport(way, port)) == (429, b"no")
 
 
 @ROADS
-async def test_what_was_packed_unasked_is_unpacked(way: type[Http1Transport]) -> None:
+async def test_an_unrequested_content_encoding_is_decoded(way: type[Http1Transport]) -> None:
     far = ScriptedServer(make_response(gzip.compress(b"words" * 1000), "Content-Encoding: gzip"))
     async with serve(far) as port:
         assert await read_response(make_transport(way, port)) == (200, b"words" * 1000)
@@ -187,7 +187,7 @@ async def test_what_was_packed_unasked_is_unpacked(way: type[Http1Transport]) ->
         (make_response(b"not gzip", "Content-Encoding: gzip"), False, BodyUndecodable),
     ],
 )
-async def test_what_is_no_answer_has_a_name(
+async def test_invalid_answers_raise_named_errors(
     way: type[Http1Transport], answer: bytes, closes: bool, error: type[Exception]
 ) -> None:
     async with serve(ScriptedServer(answer, closes=closes)) as port:
@@ -196,7 +196,7 @@ async def test_what_is_no_answer_has_a_name(
 
 
 @ROADS
-async def test_nobody_there(way: type[Http1Transport]) -> None:
+async def test_no_server(way: type[Http1Transport]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         with pytest.raises(TransportUnreachable):
@@ -204,7 +204,7 @@ async def test_nobody_there(way: type[Http1Transport]) -> None:
 
 
 @ROADS
-async def test_a_question_that_does_not_leave(way: type[Http1Transport]) -> None:
+async def test_a_request_that_cannot_be_sent(way: type[Http1Transport]) -> None:
     async def deaf(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(30)
 
@@ -214,7 +214,7 @@ async def test_a_question_that_does_not_leave(way: type[Http1Transport]) -> None
 
 
 @ROADS
-async def test_only_who_is_trusted_is_spoken_to(way: type[Http1Transport]) -> None:
+async def test_only_trusted_certificates_are_accepted(way: type[Http1Transport]) -> None:
     authority = trustme.CA()
     served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(served)
@@ -228,7 +228,7 @@ async def test_only_who_is_trusted_is_spoken_to(way: type[Http1Transport]) -> No
         assert await read_response(make_transport(way, port, trust=known)) == (200, b"secret")
 
 
-async def test_a_proxy_is_taken_where_the_environment_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environment_s_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -257,8 +257,8 @@ async def test_a_head_without_end_is_cut() -> None:
             await read_response(make_transport(Http1Transport, port))
 
 
-async def test_what_comes_unasked_ends_the_connection() -> None:
-    """An answer too many would be taken for that to the next question."""
+async def test_unrequested_data_ends_the_connection() -> None:
+    """A superfluous answer would be taken for the answer to the next request."""
     far = ScriptedServer(make_response(b"one") + make_response(b"two"), make_response(b"three"))
     async with serve(far) as port:
         way = make_transport(Http1Transport, port)

@@ -1,4 +1,4 @@
-"""What servers say, as they say it: too long or not, how long to wait, and nothing that looks like a key."""
+"""Error texts of real servers: whether the request is too long, how long to wait, and no text that looks like a key."""
 
 from __future__ import annotations
 
@@ -274,14 +274,14 @@ NOT_TOO_LONG: dict[str, tuple[int, Any, type[EverholdError]]] = {
 
 
 @pytest.mark.parametrize("who", TOO_LONG)
-def test_too_long_in_every_vendors_words(who: str) -> None:
+def test_too_long_in_every_vendor_s_error_text(who: str) -> None:
     status, body = TOO_LONG[who]
     error = build_http_error(ENDPOINT, status=status, headers={}, body=json.dumps(body).encode(), now=NOW)
     assert type(error) is TooLong, error
 
 
 @pytest.mark.parametrize("who", NOT_TOO_LONG)
-def test_what_only_sounds_too_long(who: str) -> None:
+def test_similar_texts_are_not_too_long(who: str) -> None:
     status, body, kind = NOT_TOO_LONG[who]
     error = build_http_error(ENDPOINT, status=status, headers={}, body=json.dumps(body).encode(), now=NOW)
     assert type(error) is kind, error
@@ -308,7 +308,7 @@ def test_what_only_sounds_too_long(who: str) -> None:
         (b"[" * 9000, "[" * 9000),
     ],
 )
-def test_words_are_found_in_any_shape(body: bytes, words: str) -> None:
+def test_error_texts_are_found_in_any_format(body: bytes, words: str) -> None:
     assert parse_error_body(body).message == words
     assert isinstance(build_http_error(ENDPOINT, status=418, headers={}, body=body, now=NOW), Refused)
 
@@ -353,7 +353,7 @@ def test_keys_are_masked(text: str) -> None:
         assert key not in shown
 
 
-def test_long_and_strange_words_are_tamed() -> None:
+def test_long_and_unusual_texts_are_shortened_and_cleaned() -> None:
     shown = ENDPOINT.redact_text("a\n\tb\x1b[31m\u202e" + "x" * 1000)
     assert shown.startswith("a b[31mxxx")
     assert len(shown) == 300
@@ -427,14 +427,14 @@ def test_waits_in_every_notation(headers: dict[str, str], status: int, seconds: 
         (say("try again in a few minutes"), None),
     ],
 )
-def test_waits_in_words(body: Any, seconds: float | None) -> None:
+def test_waits_in_texts(body: Any, seconds: float | None) -> None:
     error = build_http_error(ENDPOINT, status=429, headers={}, body=json.dumps(body).encode(), now=NOW)
     assert isinstance(error, Overloaded)
     assert error.retry_after == (pytest.approx(seconds) if seconds is not None else None)
 
 
 @given(st.text(max_size=30))
-def test_any_header_is_survived(value: str) -> None:
+def test_any_header_is_handled(value: str) -> None:
     for name in ("retry-after", "retry-after-ms", "x-ratelimit-reset", "date"):
         found = parse_retry_after({name: value}, status=429, now=NOW)
         assert found is None or found >= 0
@@ -450,7 +450,7 @@ FIELD = st.sampled_from(
 
 
 def in_one_go(raw: bytes) -> list[tuple[str, bytes]]:
-    """The standard, line by line, for a stream that is all there."""
+    """The standard, line by line, for a complete stream."""
     out: list[tuple[str, bytes]] = []
     name = ""
     data: list[bytes] = []

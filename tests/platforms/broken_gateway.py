@@ -1,4 +1,4 @@
-"""`everhold` with a fault planted into its Matrix adapter: `python -m tests.platforms.broken_gateway FAULT up …`."""
+"""`everhold` with a fault in its Matrix adapter: `python -m tests.platforms.broken_gateway FAULT up …`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everhold.ports.platform import AcceptMessage, IncomingMessage, OutgoingMess
 
 
 class DropsPendingUpdates(adapter.MatrixPlatform):
-    """Throws away what was said while it was away."""
+    """Drops messages that were written while it was down."""
 
     looked = False
 
@@ -22,7 +22,7 @@ class DropsPendingUpdates(adapter.MatrixPlatform):
         first, self.looked = not self.looked, True
         if since is None or not first:
             return await super()._accept_events(news, since, accept)
-        # a homeserver may repeat the answer that our predecessor waited for: more comes after it
+        # a homeserver may repeat the answer for the previous process; more comes after it
         while (later := await self._client.sync(str(news["next_batch"]), seconds=0)).get("rooms"):
             news = later
         next_batch = str(news["next_batch"])
@@ -31,7 +31,7 @@ class DropsPendingUpdates(adapter.MatrixPlatform):
 
 
 class SaysItTwice(adapter.MatrixPlatform):
-    """Sends again what it has sent, as if it were something else."""
+    """Repeats what it has sent, with another transaction id."""
 
     async def _send_event(self, out: OutgoingMessage, content: Mapping[str, Any], *, part: str) -> str:
         await super()._send_event(out, content, part=f"{part} again")
@@ -39,7 +39,7 @@ class SaysItTwice(adapter.MatrixPlatform):
 
 
 class MovesConversation(adapter.MatrixPlatform):
-    """Talks in another conversation in its second life."""
+    """Uses another conversation after a restart."""
 
     kind = "group"
 

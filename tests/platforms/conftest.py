@@ -1,4 +1,4 @@
-"""What the tests of platforms share."""
+"""Fixtures of the platform tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _slow_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow this machine is, Slack's history is read before anything new is heard."""
+    """Slack's history is read before new events are heard, however slow the machine is."""
     with contextlib.suppress(ImportError):
         from everhold.platforms.slack import adapter
 

@@ -1,6 +1,6 @@
-"""A room on a real homeserver with agents in it that hand each other results, and gateways that are killed.
+"""A room on a real homeserver with agents that pass results to each other, and gateways that are killed.
 
-Everything is seen from outside: what stands in the room's timeline, what the model was shown, what the stores hold.
+Everything is observed from outside: the room's timeline, the model's requests, and the stores.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ KEY: Final = "sk-test-matrix-room"
 TOKEN: Final = re.compile(r"<[a-z]+-[a-z0-9-]+>")
 FILLER: Final = "so that there is something to compress, " * 12
 PATIENCE_SECONDS: Final = 90.0
-"""How long anything may take on a busy machine before it is taken for never."""
+"""Time limit for anything on a busy machine."""
 SUMMARY: Final = "[Summary of the conversation so far"
 
 
 class RoomGateway:
-    """`everhold up` on one home, in one life after the other."""
+    """`everhold up` on one home, over several runs."""
 
     def __init__(self, path: Path, configuration: dict[str, Any], secrets: dict[str, str], *, fault: str = "") -> None:
         self.fault = fault
@@ -96,7 +96,7 @@ class RoomGateway:
             await process.wait()
 
     async def compress(self) -> None:
-        """Have every session compressed, now; wait for it, or for the gateway's end."""
+        """Compress every session now. Wait for the end of it, or of the gateway."""
         async with httpx2.AsyncClient(base_url=self.url, trust_env=False, timeout=60.0) as http:
             sessions = (await http.get("/api/sessions")).json()["sessions"]
             paths = [f"/api/sessions/{session['id']}/compress" for session in sessions]
@@ -107,7 +107,7 @@ class RoomGateway:
                     assert answer.status_code == 200, answer.text
 
     async def heard(self) -> dict[str, set[str]]:
-        """Per account, the ids of the messages it has kept."""
+        """Return, per account, the ids of the messages in its log."""
         found: dict[str, set[str]] = defaultdict(set)
         async with httpx2.AsyncClient(base_url=self.url, trust_env=False, timeout=30.0) as http:
             for session in (await http.get("/api/sessions")).json()["sessions"]:
@@ -128,7 +128,7 @@ class RoomGateway:
         assert process.returncode == 0, (told + trouble).decode()[-3000:]
 
     async def log(self) -> dict[str, list[Entry]]:
-        """What its store holds, by session."""
+        """Return the entries of its store, by session."""
         store = SqliteStore.open(self.home.path / "everhold.db", chance=SeededRandom())
         try:
             return {it.id: await store.list_entries(it.id) for it in await store.list_sessions(limit=1_000)}
@@ -151,7 +151,8 @@ async def wait_until(true: Callable[[], Awaitable[bool]], *, what: str, seconds:
 
 
 class AgentRoom:
-    """Ada, her agents, and their work: a task gets a result, a result an acknowledgement, and that nothing."""
+    """Ada, her agents, and their work: a task gets a result, a result gets an acknowledgement, and that gets no
+    answer."""
 
     def __init__(
         self,
@@ -174,11 +175,11 @@ class AgentRoom:
         self.gateways: list[RoomGateway] = []
         self.id = ""
         self.tasks: list[str] = []
-        """What results and acknowledgements there must be in the end."""
+        """The results and acknowledgements that are expected in the end."""
         self.compressed: list[float] = []
-        """When everybody was made to compress."""
+        """When all agents were made to compress."""
         self.summarising = asyncio.Event()
-        """Somebody's summary is being written."""
+        """An agent's summary is being written."""
         self.patience = PATIENCE_SECONDS
         model.key = KEY
         model.default = self._answer
@@ -239,14 +240,14 @@ class AgentRoom:
         await asyncio.gather(*(gateway.kill(how) for gateway in self.gateways))
 
     async def compress(self) -> None:
-        """Have everybody compressed at the same time; wait for it, or for the gateways' end."""
+        """Compress all agents at the same time. Wait for the end of it, or of the gateways."""
         self.compressed.append(time.time())
         self.summarising.clear()
         await asyncio.gather(*(gateway.compress() for gateway in self.gateways))
         self.summarising.set()
 
     async def wait_until_joined(self) -> None:
-        """Every agent has followed its invitation."""
+        """Wait until every agent has accepted its invitation."""
 
         async def all_here() -> bool:
             path = f"{CLIENT_API_PATH}/rooms/{self.id}/joined_members"
@@ -266,21 +267,21 @@ class AgentRoom:
         await self.say(f"<task-{name}-{agent}> please, {FILLER}", agent)
 
     async def round(self, name: str, *, counts: bool = True) -> None:
-        """A task for everybody. `counts`: it must be done in the end."""
+        """Write a task for all agents. `counts`: it must be done in the end."""
         for number in range(self.count):
             await self.task(number, name, counts=counts)
 
     def _answer(self, received: ReceivedModelRequest) -> ModelServerReply:
-        """What agents do. Decided by what is new to them, which is whatever stands behind their last answer."""
+        """The model of the agents. It decides by what is new: everything after their last answer."""
         system, *shown = received.json["messages"]
         if str(system["content"]).startswith(SUMMARY_PROMPT):
             self.summarising.set()
             tokens = dict.fromkeys(TOKEN.findall(json.dumps(shown, ensure_ascii=False)))
             return ModelServerReply(
                 text="They spoke of " + " ".join(tokens), pause_seconds=0.02
-            )  # long enough to be killed in
+            )  # long enough for a kill
         if "You are agent " not in str(system["content"]):
-            return ModelServerReply(text="[]")  # nothing to note beyond that
+            return ModelServerReply(text="[]")  # nothing else to note
         me = int(str(system["content"]).partition("You are agent ")[2].partition(".")[0])
         new: list[str] = []
         for message in shown:
@@ -300,11 +301,11 @@ class AgentRoom:
     # -- what must hold ----------------------------------------------------------------------------------------------
 
     async def timeline(self) -> list[MatrixTimelineMessage]:
-        """What stands in the room, but for drafts whose turn a human's word ended: nobody said those."""
+        """Return the room's messages, without drafts whose turn was stopped by a person."""
         return [seen for seen in await self.ada.read_timeline(self.id) if not _given_up(seen)]
 
     async def wait_until_done(self) -> None:
-        """Every task has its result, and every result its acknowledgement."""
+        """Return whether every task has its result, and every result its acknowledgement."""
         wanted = {f"<{word}-{task}>" for task in self.tasks for word in ("result", "noted")}
 
         async def all_there() -> bool:
@@ -319,13 +320,14 @@ class AgentRoom:
             raise AssertionError(f"{len(lost)} of {len(wanted)} are missing: {lost[:10]}\n{self.said()}") from error
 
     async def call_everybody(self, name: str) -> None:
-        """Call everybody, and wait for their answers."""
+        """Call all agents, and wait for their answers."""
         await self.say(f"<call-{name}>", *range(self.count))
         for number in range(self.count):
             await self.ada.wait_for_message(self.id, f"<here-{name}-{number}>", seconds=PATIENCE_SECONDS)
 
     async def wait_until_obeyed(self, text: str, count: int) -> None:
-        """Everybody has answered an order so often. Whatever they said before it stands before that answer."""
+        """Return whether all agents have answered an order this often. Their earlier messages come before that
+        answer."""
 
         async def all_of_them() -> bool:
             timeline = await self.timeline()
@@ -335,11 +337,11 @@ class AgentRoom:
         await wait_until(all_of_them, what=f"everybody saying {text!r}")
 
     async def agent_texts(self) -> list[str]:
-        """What the agents said, without their gateways' notices."""
+        """Return the agents' messages, without the notices of their gateways."""
         return [seen.id for seen in await self.timeline() if seen.sender != self.ada.id and _message(seen)]
 
     async def wait_until_settled(self) -> None:
-        """Everybody has heard everything that stands in the room."""
+        """Return whether all agents have heard everything in the room."""
 
         missing: list[str] = []
 
@@ -359,7 +361,7 @@ class AgentRoom:
             raise AssertionError("\n".join([str(error), f"{len(missing)} are missing", *missing[:10]])) from error
 
     async def logs(self) -> dict[int, dict[str, list[Entry]]]:
-        """Per agent, what its sessions hold. Gateways have ended."""
+        """Return, per agent, the entries of its sessions. The gateways have ended."""
         found: dict[int, dict[str, list[Entry]]] = defaultdict(dict)
         for gateway in self.gateways:
             for session, entries in (await gateway.log()).items():
@@ -369,7 +371,7 @@ class AgentRoom:
         return found
 
     async def check(self, *, call: str) -> None:
-        """Everything that was promised. `call` is the last call that everybody answered."""
+        """Check everything that is promised. `call` is the last call that all agents answered."""
         logs, timeline = await self.logs(), await self.timeline()
         assert sorted(logs) == list(range(self.count))
         for number, sessions in logs.items():
@@ -392,9 +394,9 @@ class AgentRoom:
             await gateway.audit()
 
     def _heard_everything(self, number: int, entries: list[Entry], timeline: list[MatrixTimelineMessage]) -> None:
-        """Everything that others said stands in its log, once."""
+        """Every message of others is in its log, once."""
         places = [entry.body.origin for entry in entries if isinstance(entry.body, Heard)]
-        # a word that halts reaches those at work through whoever heard it first, too
+        # a halt also reaches agents at work through the agent that heard it first
         own = [place.message for place in places if place.account == f"agent{number}" and place.message.startswith("$")]
         others = [it.id for it in timeline if it.sender != self.agents[number].id]
         texts = {it.id: it.text[:60] for it in timeline}
@@ -404,7 +406,7 @@ class AgentRoom:
         assert not twice, f"agent {number} heard twice {twice}"
 
     def _was_shown_everything(self, number: int, entries: list[Entry], call: str) -> None:
-        """The turn that answered the last call saw every message before it, in the summary or word for word."""
+        """The turn that answered the last call saw every earlier message, in the summary or in full."""
         last = next(
             received.body.decode()
             for received in reversed(self.model.requests)
@@ -421,7 +423,7 @@ class AgentRoom:
 
 
 def _nearest(at: float, entries: list[Entry]) -> float:
-    """When the compression nearest to a moment began."""
+    """Return when the compression nearest to a time began."""
     begun = [entry.at for entry in entries if isinstance(entry.body, Began) and entry.body.type == "compression"]
     assert begun, "it compressed nothing"
     assert any(isinstance(entry.body, Compressed) for entry in entries), "it never finished one"
@@ -429,10 +431,10 @@ def _nearest(at: float, entries: list[Entry]) -> float:
 
 
 def _given_up(seen: MatrixTimelineMessage) -> bool:
-    """A draft of what was being made when everybody was halted. Any other one has to be finished."""
+    """Return whether this is a draft from when all agents were halted. Any other draft has to be finished."""
     return bool((seen.last.get(EVERHOLD_CONTENT_KEY) or {}).get("draft")) and "-halted-" in seen.text
 
 
 def _message(seen: MatrixTimelineMessage) -> bool:
-    """Not a gateway's own notice."""
+    """Return whether this is not a gateway's own notice."""
     return seen.content.get("msgtype") == "m.text"

@@ -1,4 +1,4 @@
-"""Discord as the contract's far side."""
+"""The remote Discord for the platform contract."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class RemoteDiscord:
 
 
 class AcquaintedDiscord(DiscordPlatform):
-    """Direct chats cannot be listed: somebody who wrote once is known, somebody who never did is not."""
+    """Direct chats cannot be listed, so a person who wrote before is known, and one who never did is not."""
 
     async def listen(self, accept: AcceptMessage) -> None:
         await self._backlog.add_direct_chat(RemoteDiscord.chat)

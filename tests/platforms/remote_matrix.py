@@ -1,4 +1,4 @@
-"""Matrix as the contract's far side: a real Synapse, behind a door that can be shut and loses things on request."""
+"""The remote Matrix for the platform contract: a real Synapse behind a proxy that fails on request."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tests.waiting import LIMIT_SECONDS
 
 
 class FaultyProxy(LoopbackServer):
-    """Passes everything on to a homeserver, and fails where it is told to."""
+    """Forwards everything to a homeserver, and fails on request."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
         self._http = httpx2.AsyncClient(base_url=url, timeout=60.0)
         self.first = ""
-        """The first position that was asked for."""
+        """The first sync token that was requested."""
         self.again = 0
-        """How often everything is to arrive again."""
+        """How often everything is delivered again."""
         self.cap = 0
-        """The most events it gives at once, as small servers do; 0 for as many as are asked for."""
+        """The most events per answer, as small servers limit them; 0: as many as requested."""
         self.over = asyncio.Event()
         self.chance = random.Random(0)
 
@@ -100,7 +100,7 @@ class RemoteMatrix:
         return self.adapter(settings, context)
 
     async def write(self, text: str, *, to: str) -> str:
-        # a homeserver takes no half characters: whoever sends one has it replaced by their client
+        # a homeserver refuses lone surrogates, so clients replace them
         return await self.ada.send_text(to, text.encode("utf-8", "replace").decode())
 
     async def edit(self, id: str, text: str, *, to: str) -> None:
@@ -178,7 +178,7 @@ class RemoteMatrix:
                 told = {"errcode": "M_TOO_LARGE", "error": "Cannot upload files larger than 4 bytes"}
                 self.proxy.plan_fault("upload", "answer", answer=LoopbackResponse.json(told, status=413))
             case "drop before" | "drop after":
-                self.proxy.plan_fault("send", how, times=2)  # the library repeats a PUT once by itself
+                self.proxy.plan_fault("send", how, times=2)  # the library repeats a PUT once
             case _:
                 raise AssertionError(how)
 
@@ -193,7 +193,7 @@ class RemoteMatrix:
 async def open_remote_matrix(
     synapse: SynapseServer, adapter: type[MatrixPlatform] = MatrixPlatform
 ) -> AsyncIterator[RemoteMatrix]:
-    """Ada and the agent alone in one room, and together with Eve in another."""
+    """Ada and the agent in a direct chat, and both with Eve in a group."""
     ada, eve, bot = (
         await synapse.find_or_register("ada"),
         await synapse.find_or_register("eve"),
@@ -201,5 +201,5 @@ async def open_remote_matrix(
     )
     async with ada, bot, eve, FaultyProxy(synapse.url) as proxy:
         chat, group = await asyncio.gather(ada.create_room(bot.id, direct=True), ada.create_room(bot.id, eve.id))
-        await asyncio.gather(bot.join_room(chat), bot.join_room(group))  # an invited Eve is company enough
+        await asyncio.gather(bot.join_room(chat), bot.join_room(group))  # an invited member counts too
         yield RemoteMatrix(proxy, chat=chat, group=group, people=(ada, eve, bot), adapter=adapter)

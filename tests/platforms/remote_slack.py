@@ -1,4 +1,4 @@
-"""Slack as the contract's far side."""
+"""The remote Slack for the platform contract."""
 
 from __future__ import annotations
 

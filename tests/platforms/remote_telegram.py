@@ -1,4 +1,4 @@
-"""Telegram as the contract's far side."""
+"""The remote Telegram for the platform contract."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class RemoteTelegram:
         await self.server.push_update({"holographic_message": {"id": 1}})
 
     async def send_invalid_utf8(self) -> None:
-        id = await self.server.push_update({"poll": {}})  # it has a number, and is passed by
+        id = await self.server.push_update({"poll": {}})  # it has a number, and is skipped
         broken = b'{"ok": true, "result": [{"update_id": %d, "message": {"text": "\xff\xfe\xc3("}}]}' % id
         self.server.plan_fault("getUpdates", "answer", answer=LoopbackResponse(200, broken, "application/json"))
         async with asyncio.timeout(LIMIT_SECONDS):
-            await self.server.wait_for_faults("getUpdates")  # what is written from here on comes behind it
+            await self.server.wait_for_faults("getUpdates")  # messages from here on come after it
 
     async def redeliver(self, chance: random.Random) -> None:
         await self.server.redeliver(times=3, chance=chance)

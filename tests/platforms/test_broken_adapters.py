@@ -1,4 +1,4 @@
-"""The contract can fail: each adapter here has one fault that adapters really have, and one promise finds it."""
+"""The contract can fail: each adapter here has one fault that real adapters have, and one test finds it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.platforms.remote_telegram import open_remote_telegram
 
 
 class ConfirmsFirst(TelegramPlatform):
-    """Confirms what it was told, then hands it over: what stock receive loops do."""
+    """Confirms an update before it accepts it, as the receive loops of libraries do."""
 
     async def _accept_update(self, raw: Any, accept: AcceptMessage) -> int:
         await self._bot.get_updates(offset=raw["update_id"] + 1, timeout=0)
@@ -28,7 +28,7 @@ class ConfirmsFirst(TelegramPlatform):
 
 
 class DropsPendingUpdates(TelegramPlatform):
-    """Throws away what was written while it was down."""
+    """Drops messages that were written while it was down."""
 
     async def _connect(self) -> None:
         if not self._ready:
@@ -37,7 +37,7 @@ class DropsPendingUpdates(TelegramPlatform):
 
 
 class Altered(TelegramPlatform):
-    """Hands over something else than what it read."""
+    """Accepts something other than what it parsed."""
 
     def alter(self, heard: IncomingMessage) -> IncomingMessage:
         return heard
@@ -258,7 +258,7 @@ def test_a_broken_adapter_is_found(adapter: type[TelegramPlatform], promise: str
         getattr(Broken(), f"test_{promise}")(tmp_path)
 
 
-def test_every_promise_has_somebody_who_breaks_it() -> None:
+def test_every_promise_has_an_adapter_that_breaks_it() -> None:
     promises = {name.removeprefix("test_") for name in vars(PlatformContract) if name.startswith("test_")}
-    # a text that is shown is shown: nobody was found who gets that wrong and anything else right
+    # no adapter was found that breaks only this promise
     assert promises - {promise for _, promise in BROKEN} == {"a_sent_message_is_shown_once"}

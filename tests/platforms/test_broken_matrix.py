@@ -1,4 +1,4 @@
-"""Matrix with one fault each that adapters really have: the promise that is broken is the one that finds it."""
+"""Matrix adapters with one fault each that real adapters have, and the test that finds it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.platforms.remote_matrix import RemoteMatrix, open_remote_matrix
 
 
 class MovesFirst(MatrixPlatform):
-    """Keeps the new position, then hands over: what stock sync loops do."""
+    """Commits the new offset before it accepts the messages, as the sync loops of libraries do."""
 
     async def _accept_events(self, news: Mapping[str, Any], since: str | None, accept: AcceptMessage) -> str:
         await self._account_context.offsets.advance(SYNC_POSITION_KEY, str(news["next_batch"]))
@@ -29,14 +29,14 @@ class MovesFirst(MatrixPlatform):
 
 
 class AnotherEachTime(MatrixPlatform):
-    """Makes up a new transaction for every attempt."""
+    """Uses a new transaction id for every attempt."""
 
     async def _send_event(self, out: OutgoingMessage, content: Mapping[str, Any], *, part: str) -> str:
         return await super()._send_event(out, content, part=part + os.urandom(4).hex())
 
 
 class LeavesGaps(MatrixPlatform):
-    """Takes what a look brings for all there is."""
+    """Ignores that a sync may be incomplete."""
 
     async def _fetch_missed_events(self, chat: str, start: str, end: str) -> list[Any]:
         return []
@@ -54,7 +54,7 @@ class EditsAreOne(MatrixPlatform):
 
 
 class MatrixPromises:
-    """Promises about things that only Matrix has."""
+    """Promises about features that only Matrix has."""
 
     patience = 20.0
 
@@ -73,7 +73,7 @@ class MatrixPromises:
         assert len(await harness.read_texts()) == 9
 
     @platform_promise()
-    async def test_own_words_are_not_heard(self, harness: PlatformHarness) -> None:
+    async def test_own_messages_are_not_heard(self, harness: PlatformHarness) -> None:
         harness.start()
         await harness.platform.send(harness.make_outgoing("from here"))
         await harness.remote.write("hello", to=harness.remote.chat)
@@ -91,7 +91,7 @@ BROKEN: list[tuple[type[MatrixPlatform], str]] = [
 
 
 class TestMatrixPromises(MatrixPromises):
-    """The adapter as it is keeps these, too."""
+    """The adapter without a fault keeps these promises too."""
 
     @pytest.fixture(autouse=True)
     def _server(self, synapse: SynapseServer) -> None:

@@ -1,4 +1,4 @@
-"""The tests of Discord and Slack can fail: each fault here is one that adapters really have, and one test finds it."""
+"""The tests of Discord and Slack can fail: each fault here is one that real adapters have, and one test finds it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def fetches_from_anywhere(self: SlackPlatform, file: Any) -> bytes:
 # -- Discord -----------------------------------------------------------------------------------------------------------
 
 
-async def looks_for_nothing(self: DiscordPlatform, out: OutgoingMessage, *, look: bool = False) -> str:
+async def looks_for_nothing(self: DiscordPlatform, out: OutgoingMessage, *, always: bool = False) -> str:
     return ""
 
 
@@ -97,40 +97,40 @@ async def confirms_commands_first(self: DiscordPlatform, data: Any, accept: Acce
 SLACK: list[tuple[Plant, Any]] = [
     (
         instead(SlackPlatform, "_accept_envelope", confirms_first),
-        test_slack.test_an_event_is_confirmed_after_it_is_kept_and_not_before,
+        test_slack.test_an_event_is_confirmed_only_after_the_commit,
     ),
     (
         instead(slack_backlog.SlackCatchUp, "run", reads_no_history),
-        test_slack.test_what_slack_has_given_up_telling_is_read_from_its_history,
+        test_slack.test_events_that_slack_gave_up_are_read_from_the_history,
     ),
     (
         instead(slack_backlog.SlackCatchUp, "_fetch_replies", forgets_threads),
-        test_slack.test_what_slack_has_given_up_telling_is_read_from_its_history,
+        test_slack.test_events_that_slack_gave_up_are_read_from_the_history,
     ),
     (
         instead(slack_backlog.SlackCatchUp, "advance_position", jumps_over_gaps),
-        test_slack.test_a_gap_is_not_jumped_over_by_what_is_new,
+        test_slack.test_new_messages_do_not_move_the_offset_past_a_gap,
     ),
     (instead(SlackPlatform, "probe", never_finds), "a_lost_answer_is_reported_as_in_doubt"),
     (instead(SlackPlatform, "probe", never_finds), "a_lost_answer_about_a_file_is_reported_as_in_doubt"),
-    (instead(SlackPlatform, "probe", never_finds), test_slack.test_a_probe_looks_back_to_what_is_answered),
+    (instead(SlackPlatform, "probe", never_finds), test_slack.test_a_probe_reads_back_to_the_replied_to_message),
     (
         instead(SlackPlatform, "_download_file", fetches_from_anywhere),
-        test_slack.test_a_file_that_lies_elsewhere_is_named_and_the_token_stays_here,
+        test_slack.test_a_file_at_another_host_is_not_fetched_with_the_token,
     ),
 ]
 DISCORD: list[tuple[Plant, Any]] = [
     (
         instead(discord_backlog.DiscordCatchUp, "run", goes_on_from_now),
-        test_discord.test_a_session_that_is_lost_is_made_up_for_from_the_history,
+        test_discord.test_after_a_lost_session_missed_messages_are_read_from_the_history,
     ),
     (
         instead(discord_backlog.DiscordCatchUp, "_read_channel_history", one_page_is_all),
-        test_discord.test_a_session_that_is_lost_is_made_up_for_from_the_history,
+        test_discord.test_after_a_lost_session_missed_messages_are_read_from_the_history,
     ),
     (
         instead(discord_backlog.DiscordCatchUp, "add_direct_chat", forgets_direct_chats),
-        test_discord.test_a_session_that_is_lost_is_made_up_for_from_the_history,
+        test_discord.test_after_a_lost_session_missed_messages_are_read_from_the_history,
     ),
     (
         instead(discord_backlog.DiscordCatchUp, "get_channel", takes_threads_for_channels),
@@ -140,15 +140,15 @@ DISCORD: list[tuple[Plant, Any]] = [
         lambda patch: patch.setattr(
             DiscordPlatform, "_resume", property(lambda self: None, lambda self, value: None), raising=False
         ),
-        test_discord.test_a_connection_that_breaks_is_resumed_and_told_what_it_missed,
+        test_discord.test_a_broken_connection_is_resumed_and_gets_missed_events,
     ),
     (
         instead(DiscordPlatform, "_accept_command", confirms_commands_first),
-        test_discord.test_a_slash_command_that_was_not_kept_is_not_confirmed,
+        test_discord.test_a_slash_command_that_was_not_committed_is_not_confirmed,
     ),
     (
         lambda patch: patch.setattr(discord_adapter, "_has_same_file", lambda message, out: True),
-        test_discord.test_a_file_that_is_found_again_is_not_taken_for_another,
+        test_discord.test_a_probe_does_not_confuse_two_files,
     ),
     (
         lambda patch: patch.setattr(discord_adapter, "make_nonce", lambda key: secrets.token_hex(12)),
@@ -160,7 +160,7 @@ DISCORD: list[tuple[Plant, Any]] = [
     ),
     (
         lambda patch: patch.setattr(discord_adapter, "make_nonce", lambda key: secrets.token_hex(12)),
-        test_discord.test_a_reply_to_something_new_rests_on_its_nonce_and_asks_for_nothing,
+        test_discord.test_a_reply_to_a_new_message_relies_on_its_nonce_without_a_probe,
     ),
 ]
 
@@ -170,7 +170,7 @@ def name(value: Any) -> str:
 
 
 def found(stages: Any, plant: Plant, promise: Any, path: Path, patch: pytest.MonkeyPatch) -> None:
-    """Plant a fault and run the test that is to find it, with little patience."""
+    """Plant a fault and run the test that shall find it, with short time limits."""
 
     class Broken(PlatformContract):
         patience = PATIENCE

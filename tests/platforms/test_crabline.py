@@ -1,7 +1,7 @@
-"""A second opinion: the Telegram adapter against `crabline`, a Bot API that somebody else wrote, from npm.
+"""The Telegram adapter against `crabline`, an independent implementation of the Bot API from npm.
 
-Opt-in: `pytest -m prove tests/platforms/test_crabline.py`; it needs npm and a network to install from. What crabline
-does not play by itself (faults) is played by a door in front of it; what it does not know at all is skipped.
+Opt-in: `pytest -m prove tests/platforms/test_crabline.py`. It needs npm and a network to install from. A proxy adds the
+faults that crabline does not have; features that it does not have are skipped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BOT = "crabline_bot"
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program, installed where nothing else is."""
+    """The program, installed in a directory of its own."""
     npm, node = shutil.which("npm"), shutil.which("node")
     if npm is None or node is None:
         pytest.skip("there is no npm here")
@@ -48,7 +48,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Crabline:
-    """A server of its own for one promise."""
+    """Start a server for one test."""
 
     def __init__(self, program: Path, directory: Path) -> None:
         node = shutil.which("node") or "node"
@@ -73,7 +73,7 @@ class Crabline:
 
 
 class CrablineProxy(LoopbackServer):
-    """Passes everything on to crabline, fails where it is told to, and remembers what bots were told they said."""
+    """Forwards everything to crabline, fails on request, and records the messages of bots."""
 
     def __init__(self, crabline: Crabline) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class RemoteCrabline:
 
     async def write(self, text: str, *, to: str) -> str:
         if "\ud83d" in text:
-            text = text.replace("\ud83d", "�")  # it takes no half characters
+            text = text.replace("\ud83d", "�")  # crabline refuses lone surrogates
         return await self.proxy.write(text, chatId=int(to), fromId=1001, fromName="Ada")
 
     async def mention(self, text: str, *, to: str) -> str:

@@ -1,4 +1,4 @@
-"""What is Discord's own: sessions that are resumed or lost, nonces that are forgotten, threads, roles, and commands."""
+"""Features of Discord: sessions that are resumed or lost, forgotten nonces, threads, roles, and commands."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def server(remote: RemoteDiscord) -> DiscordServer:
 
 
 async def connected(harness: PlatformHarness) -> None:
-    """Listen, and have looked for what was missed: from here on it is the gateway that tells."""
+    """Listen, and wait until missed messages are read, so that the following events come from Discord's gateway."""
     harness.start()
 
     async def met() -> bool:
@@ -62,7 +62,7 @@ async def connected(harness: PlatformHarness) -> None:
 
 
 async def heard(harness: PlatformHarness, server: DiscordServer, text: str, **more: Any) -> Heard:
-    """Write something and see what became of it."""
+    """Write a message and return its entry."""
     await connected(harness)
     await server.write_message(text, **{"channel": GROUP, **more})
     await server.write_message("that was it", channel=CHAT)
@@ -73,7 +73,7 @@ async def heard(harness: PlatformHarness, server: DiscordServer, text: str, **mo
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_connection_that_breaks_is_resumed_and_told_what_it_missed(
+async def test_a_broken_connection_is_resumed_and_gets_missed_events(
     harness: PlatformHarness, server: DiscordServer
 ) -> None:
     await connected(harness)
@@ -89,7 +89,7 @@ async def test_a_connection_that_breaks_is_resumed_and_told_what_it_missed(
     assert [name for name, _ in server.calls].count("GET messages") == looks, "nothing had to be looked for"
 
 
-async def test_a_session_that_is_lost_is_made_up_for_from_the_history(
+async def test_after_a_lost_session_missed_messages_are_read_from_the_history(
     harness: PlatformHarness, server: DiscordServer
 ) -> None:
     server.add_channel("3002")
@@ -115,7 +115,7 @@ async def test_a_session_that_is_lost_is_made_up_for_from_the_history(
     assert (thread.origin.chat, thread.origin.thread) == (GROUP, "4001")
 
 
-async def test_the_first_word_of_somebody_who_is_let_in_is_heard_even_if_nobody_listened(
+async def test_the_first_message_of_a_known_sender_is_heard_after_downtime(
     remote: RemoteDiscord, tmp_path: Path
 ) -> None:
     class Friends(PlatformHarness):
@@ -139,7 +139,7 @@ async def test_the_first_word_of_somebody_who_is_let_in_is_heard_even_if_nobody_
     await harness.close()
 
 
-async def test_buckets_are_minded_before_they_run_empty(tmp_path: Path) -> None:
+async def test_rate_limit_buckets_are_respected_before_they_are_empty(tmp_path: Path) -> None:
     async with DiscordServer(bucket=3, window=0.2) as server:
         server.add_bot(TOKEN)
         server.add_direct_channel(CHAT)
@@ -151,7 +151,9 @@ async def test_buckets_are_minded_before_they_run_empty(tmp_path: Path) -> None:
         await harness.close()
 
 
-async def test_only_what_went_on_is_looked_into_after_a_gap(harness: PlatformHarness, server: DiscordServer) -> None:
+async def test_only_channels_with_new_messages_are_read_after_a_gap(
+    harness: PlatformHarness, server: DiscordServer
+) -> None:
     for number in range(20):
         server.add_channel(str(5000 + number))
     await connected(harness)
@@ -165,7 +167,7 @@ async def test_only_what_went_on_is_looked_into_after_a_gap(harness: PlatformHar
     assert [name for name, _ in server.calls].count("GET messages") == looks + 1
 
 
-async def test_a_wish_to_reconnect_is_followed(harness: PlatformHarness, server: DiscordServer) -> None:
+async def test_a_requested_reconnect_is_made(harness: PlatformHarness, server: DiscordServer) -> None:
     await connected(harness)
     await server.write_message("before", channel=CHAT)
     await harness.wait_until_heard("before")
@@ -180,7 +182,7 @@ async def test_a_wish_to_reconnect_is_followed(harness: PlatformHarness, server:
     assert harness.troubles == []
 
 
-async def test_what_was_said_before_there_was_a_bot_is_nobody_s_business(
+async def test_messages_from_before_the_bot_joined_are_not_heard(
     harness: PlatformHarness, server: DiscordServer
 ) -> None:
     await server.write_message("long ago", channel=GROUP, id=str(parsing.make_snowflake(1_600_000_000)))
@@ -191,7 +193,9 @@ async def test_what_was_said_before_there_was_a_bot_is_nobody_s_business(
 
 
 @pytest.mark.parametrize("why", ["token", "intent"])
-async def test_what_somebody_has_to_mend_is_said(harness: PlatformHarness, remote: RemoteDiscord, why: str) -> None:
+async def test_a_problem_for_the_operator_is_reported(
+    harness: PlatformHarness, remote: RemoteDiscord, why: str
+) -> None:
     settings = remote.settings()
     if why == "token":
         settings = settings.model_copy(update={"token": SecretString("wrong-canary")})
@@ -203,14 +207,12 @@ async def test_what_somebody_has_to_mend_is_said(harness: PlatformHarness, remot
     assert caught.value.remedy
     assert "canary" not in str(caught.value)
     if why == "token":
-        with pytest.raises(Transient):  # the message is fine, and waits
+        with pytest.raises(Transient):  # the message is valid, and waits
             await bot.send(harness.make_outgoing("hello"))
     await bot.aclose()
 
 
-async def test_it_introduces_itself_and_says_how_to_bring_it_along(
-    harness: PlatformHarness, server: DiscordServer
-) -> None:
+async def test_the_introduction_says_how_to_add_the_bot(harness: PlatformHarness, server: DiscordServer) -> None:
     assert isinstance(harness.platform, SupportsIntroduction)
     me = await harness.platform.introduce()
     assert me.name == "everhold"
@@ -218,9 +220,7 @@ async def test_it_introduces_itself_and_says_how_to_bring_it_along(
 
 
 @pytest.mark.parametrize("why", ["token", "intent"])
-async def test_it_does_not_introduce_itself_when_something_is_wrong(
-    harness: PlatformHarness, remote: RemoteDiscord, why: str
-) -> None:
+async def test_an_introduction_fails_with_the_reason(harness: PlatformHarness, remote: RemoteDiscord, why: str) -> None:
     wrong = remote.settings().model_copy(update={"token": SecretString("wrong-canary")} if why == "token" else {})
     remote.server.bots[TOKEN].reads_messages = why != "intent"
     bot = DiscordPlatform(wrong, harness.make_context())
@@ -230,7 +230,7 @@ async def test_it_does_not_introduce_itself_when_something_is_wrong(
     await bot.aclose()
 
 
-# -- what is heard -----------------------------------------------------------------------------------------------------
+# -- receiving ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -245,13 +245,13 @@ async def test_it_does_not_introduce_itself_when_something_is_wrong(
         ("/status", False),
     ],
 )
-async def test_what_is_meant_for_the_bot(
+async def test_messages_that_address_the_bot(
     harness: PlatformHarness, server: DiscordServer, text: str, meant: bool
 ) -> None:
     assert (await heard(harness, server, text)).asks is meant
 
 
-async def test_an_answer_to_the_bot_is_meant_for_it_and_one_to_somebody_else_is_not(
+async def test_a_reply_to_the_bot_addresses_it_and_a_reply_to_a_person_does_not(
     harness: PlatformHarness, server: DiscordServer
 ) -> None:
     remote_id = await harness.platform.send(
@@ -292,7 +292,7 @@ async def test_a_thread_belongs_to_its_channel_and_is_answered_there(
     assert [it["content"] for it in server.list_shown_messages("4001")] == ["hello"]
 
 
-async def test_a_slash_command_is_kept_then_confirmed(harness: PlatformHarness, server: DiscordServer) -> None:
+async def test_a_slash_command_is_committed_and_then_confirmed(harness: PlatformHarness, server: DiscordServer) -> None:
     await connected(harness)
     id = await server.use_command("title", "A better one", channel=GROUP)
 
@@ -306,7 +306,7 @@ async def test_a_slash_command_is_kept_then_confirmed(harness: PlatformHarness, 
     assert (body.origin.chat, body.stamp.person) == (GROUP, "1001")
 
 
-async def test_a_slash_command_that_was_not_kept_is_not_confirmed(
+async def test_a_slash_command_that_was_not_committed_is_not_confirmed(
     harness: PlatformHarness, server: DiscordServer
 ) -> None:
     await connected(harness)
@@ -316,7 +316,7 @@ async def test_a_slash_command_that_was_not_kept_is_not_confirmed(
     assert server.interaction_responses == []
 
 
-async def test_the_commands_are_announced_and_their_list_is_one_discord_takes(
+async def test_the_commands_are_announced_in_a_form_that_discord_accepts(
     harness: PlatformHarness, server: DiscordServer
 ) -> None:
     await connected(harness)
@@ -324,7 +324,7 @@ async def test_the_commands_are_announced_and_their_list_is_one_discord_takes(
     assert {"new", "compress", "status", "halt", "link"} <= set(names)
 
 
-async def test_previews_and_our_own_words_are_not_heard(harness: PlatformHarness, server: DiscordServer) -> None:
+async def test_previews_and_our_own_messages_are_not_heard(harness: PlatformHarness, server: DiscordServer) -> None:
     await connected(harness)
     id = await server.write_message("see https://example.org", channel=CHAT)
     await server._dispatch_message(
@@ -343,7 +343,7 @@ async def test_a_webhook_is_a_bot_and_a_sender_is_an_id(harness: PlatformHarness
     assert (body.bot, body.stamp.person, body.sender) == (True, "77", "1001")
 
 
-async def test_what_makes_no_sense_is_kept_wherever_it_stands(harness: PlatformHarness, server: DiscordServer) -> None:
+async def test_malformed_events_are_stored_unparsed(harness: PlatformHarness, server: DiscordServer) -> None:
     await connected(harness)
     await server.dispatch_event("MESSAGE_CREATE", {"id": 7, "channel_id": {"odd": 1}})
     await server.dispatch_event("MESSAGE_CREATE", ["no", "message"])
@@ -353,7 +353,7 @@ async def test_what_makes_no_sense_is_kept_wherever_it_stands(harness: PlatformH
     assert [body.asks for body in await harness.read_heard()] == [False, False, False, True]
 
 
-# -- what is said ------------------------------------------------------------------------------------------------------
+# -- sending -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tells_nonces", [True, False])
@@ -384,7 +384,7 @@ async def test_a_reply_that_arrived_long_ago_is_found_when_its_nonce_is_forgotte
 
 
 async def test_a_reply_that_was_sent_in_time_is_found_when_it_is_sent_again_late(tmp_path: Path) -> None:
-    """Killed while it said something to somebody, and started minutes later: nobody is told twice."""
+    """The process was killed during a send and started minutes later; the reply is shown once."""
     async with DiscordServer(nonce_seconds=0.0, tells_nonces=False) as server:
         server.add_bot(TOKEN)
         server.add_direct_channel(CHAT, "1001")
@@ -402,7 +402,7 @@ async def test_a_reply_that_was_sent_in_time_is_found_when_it_is_sent_again_late
         await harness.close()
 
 
-async def test_a_reply_to_something_new_rests_on_its_nonce_and_asks_for_nothing(
+async def test_a_reply_to_a_new_message_relies_on_its_nonce_without_a_probe(
     harness: PlatformHarness, server: DiscordServer
 ) -> None:
     from everhold.testing.contracts.platform_harness import ContractClock
@@ -417,7 +417,7 @@ async def test_a_reply_to_something_new_rests_on_its_nonce_and_asks_for_nothing(
     assert "GET messages" not in [name for name, _ in server.calls]
 
 
-async def test_an_answer_in_a_server_hangs_on_its_question(harness: PlatformHarness, server: DiscordServer) -> None:
+async def test_an_answer_in_a_server_is_a_reply(harness: PlatformHarness, server: DiscordServer) -> None:
     body = await heard(harness, server, f"<@{ME}> hi")
     now = str(parsing.make_snowflake(harness.clock.now()))
     await harness.platform.send(harness.make_outgoing("hello", to=body.origin))
@@ -426,7 +426,7 @@ async def test_an_answer_in_a_server_hangs_on_its_question(harness: PlatformHarn
     assert "message_reference" not in server.list_shown_messages(CHAT)[-1]
 
 
-async def test_nobody_calls_everybody(harness: PlatformHarness, server: DiscordServer) -> None:
+async def test_a_reply_never_mentions_everyone(harness: PlatformHarness, server: DiscordServer) -> None:
     await harness.platform.send(harness.make_outgoing("@everyone look"))
     (given,) = [fields for name, fields in server.calls if name == "POST messages"]
     assert given["allowed_mentions"]["parse"] == ["users"]
@@ -445,9 +445,7 @@ async def test_notices_are_marked_where_other_bots_can_read_them(
     ]
 
 
-async def test_a_file_that_is_found_again_is_not_taken_for_another(
-    harness: PlatformHarness, server: DiscordServer
-) -> None:
+async def test_a_probe_does_not_confuse_two_files(harness: PlatformHarness, server: DiscordServer) -> None:
     asked = await server.write_message("both, please", channel=GROUP)
     files = [build_attachment(data, name=name) for name, data in (("a.txt", b"one"), ("b.txt", b"three"))]
     for data in (b"one", b"three"):
@@ -456,7 +454,7 @@ async def test_a_file_that_is_found_again_is_not_taken_for_another(
     outs = [harness.make_outgoing("", to=place, key=f"s:1:{part}", file=file) for part, file in enumerate(files)]
     await harness.platform.send(outs[0])
     for message in server.messages[GROUP].values():
-        message.pop("nonce", None)  # it is long ago
+        message.pop("nonce", None)  # long ago
     assert await harness.platform.probe(outs[0]) is not None
     assert await harness.platform.probe(outs[1]) is None
 
@@ -478,12 +476,12 @@ async def test_a_reply_whose_draft_was_deleted_is_sent(harness: PlatformHarness,
     assert [it["content"] for it in server.list_shown_messages(CHAT)] == ["the whole text"]
 
 
-async def test_a_text_that_is_too_long_is_told_apart(harness: PlatformHarness) -> None:
+async def test_a_text_that_is_too_long_raises_too_long(harness: PlatformHarness) -> None:
     with pytest.raises(TooLong):
         await harness.platform.send(harness.make_outgoing("x" * 2001))
 
 
-async def test_a_wait_is_kept_without_asking_again(harness: PlatformHarness, server: DiscordServer) -> None:
+async def test_a_rate_limit_is_respected_without_another_call(harness: PlatformHarness, server: DiscordServer) -> None:
     server.retry_after_seconds[CHAT] = 7
     for _ in range(3):
         with pytest.raises(Transient) as caught:
@@ -500,7 +498,7 @@ async def test_a_server_error_is_not_retried_by_the_library(harness: PlatformHar
     assert [name for name, _ in remote.server.calls].count("POST messages") == 1
 
 
-def test_ids_tell_the_time() -> None:
+def test_ids_contain_the_time() -> None:
     assert parsing.parse_snowflake_seconds(str(parsing.make_snowflake(1_700_000_000.5))) == 1_700_000_000.5
     assert parsing.parse_snowflake_seconds("") == parsing.parse_snowflake_seconds("interaction") == 0.0
     assert parsing.make_snowflake(0) == 0
@@ -514,7 +512,7 @@ def test_the_factory_brings_the_settings_and_the_adapter(harness: PlatformHarnes
 # -- the server --------------------------------------------------------------------------------------------------------
 
 
-async def test_the_server_is_one_that_the_library_as_it_comes_can_live_with(
+async def test_the_unmodified_library_works_with_the_fake_server(
     server: DiscordServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Route, "BASE", server.api)
@@ -556,9 +554,9 @@ async def test_the_server_is_one_that_the_library_as_it_comes_can_live_with(
         await asyncio.gather(running, return_exceptions=True)
 
 
-def test_a_command_between_others_is_its_sender_s_alone() -> None:
-    """Discord lets people use it in their direct chats with each other, and tells of those like of ours."""
+def test_a_command_in_another_direct_chat_belongs_to_its_sender() -> None:
+    """Discord lets people use a command in their direct chats with each other, and reports those like ours."""
     used = {"id": "7", "type": parsing.COMMAND_INTERACTION_TYPE, "data": {"name": "status"}, "user": {"id": "1001"}}
-    found = parsing.parse_command(used, where=parsing.parse_channel({"id": "9", "type": 3}), account="main")
+    found = parsing.parse_command(used, channel=parsing.parse_channel({"id": "9", "type": 3}), account="main")
     assert found is not None
     assert (found.kind, found.can_change_owner) == ("dm", True)

@@ -1,4 +1,4 @@
-"""Updates that no platform should send: whatever is wrong inside, they are kept or passed by, and reading goes on."""
+"""Malformed updates are stored or skipped, whatever is wrong in them, and the adapter continues."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ JUNK: tuple[Any, ...] = (
 
 
 class BroughtPlatform:
-    """One platform's adapter, and a way to bring it something that was made up."""
+    """One platform's adapter, and a way to send it a malformed update."""
 
     def __init__(self, harness: PlatformHarness, bring: Bring, *bases: dict[str, Any]) -> None:
         self.harness = harness
@@ -185,21 +185,21 @@ WRONG: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
 }
 
 
-async def test_what_is_wrong_inside_is_kept_or_passed_by(side: BroughtPlatform) -> None:
-    """Each of these once made a listener fall, or left an entry that nobody could read, at every start anew."""
+async def test_known_malformed_updates_are_stored_or_skipped(side: BroughtPlatform) -> None:
+    """Each of these once made a listener fail at every start, or left an entry that could not be read."""
     for path, value in WRONG[side.harness.remote.platform]:
         await side.bring(changed(side.bases[0], path, value))
     bodies = await side.harness.read_heard()
     kept = [body for body in bodies if body.origin.chat == "unreadable"]
-    assert kept, "what cannot be read is kept as it came"
+    assert kept, "an update that cannot be parsed is stored"
     assert not any(body.asks for body in kept)
     await side.bring(side.bases[0])
-    assert any(body.origin.chat != "unreadable" for body in await side.harness.read_heard()), "reading goes on"
+    assert any(body.origin.chat != "unreadable" for body in await side.harness.read_heard()), "the adapter continues"
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
-async def test_anything_in_any_place_is_kept_or_passed_by(side: BroughtPlatform) -> None:
+async def test_any_value_in_any_field_is_stored_or_skipped(side: BroughtPlatform) -> None:
     chance = random.Random(7)
     for base in side.bases:
         for path in places(base):

@@ -1,4 +1,4 @@
-"""What is Matrix's own: gaps, invitations, threads, mentions, other agents' drafts, and a token nobody gets to see."""
+"""Features of Matrix: gaps, invitations, threads, mentions, other agents' drafts, and the secrecy of the token."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def harness(remote: RemoteMatrix, tmp_path: Path) -> AsyncIterator[Platfor
 
 
 async def heard(harness: PlatformHarness, remote: RemoteMatrix, content: dict[str, Any], *, to: str = "") -> Heard:
-    """Put something into a room and see what became of it."""
+    """Send an event to a room and return its entry."""
     harness.start()
     await remote.ada.send_event(to or remote.group, content)
     await remote.write("that was it", to=to or remote.group)
@@ -53,11 +53,11 @@ async def members(who: MatrixTestMember, room: str) -> list[str]:
     return list((await who.call("GET", f"{CLIENT_API_PATH}/rooms/{room}/joined_members"))["joined"])
 
 
-# -- hearing
+# -- receiving
 
 
 async def test_a_gap_that_the_homeserver_leaves_is_filled(harness: PlatformHarness, remote: RemoteMatrix) -> None:
-    """A look brings only so much; what stands between it and our position is fetched from before, page by page."""
+    """A sync returns a limited number of events; the rest back to our offset is fetched page by page."""
     remote.proxy.cap = 10
     harness.start()
     await remote.write("before", to=remote.chat)
@@ -74,7 +74,7 @@ async def test_a_gap_that_the_homeserver_leaves_is_filled(harness: PlatformHarne
     assert len(pages) >= 4
 
 
-async def test_a_gap_that_is_cut_off_is_begun_anew(harness: PlatformHarness, remote: RemoteMatrix) -> None:
+async def test_filling_a_gap_that_was_interrupted_starts_again(harness: PlatformHarness, remote: RemoteMatrix) -> None:
     remote.proxy.cap = 3
     harness.start()
     await remote.write("before", to=remote.chat)
@@ -93,9 +93,7 @@ async def test_a_gap_that_is_cut_off_is_begun_anew(harness: PlatformHarness, rem
     assert await harness.read_texts() == ["before", *(f"meanwhile {number}" for number in range(12))]
 
 
-async def test_somebody_who_came_in_a_gap_that_cannot_be_had_is_company(
-    harness: PlatformHarness, remote: RemoteMatrix
-) -> None:
+async def test_a_member_who_may_have_joined_in_a_gap_counts(harness: PlatformHarness, remote: RemoteMatrix) -> None:
     remote.proxy.cap = 2
     harness.start()
     await remote.write("alone", to=remote.chat)
@@ -104,7 +102,7 @@ async def test_somebody_who_came_in_a_gap_that_cannot_be_had_is_company(
     remote.proxy.plan_fault(f"{CLIENT_API_PATH}/rooms/{remote.chat}/messages", "answer", answer=refused)
     remote.proxy.plan_fault("sync", "hang")
     async with asyncio.timeout(harness.patience):
-        await remote.proxy.held.wait()  # the look before it is over, too
+        await remote.proxy.held.wait()  # the previous sync is over too
     await remote.ada.call("POST", f"{CLIENT_API_PATH}/rooms/{remote.chat}/invite", {"user_id": remote.eve.id})
     for number in range(4):
         await remote.write(f"meanwhile {number}", to=remote.chat)
@@ -116,7 +114,7 @@ async def test_somebody_who_came_in_a_gap_that_cannot_be_had_is_company(
     assert (kinds["alone"], kinds["meanwhile 3"]) == ("dm", "group")
 
 
-async def test_what_stood_there_before_we_came_was_not_said_to_us(
+async def test_messages_from_before_the_agent_joined_are_not_heard(
     harness: PlatformHarness, remote: RemoteMatrix
 ) -> None:
     room = await remote.ada.create_room(name="old")
@@ -130,7 +128,7 @@ async def test_what_stood_there_before_we_came_was_not_said_to_us(
     assert await harness.read_texts() == ["connected", f"[{remote.ada.id} invited you here]", "said after inviting"]
 
 
-async def test_a_first_look_answers_nothing_that_was_answered(harness: PlatformHarness, remote: RemoteMatrix) -> None:
+async def test_a_first_sync_answers_nothing_that_was_answered(harness: PlatformHarness, remote: RemoteMatrix) -> None:
     await remote.write("a question", to=remote.chat)
     await remote.bot.send_text(remote.chat, "an answer, from another home")
     await remote.write("another question", to=remote.chat)
@@ -139,7 +137,9 @@ async def test_a_first_look_answers_nothing_that_was_answered(harness: PlatformH
     assert await harness.read_texts() == ["another question"]
 
 
-async def test_a_homeserver_that_was_set_back_is_looked_at_anew(harness: PlatformHarness, remote: RemoteMatrix) -> None:
+async def test_after_a_restored_homeserver_the_last_day_is_read_again(
+    harness: PlatformHarness, remote: RemoteMatrix
+) -> None:
     await harness.make_context().account_context.offsets.advance("since", "s9999999_nonsense")  # type: ignore[union-attr]
     remote.proxy.cap = 3
     for number in range(8):
@@ -148,7 +148,7 @@ async def test_a_homeserver_that_was_set_back_is_looked_at_anew(harness: Platfor
     await remote.write("hello", to=remote.chat)
     await harness.wait_until_heard("hello")
     assert await harness.read_texts() == [*(f"meanwhile {number}" for number in range(8)), "hello"], "by pages, too"
-    assert any("does not know the position" in trouble for trouble in harness.troubles)
+    assert any("does not know our sync token" in trouble for trouble in harness.troubles)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +160,10 @@ async def test_a_homeserver_that_was_set_back_is_looked_at_anew(harness: Platfor
         LoopbackResponse.json({"errcode": "M_FORBIDDEN", "error": "not now"}, status=403),
     ],
 )
-async def test_a_look_that_is_turned_away_leaves_the_position_where_it_is(
+async def test_a_refused_sync_keeps_the_offset(
     harness: PlatformHarness, remote: RemoteMatrix, refused: LoopbackResponse
 ) -> None:
-    """A proxy in between, or a homeserver that has something else against it, says nothing about our position."""
+    """An error of a proxy, or another error of the homeserver, does not mean that our offset is invalid."""
     remote.proxy.cap = 3
     harness.start()
     await remote.write("before", to=remote.chat)
@@ -180,11 +180,11 @@ async def test_a_look_that_is_turned_away_leaves_the_position_where_it_is(
     await harness.wait_until_heard("meanwhile 7")
     assert await harness.read_texts() == ["before", *(f"meanwhile {number}" for number in range(8))]
     looks = [call for name, call in remote.proxy.calls[calls:] if name == "sync"]
-    assert all("since" in look for look in looks), "nothing is looked at anew"
+    assert all("since" in look for look in looks), "every sync continues at the offset"
     assert len({look["since"] for look in looks[:2]}) == 1
 
 
-async def test_our_own_words_are_not_heard(harness: PlatformHarness, remote: RemoteMatrix) -> None:
+async def test_our_own_messages_are_not_heard(harness: PlatformHarness, remote: RemoteMatrix) -> None:
     harness.start()
     await harness.platform.send(harness.make_outgoing("from here"))
     await remote.bot.send_text(remote.chat, "from another device")
@@ -193,14 +193,14 @@ async def test_our_own_words_are_not_heard(harness: PlatformHarness, remote: Rem
     assert await harness.read_texts() == ["hello"]
 
 
-async def test_a_reply_to_our_words_is_meant_for_us(harness: PlatformHarness, remote: RemoteMatrix) -> None:
+async def test_a_reply_to_the_agent_addresses_it(harness: PlatformHarness, remote: RemoteMatrix) -> None:
     ours = await harness.platform.send(harness.make_outgoing("a proposal", to=harness.make_location(remote.group)))
     quoted = f"> <{remote.bot.id}> a proposal\n\nfine with me"
     body = await heard(harness, remote, text(quoted, **{"m.relates_to": {"m.in_reply_to": {"event_id": ours}}}))
     assert (body.text, body.asks) == ("fine with me", True)
 
 
-async def test_a_thread_is_a_thread_and_answered_there(harness: PlatformHarness, remote: RemoteMatrix) -> None:
+async def test_a_thread_is_a_conversation_and_is_answered_there(harness: PlatformHarness, remote: RemoteMatrix) -> None:
     root = await remote.write("a topic", to=remote.group)
     relation = {"rel_type": "m.thread", "event_id": root, "is_falling_back": True, "m.in_reply_to": {"event_id": root}}
     mentioned = {"m.mentions": {"user_ids": [remote.bot.id]}}
@@ -217,13 +217,13 @@ async def test_a_thread_is_a_thread_and_answered_there(harness: PlatformHarness,
     assert answer.content["m.mentions"]["user_ids"] == [remote.ada.id]
 
 
-# -- other everholds
+# -- other agents
 
 
-async def test_another_agent_s_draft_is_heard_when_it_is_done(
+async def test_another_agent_s_draft_is_heard_when_it_is_finished(
     harness: PlatformHarness, remote: RemoteMatrix, tmp_path: Path
 ) -> None:
-    """Eve's agent streams its reply: what it says is heard once, at the end, with its count of hops."""
+    """Eve's agent streams its reply. It is heard once, at the end, with its hops."""
     (tmp_path / "eve").mkdir()
     eve = PlatformHarness(remote, tmp_path / "eve")
     settings = MatrixSettings(homeserver=remote.proxy.url, token=SecretString(remote.eve.token))
@@ -246,7 +246,7 @@ async def test_another_agent_s_draft_is_heard_when_it_is_done(
     assert len(await harness.read_heard()) == 2
 
 
-async def test_a_draft_that_another_finishes_first_is_heard_of_its_author_too(
+async def test_a_draft_that_another_user_finishes_is_still_heard_from_its_author(
     harness: PlatformHarness, remote: RemoteMatrix
 ) -> None:
     harness.start()
@@ -271,9 +271,7 @@ async def test_a_draft_that_another_finishes_first_is_heard_of_its_author_too(
 # -- invitations
 
 
-async def test_an_invitation_of_somebody_who_may_speak_is_followed(
-    harness: PlatformHarness, remote: RemoteMatrix
-) -> None:
+async def test_an_invitation_by_a_known_sender_is_accepted(harness: PlatformHarness, remote: RemoteMatrix) -> None:
     harness.start()
     room = await remote.ada.create_room(remote.bot.id, name="another")
     await remote.ada.send_text(room, "welcome")
@@ -282,10 +280,10 @@ async def test_an_invitation_of_somebody_who_may_speak_is_followed(
     assert not (await harness.read_heard())[0].asks
 
 
-async def test_a_stranger_s_invitation_is_left_until_it_is_answered(
+async def test_a_stranger_s_invitation_waits_until_it_is_answered(
     harness: PlatformHarness, remote: RemoteMatrix
 ) -> None:
-    """Nobody enters a stranger's room, except to say how to be let in."""
+    """The agent joins a stranger's room only to send a pairing code."""
     asked: list[IncomingMessage] = []
     done = asyncio.Event()
 
@@ -309,7 +307,7 @@ async def test_a_stranger_s_invitation_is_left_until_it_is_answered(
     await asyncio.gather(listening, return_exceptions=True)
 
 
-async def test_an_invitation_from_while_we_were_away_is_found(harness: PlatformHarness, remote: RemoteMatrix) -> None:
+async def test_an_invitation_from_a_downtime_is_found(harness: PlatformHarness, remote: RemoteMatrix) -> None:
     harness.start()
     await remote.write("before", to=remote.chat)
     await harness.wait_until_heard("before")
@@ -321,7 +319,7 @@ async def test_an_invitation_from_while_we_were_away_is_found(harness: PlatformH
 
 
 @pytest.mark.prove
-async def test_the_last_words_before_we_are_thrown_out_are_heard_as_they_were_said(
+async def test_messages_before_the_removal_from_a_room_are_heard(
     harness: PlatformHarness, remote: RemoteMatrix
 ) -> None:
     harness.start()
@@ -336,7 +334,7 @@ async def test_the_last_words_before_we_are_thrown_out_are_heard_as_they_were_sa
 
 
 async def alone(harness: PlatformHarness, remote: RemoteMatrix) -> None:
-    """It is known who would read what is said."""
+    """It is known who would read a message."""
     adapter = harness.platform
     assert isinstance(adapter, SupportsPresence)
     assert await adapter.is_alone_with(harness.make_location(), remote.ada.id)
@@ -347,9 +345,7 @@ async def alone(harness: PlatformHarness, remote: RemoteMatrix) -> None:
 
 
 @pytest.mark.prove
-async def test_a_room_that_was_upgraded_is_the_conversation_it_was(
-    harness: PlatformHarness, remote: RemoteMatrix
-) -> None:
+async def test_an_upgraded_room_keeps_its_conversation(harness: PlatformHarness, remote: RemoteMatrix) -> None:
     harness.start()
     await remote.write("before", to=remote.chat)
     await harness.wait_until_heard("before")
@@ -378,15 +374,15 @@ async def test_a_room_that_only_claims_to_replace_another_does_not(
         room: str = (await remote.eve.call("POST", f"{CLIENT_API_PATH}/createRoom", given))["room_id"]
         await remote.eve.send_text(room, text)
         await harness.wait_until_heard(text)
-        # the first time the old room says nothing of an heir, the second time it names another
+        # first the old room names no replacement, then it names another
         await remote.ada.call("PUT", f"{CLIENT_API_PATH}/rooms/{remote.chat}/state/m.room.tombstone/", end)
     assert harness.chat_moves == []
 
 
-# -- saying
+# -- sending
 
 
-async def test_an_answer_in_a_room_hangs_on_what_it_answers(harness: PlatformHarness, remote: RemoteMatrix) -> None:
+async def test_an_answer_in_a_group_is_a_reply(harness: PlatformHarness, remote: RemoteMatrix) -> None:
     body = await heard(harness, remote, text(f"{remote.bot.id}, how are you?"))
     await harness.platform.send(harness.make_outgoing("fine", to=body.origin))
     (answer,) = [seen for seen in await remote.ada.read_timeline(remote.group) if seen.sender == remote.bot.id]
@@ -394,7 +390,7 @@ async def test_an_answer_in_a_room_hangs_on_what_it_answers(harness: PlatformHar
     assert answer.content["m.mentions"] == {"user_ids": [remote.ada.id]}
 
 
-async def test_alone_with_somebody_it_is_just_said(harness: PlatformHarness, remote: RemoteMatrix) -> None:
+async def test_an_answer_in_a_direct_chat_is_not_a_reply(harness: PlatformHarness, remote: RemoteMatrix) -> None:
     body = await heard(harness, remote, text("how are you?"), to=remote.chat)
     await alone(harness, remote)
     await harness.platform.send(harness.make_outgoing("fine", to=body.origin))
@@ -402,15 +398,13 @@ async def test_alone_with_somebody_it_is_just_said(harness: PlatformHarness, rem
     assert "m.relates_to" not in answer.content
 
 
-async def test_the_same_words_for_two_messages_are_said_twice(harness: PlatformHarness, remote: RemoteMatrix) -> None:
+async def test_the_same_text_for_two_messages_is_sent_twice(harness: PlatformHarness, remote: RemoteMatrix) -> None:
     for key in ("s:1:0", "s:2:0"):
         await harness.platform.send(harness.make_outgoing("yes", key=key))
     assert [seen.text for seen in remote.list_shown(remote.chat)] == ["yes", "yes"]
 
 
-async def test_a_room_that_must_wait_is_left_alone_and_others_are_not(
-    harness: PlatformHarness, remote: RemoteMatrix
-) -> None:
+async def test_a_rate_limit_of_one_room_does_not_delay_others(harness: PlatformHarness, remote: RemoteMatrix) -> None:
     remote.fail_next_send("limit")
     with pytest.raises(Transient):
         await harness.platform.send(harness.make_outgoing("hello"))
@@ -425,9 +419,7 @@ async def test_a_room_that_must_wait_is_left_alone_and_others_are_not(
 # -- the account
 
 
-async def test_a_token_that_is_not_known_is_told_and_replies_wait(
-    harness: PlatformHarness, remote: RemoteMatrix
-) -> None:
+async def test_an_unknown_token_is_reported_and_replies_wait(harness: PlatformHarness, remote: RemoteMatrix) -> None:
     told = {"errcode": "M_UNKNOWN_TOKEN", "error": f"no such token: {remote.bot.token}"}
     remote.proxy.plan_fault("send", "answer", answer=LoopbackResponse.json(told, status=401))
     with pytest.raises(Transient) as gone:
@@ -436,7 +428,7 @@ async def test_a_token_that_is_not_known_is_told_and_replies_wait(
     assert ".env" in gone.value.remedy
 
 
-async def test_the_token_is_in_no_address(harness: PlatformHarness, remote: RemoteMatrix) -> None:
+async def test_the_token_is_in_no_url(harness: PlatformHarness, remote: RemoteMatrix) -> None:
     harness.start()
     await remote.attach("look", "a.txt", b"some bytes", to=remote.chat)
     await harness.wait_until_heard("look")

@@ -1,4 +1,4 @@
-"""A whole everhold on Matrix, configured by a file: strangers, friends, groups, replies that grow, another login."""
+"""A whole gateway on Matrix, configured by a file: strangers, known people, groups, drafts, another login."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = "It began on a Tuesday, " + "and it went on and on, " * 900
 
 
 class MatrixScenario:
-    """Ada, the agent's account, and the configuration they talk under."""
+    """Ada, the agent's account, and their configuration."""
 
     def __init__(
         self, synapse: SynapseServer, model: ModelServer, ada: MatrixTestMember, agent: MatrixTestMember
@@ -51,7 +51,7 @@ async def scenario(synapse: SynapseServer) -> AsyncIterator[MatrixScenario]:
         yield MatrixScenario(synapse, model, ada, agent)
 
 
-async def test_a_stranger_is_told_a_code_and_let_in(tmp_path: Path, scenario: MatrixScenario) -> None:
+async def test_a_stranger_gets_a_code_and_is_admitted(tmp_path: Path, scenario: MatrixScenario) -> None:
     async with RunningGateway(tmp_path, scenario.config(), env=scenario.env) as gateway:
         room = await scenario.ada.create_room(scenario.agent.id, direct=True)
         told = await scenario.ada.wait_for_message(room, "give this code")
@@ -72,9 +72,7 @@ async def test_a_stranger_is_told_a_code_and_let_in(tmp_path: Path, scenario: Ma
         await gateway.assert_sound()
 
 
-async def test_a_friend_is_answered_by_a_reply_that_grows_and_comes_in_parts(
-    tmp_path: Path, scenario: MatrixScenario
-) -> None:
+async def test_a_known_person_gets_a_draft_and_a_reply_in_parts(tmp_path: Path, scenario: MatrixScenario) -> None:
     pieces = tuple(LONG[at : at + 400] for at in range(0, len(LONG), 400))
     scenario.model.add_steps(ModelServerReply(text=LONG, pieces=pieces, pause_seconds=0.02))
     async with RunningGateway(tmp_path, scenario.config(direct=["ada"]), env=scenario.env) as gateway:
@@ -94,12 +92,12 @@ async def test_a_friend_is_answered_by_a_reply_that_grows_and_comes_in_parts(
         await gateway.assert_sound()
 
 
-async def test_a_group_is_entered_when_it_is_allowed_and_no_sooner(tmp_path: Path, scenario: MatrixScenario) -> None:
+async def test_a_group_is_joined_only_when_it_is_allowed(tmp_path: Path, scenario: MatrixScenario) -> None:
     async with RunningGateway(tmp_path, scenario.config(direct=["ada"]), env=scenario.env) as gateway:
         room = await scenario.ada.create_room(scenario.agent.id, name="the office")
         await gateway.wait_until(lambda: "message.denied" in gateway.log.getvalue())
         joined = (await scenario.ada.call("GET", f"{CLIENT_API_PATH}/rooms/{room}/joined_members"))["joined"]
-        assert scenario.agent.id not in joined, "in a group a direct friend is nobody"
+        assert scenario.agent.id not in joined, "access to direct chats gives no access to groups"
     async with RunningGateway(tmp_path, scenario.config(groups={room: ["ada"]}), env=scenario.env) as gateway:
         mention = {"m.mentions": {"user_ids": [scenario.agent.id]}}
 
@@ -122,7 +120,7 @@ async def test_a_group_is_entered_when_it_is_allowed_and_no_sooner(tmp_path: Pat
         assert "what do you think?" in texts[0]
 
 
-async def test_another_login_takes_over_where_the_last_one_was(tmp_path: Path, scenario: MatrixScenario) -> None:
+async def test_another_login_continues_at_the_last_offset(tmp_path: Path, scenario: MatrixScenario) -> None:
     async with RunningGateway(tmp_path, scenario.config(direct=["ada"]), env=scenario.env) as gateway:
         room = await scenario.ada.create_room(scenario.agent.id, direct=True)
         await scenario.ada.send_text(room, "one")
@@ -144,10 +142,8 @@ async def test_another_login_takes_over_where_the_last_one_was(tmp_path: Path, s
         await gateway.assert_sound()
 
 
-async def test_whoever_takes_over_a_room_hears_nothing_of_who_was_there_before(
-    tmp_path: Path, scenario: MatrixScenario
-) -> None:
-    """While the gateway is away, Ada says one thing more, Eve comes and Ada goes: then Eve is alone with the agent."""
+async def test_a_new_owner_of_a_room_sees_nothing_of_the_previous_one(tmp_path: Path, scenario: MatrixScenario) -> None:
+    """While the gateway is down, Ada writes once more, Eve joins and Ada leaves: then Eve is alone with the agent."""
     ada, agent, eve = scenario.ada, scenario.agent, await scenario.synapse.find_or_register("eve")
     config = scenario.config(direct=["ada", f"matrix:{eve.id}"])
     async with eve:

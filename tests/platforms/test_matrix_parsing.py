@@ -1,4 +1,4 @@
-"""What an event of a room says, to whom, and what is left of it when somebody made it up."""
+"""Parsing of room events: text, recipients, and malformed events."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def mentions(*users: str) -> dict[str, Any]:
         ("/", {}, False),
     ],
 )
-def test_in_company_it_is_known_who_is_meant(body: str, more: dict[str, Any], meant: bool) -> None:
+def test_in_a_group_a_mention_addresses_the_agent(body: str, more: dict[str, Any], meant: bool) -> None:
     assert said(body, **more).addressed is meant
     assert said(body, ALONE, **more).addressed
 
@@ -75,13 +75,13 @@ def test_a_mention_before_a_command_is_left_out(before: str) -> None:
     assert (found.text, found.addressed) == ("/status", True)
 
 
-def test_what_old_clients_quote_is_left_out() -> None:
+def test_quotes_of_old_clients_are_left_out() -> None:
     replies: dict[str, Any] = {"m.relates_to": {"m.in_reply_to": {"event_id": "$0"}}}
     assert said("> <@ada:example.org> one\n> two\n\nfine", **replies).text == "fine"
-    assert said("> <@ada:example.org> one\n\nfine").text != "fine", "somebody quotes by hand"
+    assert said("> <@ada:example.org> one\n\nfine").text != "fine", "a quote written by the person stays"
 
 
-def test_what_others_do_to_messages_is_nothing_to_hear() -> None:
+def test_reactions_and_redactions_are_not_heard() -> None:
     assert (
         read(event({"m.relates_to": {"rel_type": "m.annotation", "event_id": "$0", "key": "+"}}, type="m.reaction"))
         is None
@@ -92,7 +92,7 @@ def test_what_others_do_to_messages_is_nothing_to_hear() -> None:
     assert read(event({"msgtype": "m.text", "body": "hello"}, sender=ME)) is None
 
 
-def test_programs_are_told_from_people() -> None:
+def test_bots_are_distinguished_from_people() -> None:
     assert not said("hello").bot
     for told, bot, hops in [
         ({"hops": 4}, True, 4),
@@ -110,8 +110,8 @@ def test_programs_are_told_from_people() -> None:
     assert other.incoming.bot
 
 
-def test_nobody_takes_the_place_of_another_s_words_by_finishing_them() -> None:
-    """What finishes a draft is its author's message. That of somebody else is another one, recognised by itself."""
+def test_another_user_cannot_replace_a_message_by_finishing_its_draft() -> None:
+    """A draft is finished by its author's message. The same by another person is a separate message."""
 
     def finish(sender: str, id: str) -> IncomingMessage:
         new = {"msgtype": "m.text", "body": "done"}
@@ -127,7 +127,7 @@ def test_nobody_takes_the_place_of_another_s_words_by_finishing_them() -> None:
     assert build_dedup_key(mine) != build_dedup_key(theirs)
 
 
-def test_without_a_position_what_is_old_is_not_heard_for_the_first_time() -> None:
+def test_without_an_offset_old_messages_are_not_heard() -> None:
     old, new = (
         event({"body": age}, unsigned={"age": age}) for age in (parsing.RECENT_AGE_MS, parsing.RECENT_AGE_MS - 1)
     )
@@ -146,7 +146,7 @@ def test_without_a_position_what_is_old_is_not_heard_for_the_first_time() -> Non
     )
 
 
-def test_an_encrypted_message_is_told_of() -> None:
+def test_an_encrypted_message_is_mentioned() -> None:
     sealed = {"algorithm": "m.megolm.v1.aes-sha2", "ciphertext": "x", "sender_key": "x", "device_id": "x"}
     found = read(event({**sealed, "session_id": "x"}, type="m.room.encrypted"), ALONE)
     assert found is not None
@@ -158,7 +158,7 @@ def test_an_encrypted_message_is_told_of() -> None:
     "url",
     ["https://example.org/x", "mxc://evil/../../etc", "mxc://a b/c", "mxc://x", "file:///etc/passwd", "mxc://x/y?z"],
 )
-def test_a_file_lies_at_a_homeserver_or_nowhere(url: str) -> None:
+def test_a_file_must_be_at_a_homeserver(url: str) -> None:
     found = read(event({"msgtype": "m.file", "body": "a.txt", "url": url}))
     assert found is not None
     assert found.file is not None
@@ -168,7 +168,7 @@ def test_a_file_lies_at_a_homeserver_or_nowhere(url: str) -> None:
 @pytest.mark.parametrize(
     "relation", ["nonsense", 7, None, {"rel_type": 5}, {"m.in_reply_to": {}}, {"m.in_reply_to": None}]
 )
-def test_relations_that_make_no_sense_lose_nothing(relation: Any) -> None:
+def test_malformed_relations_lose_no_message(relation: Any) -> None:
     assert said("hello", **{"m.relates_to": relation}).text == "hello"
 
 
@@ -192,8 +192,8 @@ def test_relations_that_make_no_sense_lose_nothing(relation: Any) -> None:
     ),
     st.sampled_from(["m.text", "m.image", "m.emote", "m.notice", "org.other"]),
 )
-def test_what_was_made_up_is_read_or_refused_in_known_ways(content: dict[str, Any], kind: str) -> None:
-    """The listener keeps what raises one of these as it came; anything else would stop it."""
+def test_malformed_events_are_parsed_or_raise_known_errors(content: dict[str, Any], kind: str) -> None:
+    """The listener stores an event unparsed if one of these is raised; any other error would stop it."""
     raw = event({"msgtype": kind, "body": "x", **content})
     try:
         found = read(raw)
@@ -205,7 +205,7 @@ def test_what_was_made_up_is_read_or_refused_in_known_ways(content: dict[str, An
         assert isinstance(found.incoming.origin.thread, str)
 
 
-def test_being_there_begins_with_the_invitation() -> None:
+def test_membership_begins_with_the_invitation() -> None:
     def member(membership: str, before: str = "") -> dict[str, Any]:
         unsigned = {"prev_content": {"membership": before}} if before else {}
         return event({"membership": membership}, type="m.room.member", state_key=ME, unsigned=unsigned)
@@ -237,7 +237,7 @@ def member(user: str, membership: str, before: str = "") -> dict[str, Any]:
     return event({"membership": membership}, type="m.room.member", sender=user, state_key=user, **past)
 
 
-def test_what_is_heard_late_was_said_to_those_who_were_there_then() -> None:
+def test_a_late_message_has_the_audience_of_its_time() -> None:
     eve, bob = "@eve:example.org", "@bob:example.org"
     said_: dict[str, Any] = event({"msgtype": "m.text", "body": "hello"})
     events = [
@@ -259,7 +259,7 @@ def test_what_is_heard_late_was_said_to_those_who_were_there_then() -> None:
 
 
 @given(JSON, JSON)
-def test_who_was_there_is_not_upset_by_what_was_made_up(content: Any, unsigned: Any) -> None:
+def test_malformed_membership_events_are_ignored(content: Any, unsigned: Any) -> None:
     made_up = {"type": "m.room.member", "state_key": ADA, "content": content, "unsigned": unsigned}
     assert parsing.list_rooms_per_event(ALONE, [made_up, content]) == [ALONE, ALONE]
     MatrixRoom.from_events([made_up])
@@ -267,7 +267,7 @@ def test_who_was_there_is_not_upset_by_what_was_made_up(content: Any, unsigned: 
 
 
 class Forgetful(LoopbackServer):
-    """A homeserver that cannot tell who was in a room at another time."""
+    """A homeserver that cannot return earlier members of a room."""
 
     def name_call(self, request: LoopbackRequest) -> str:
         return request.path
@@ -278,7 +278,7 @@ class Forgetful(LoopbackServer):
         return LoopbackResponse.json({"chunk": [member(ADA, "join")]})
 
 
-async def test_a_homeserver_that_cannot_look_back_is_asked_who_is_there_now() -> None:
+async def test_without_earlier_members_the_current_ones_are_used() -> None:
     async with Forgetful() as server:
         client = MatrixClient(server.url, SecretString("x"))
         found = MatrixRoom.from_events(await client.get_members("!room", at="s1"))

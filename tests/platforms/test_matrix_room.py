@@ -1,4 +1,4 @@
-"""Agents in one room of a real Synapse: killed, compressed and spoken to meanwhile, they miss and repeat nothing."""
+"""Agents in one room of a real Synapse are killed, compressed and written to; they miss and repeat nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ async def model() -> AsyncIterator[ModelServer]:
 
 
 async def run_rounds(room: AgentRoom, *, kills: int) -> None:
-    """Rounds of tasks; then everybody compresses in the middle of one, is killed, and spoken to while away."""
+    """Rounds of tasks. Then all agents compress in the middle of one, are killed, and are written to while they are
+    down."""
     try:
         await room.open()
         await room.wait_until_joined()
@@ -47,16 +48,16 @@ async def run_rounds(room: AgentRoom, *, kills: int) -> None:
 
 
 async def halt(room: AgentRoom) -> None:
-    """A human's word ends everything until another one lifts it."""
-    await room.round("halted", counts=False)  # whoever works on it is stopped
+    """A person's message stops everything until another message lifts it."""
+    await room.round("halted", counts=False)  # the agents at work are stopped
     await room.say("!halt")
     await room.wait_until_obeyed("Halted.", 1)
     before = await room.agent_texts()
     await room.say("<call-halted>", *range(room.count))
-    await room.say("!halt")  # whoever answers this has heard the call
+    await room.say("!halt")  # an agent that answers this has heard the call
     await room.wait_until_obeyed("Halted.", 2)
     after = await room.agent_texts()
-    assert after == before, f"somebody answered: {Counter(after) - Counter(before)}"
+    assert after == before, f"an agent answered: {Counter(after) - Counter(before)}"
     await room.say("!wake")
     await room.wait_until_obeyed("The agents in this chat answer again.", 1)
     await room.call_everybody("again")
@@ -85,7 +86,7 @@ async def test_nine_agents_many_kills(tmp_path: Path, synapse: SynapseServer, mo
         ("Wanders", r"changed its session"),
     ],
 )
-async def test_what_is_planted_is_found(
+async def test_a_planted_fault_is_found(
     tmp_path: Path, synapse: SynapseServer, model: ModelServer, fault: str, found: str
 ) -> None:
     room = AgentRoom(tmp_path, synapse, model, agents=2, fault=fault)

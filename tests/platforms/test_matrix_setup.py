@@ -1,4 +1,4 @@
-"""`everhold setup matrix`: asks, connects once to a real homeserver, writes what works, shows no token."""
+"""`everhold setup matrix` asks, connects once to a real homeserver, writes what works, and shows no token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is Slack's own: envelopes and their three seconds, threads, what its history is good for, and its wording."""
+"""Features of Slack: envelopes and their time limit, threads, the history, and mrkdwn."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def server(remote: RemoteSlack) -> SlackServer:
 
 
 async def heard(harness: PlatformHarness, server: SlackServer, text: str, **more: Any) -> Heard:
-    """Write something and see what became of it."""
+    """Write a message and return its entry."""
     harness.start()
     await server.write_message(text, **{"channel": "C1", **more})
     await server.write_message("that was it", channel="D1")
@@ -62,7 +62,7 @@ async def heard(harness: PlatformHarness, server: SlackServer, text: str, **more
 
 
 async def many(harness: PlatformHarness, of: list[str], count: int) -> None:
-    """Wait until Slack has counted so many: confirmed, or given up."""
+    """Wait until this many events are confirmed or given up."""
 
     async def met() -> bool:
         return len(of) >= count
@@ -73,9 +73,7 @@ async def many(harness: PlatformHarness, of: list[str], count: int) -> None:
 # -- envelopes ---------------------------------------------------------------------------------------------------------
 
 
-async def test_an_event_is_confirmed_after_it_is_kept_and_not_before(
-    harness: PlatformHarness, server: SlackServer
-) -> None:
+async def test_an_event_is_confirmed_only_after_the_commit(harness: PlatformHarness, server: SlackServer) -> None:
     kept, entered = asyncio.Event(), asyncio.Event()
     app = server.apps[0]
 
@@ -101,7 +99,7 @@ async def test_an_event_is_confirmed_after_it_is_kept_and_not_before(
 
 
 async def test_a_burst_is_confirmed_in_time(harness: PlatformHarness, server: SlackServer) -> None:
-    # what else this machine does must not decide it: Slack waits for longer here, and we count what we compute
+    # the test does not depend on the machine's load: Slack waits longer here, and the test counts CPU time
     server.ack_seconds = harness.patience
     harness.start()
     await server.write_message("before", channel="D1")
@@ -112,8 +110,8 @@ async def test_a_burst_is_confirmed_in_time(harness: PlatformHarness, server: Sl
     await many(harness, server.apps[0].confirmed, 101)
     assert time.process_time() - before < ACK_SECONDS, "the last of them would have been late"
     assert len(await harness.read_texts()) == 101
-    outcomes = [verdict.outcome for verdict in harness.verdicts]
-    # the first is in the history, too
+    outcomes = [result.outcome for result in harness.results]
+    # the first message is in the history too
     assert outcomes.count("duplicate") <= 1, "something was not confirmed, and came again"
 
 
@@ -124,14 +122,14 @@ async def test_an_event_that_is_not_confirmed_comes_again_and_is_heard_once(tmp_
         slow = harness._accept
 
         async def accept(incoming: IncomingMessage) -> AcceptResult:
-            await asyncio.sleep(0.1)  # slower than Slack waits
+            await asyncio.sleep(0.1)  # slower than Slack's time limit
             return await slow(incoming)
 
         listening = asyncio.create_task(harness.platform.listen(accept))
         await server.write_message("hello", channel="D1")
 
         async def came_again() -> bool:
-            return len([it for it in harness.verdicts if it.outcome == "duplicate"]) >= 1
+            return len([it for it in harness.results if it.outcome == "duplicate"]) >= 1
 
         await harness.wait_until(came_again, what="its coming again")
         assert await harness.read_texts() == ["hello"]
@@ -140,7 +138,7 @@ async def test_an_event_that_is_not_confirmed_comes_again_and_is_heard_once(tmp_
         await harness.close()
 
 
-async def test_a_file_that_takes_long_holds_up_nothing_else(
+async def test_a_slow_file_delays_no_other_message(
     harness: PlatformHarness, server: SlackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter, "FILE_WAIT_SECONDS", 0.05)
@@ -156,14 +154,14 @@ async def test_a_file_that_takes_long_holds_up_nothing_else(
     assert await harness.offset("history/D1") == (await harness.read_heard())[0].origin.message, (
         "the position does not pass what is not kept"
     )
-    server.abort_sockets()  # the download is lost with the connection, and the message is not
+    server.abort_sockets()  # the download is lost with the connection, but the message is not
     await harness.wait_until_heard("look")
     body = next(body for body in await harness.read_heard() if body.text == "look")
     assert [file.name for file in body.attachments] == ["a.txt"]
     assert len(await harness.read_texts()) == 3
 
 
-async def test_connections_are_renewed_without_a_word(harness: PlatformHarness, server: SlackServer) -> None:
+async def test_connections_are_renewed_without_a_report(harness: PlatformHarness, server: SlackServer) -> None:
     harness.start()
     await server.write_message("before", channel="D1")
     await harness.wait_until_heard("before")
@@ -174,9 +172,7 @@ async def test_connections_are_renewed_without_a_word(harness: PlatformHarness, 
     assert await harness.read_texts() == ["before", "behind"]
 
 
-async def test_socket_mode_that_was_switched_off_is_for_somebody_to_mend(
-    harness: PlatformHarness, server: SlackServer
-) -> None:
+async def test_disabled_socket_mode_is_reported_to_the_operator(harness: PlatformHarness, server: SlackServer) -> None:
     listening = asyncio.create_task(harness.platform.listen(harness._accept))
     await server.write_message("hello", channel="D1")
     await harness.wait_until_heard("hello")
@@ -189,7 +185,7 @@ async def test_socket_mode_that_was_switched_off_is_for_somebody_to_mend(
 # -- history -----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_slack_has_given_up_telling_is_read_from_its_history(tmp_path: Path) -> None:
+async def test_events_that_slack_gave_up_are_read_from_the_history(tmp_path: Path) -> None:
     async with SlackServer(minute_seconds=0.01) as server:
         app = server.add_app(BOT_TOKEN, APP_TOKEN)
         server.invite_app(app, "C1")
@@ -222,7 +218,7 @@ async def test_what_slack_has_given_up_telling_is_read_from_its_history(tmp_path
             "in the new one",
             *(f"much more {number}" for number in range(250)),
         ]
-        assert "an old thread" not in texts, "what was said before there was a gateway is nobody's business"
+        assert "an old thread" not in texts, "messages from before the first start are not heard"
         before = len(texts)
         await harness.restart()
         await server.write_message("and on", channel="C1")
@@ -231,7 +227,7 @@ async def test_what_slack_has_given_up_telling_is_read_from_its_history(tmp_path
         await harness.close()
 
 
-async def test_a_gap_is_not_jumped_over_by_what_is_new(
+async def test_new_messages_do_not_move_the_offset_past_a_gap(
     harness: PlatformHarness, server: SlackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter, "FILE_WAIT_SECONDS", 0.05)
@@ -266,15 +262,15 @@ def test_times_are_compared_to_their_last_digit() -> None:
     assert not catch_up.is_later_ts("", "")
 
 
-# -- what is heard -----------------------------------------------------------------------------------------------------
+# -- receiving ---------------------------------------------------------------------------------------------------------
 
 
 async def test_a_mention_that_comes_as_two_events_is_heard_once(harness: PlatformHarness, server: SlackServer) -> None:
     body = await heard(harness, server, f"hi <@{server.apps[0].user}>, what now?")
     assert (body.text, body.asks) == ("hi @everhold, what now?", True)
     await many(harness, server.apps[0].confirmed, 3)
-    assert [verdict.outcome for verdict in harness.verdicts].count("duplicate") >= 1
-    assert "differs" not in [verdict.outcome for verdict in harness.verdicts]
+    assert [result.outcome for result in harness.results].count("duplicate") >= 1
+    assert "differs" not in [result.outcome for result in harness.results]
     assert len(await harness.read_texts()) == 2
     assert ":channel:C1" in body.stamp.address
 
@@ -282,7 +278,7 @@ async def test_a_mention_that_comes_as_two_events_is_heard_once(harness: Platfor
 async def test_a_thread_is_a_conversation_and_is_answered_there(harness: PlatformHarness, server: SlackServer) -> None:
     remote_id = await harness.platform.send(harness.make_outgoing("a thought", to=harness.make_location(chat="C1")))
     body = await heard(harness, server, "tell me more", thread=remote_id)
-    assert body.asks, "it hangs on what we said"
+    assert body.asks, "it is in the thread of our message"
     assert (body.origin.chat, body.origin.thread) == ("C1", remote_id)
     assert body.stamp.address.endswith(f":thread:{remote_id}")
     await harness.platform.send(harness.make_outgoing("there is no more", to=body.origin, key="s:2:0"))
@@ -293,7 +289,7 @@ async def test_a_thread_is_a_conversation_and_is_answered_there(harness: Platfor
     )
 
 
-async def test_a_thread_of_others_is_none_of_ours(harness: PlatformHarness, server: SlackServer) -> None:
+async def test_a_thread_without_the_agent_does_not_address_it(harness: PlatformHarness, server: SlackServer) -> None:
     parent = await server.write_message("we talk", channel="C1")
     harness.start()
     await server.write_message("indeed", channel="C1", thread=parent)
@@ -325,7 +321,7 @@ async def test_a_slash_command_is_heard(harness: PlatformHarness, server: SlackS
     assert (body.origin.chat, body.stamp.person) == ("C1", "UADA")
 
 
-async def test_what_makes_no_sense_is_kept_wherever_it_stands(harness: PlatformHarness, server: SlackServer) -> None:
+async def test_malformed_events_are_stored_unparsed(harness: PlatformHarness, server: SlackServer) -> None:
     harness.start()
     await server.write_message("hello", channel="D1")
     await server.send_event({"type": "message", "channel": {"id": 7}, "text": 5, "user": "UADA", "ts": None})
@@ -338,7 +334,7 @@ async def test_what_makes_no_sense_is_kept_wherever_it_stands(harness: PlatformH
     assert [body.asks for body in await harness.read_heard() if body.text != "hello"] == [False, False]
 
 
-async def test_previews_and_our_own_words_are_not_heard(harness: PlatformHarness, server: SlackServer) -> None:
+async def test_previews_and_our_own_messages_are_not_heard(harness: PlatformHarness, server: SlackServer) -> None:
     harness.start()
     ts = await server.write_message("see https://example.org", channel="D1")
     before = dict(server.messages["D1"][ts])
@@ -351,7 +347,7 @@ async def test_previews_and_our_own_words_are_not_heard(harness: PlatformHarness
     assert await harness.read_texts() == ["see https://example.org", "the end"]
 
 
-async def test_another_bot_is_known_for_one(harness: PlatformHarness, server: SlackServer) -> None:
+async def test_another_bot_is_recognised(harness: PlatformHarness, server: SlackServer) -> None:
     bot = {"bot_id": "B77", "user": None, "subtype": "bot_message", "bot_profile": {"name": "Jira"}}
     body = await heard(harness, server, "done", **bot)
     assert (body.bot, body.stamp.person, body.sender) == (True, "B77", "Jira")
@@ -362,7 +358,7 @@ async def test_a_sender_is_an_id_whatever_they_call_themselves(harness: Platform
     assert (body.stamp.person, body.sender) == ("UEVE", "eve")
 
 
-async def test_a_file_that_lies_elsewhere_is_named_and_the_token_stays_here(
+async def test_a_file_at_another_host_is_not_fetched_with_the_token(
     harness: PlatformHarness, server: SlackServer
 ) -> None:
     async with SlackServer() as elsewhere:
@@ -389,7 +385,7 @@ async def test_a_file_that_lies_elsewhere_is_named_and_the_token_stays_here(
         assert elsewhere.calls == []
 
 
-# -- what is said ------------------------------------------------------------------------------------------------------
+# -- sending -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -407,7 +403,7 @@ async def test_a_file_that_lies_elsewhere_is_named_and_the_token_stays_here(
         ("```\nunfinished **", "```\nunfinished **"),
     ],
 )
-def test_wording_outward(text: str, shown: str) -> None:
+def test_outgoing_text_is_converted_to_mrkdwn(text: str, shown: str) -> None:
     assert formatting.to_mrkdwn(text) == shown
 
 
@@ -423,7 +419,7 @@ def test_wording_outward(text: str, shown: str) -> None:
         ("&lt;@U1&gt;", "<@U1>"),
     ],
 )
-def test_wording_inward(text: str, read: str) -> None:
+def test_incoming_mrkdwn_is_converted_to_text(text: str, read: str) -> None:
     assert formatting.from_mrkdwn(text, names={"U1": "me"}) == read
 
 
@@ -436,7 +432,7 @@ async def test_notices_are_marked_where_other_bots_can_read_them(harness: Platfo
     ]
 
 
-async def test_a_text_that_grows_too_long_for_an_edit_is_said_anew(
+async def test_a_text_too_long_for_an_edit_is_sent_as_a_new_message(
     harness: PlatformHarness, server: SlackServer
 ) -> None:
     assert isinstance(harness.platform, SlackPlatform)
@@ -454,9 +450,7 @@ async def test_a_text_that_grows_too_long_for_an_edit_is_said_anew(
         await harness.platform.send(harness.make_outgoing("<" * 11_000, key="s:2:0"))
 
 
-async def test_a_draft_is_not_brought_up_to_date_more_often_than_slack_likes(
-    harness: PlatformHarness, server: SlackServer
-) -> None:
+async def test_a_draft_is_updated_within_slack_s_rate_limit(harness: PlatformHarness, server: SlackServer) -> None:
     assert isinstance(harness.platform, SlackPlatform)
     remote_id = await harness.platform.draft(harness.make_outgoing("I", key="s:1:draft"))
     for text in ("I th", "I think", "I think th"):
@@ -473,7 +467,7 @@ async def test_a_reply_whose_draft_was_deleted_is_sent(harness: PlatformHarness,
 
 @pytest.mark.parametrize("lost", ["files.getUploadURLExternal", "upload", "files.completeUploadExternal"])
 @pytest.mark.parametrize("how", ["drop before", "drop after"])
-async def test_a_file_arrives_once_wherever_the_answer_was_lost(
+async def test_a_file_arrives_once_whichever_answer_was_lost(
     harness: PlatformHarness, server: SlackServer, lost: str, how: Any
 ) -> None:
     await harness.store_blob(b"one")
@@ -487,7 +481,7 @@ async def test_a_file_arrives_once_wherever_the_answer_was_lost(
     assert [file["name"] for it in server.list_shown_messages("D1") for file in it.get("files", ())] == ["a.txt"]
 
 
-async def test_a_probe_looks_back_to_what_is_answered(harness: PlatformHarness, server: SlackServer) -> None:
+async def test_a_probe_reads_back_to_the_replied_to_message(harness: PlatformHarness, server: SlackServer) -> None:
     question = await server.write_message("well?", channel="C1")
     out = harness.make_outgoing("yes", to=harness.make_location(chat="C1", message=question))
     remote_id = await harness.platform.send(out)
@@ -497,8 +491,8 @@ async def test_a_probe_looks_back_to_what_is_answered(harness: PlatformHarness, 
     assert await harness.platform.probe(harness.make_outgoing("yes", to=out.to, key="s:3:0")) is None
 
 
-async def test_another_app_cannot_say_that_our_reply_is_there(harness: PlatformHarness, server: SlackServer) -> None:
-    """What is sent carries a key that others can read; one that they repeat must not make us leave a reply unsaid."""
+async def test_another_app_cannot_forge_our_reply(harness: PlatformHarness, server: SlackServer) -> None:
+    """Other apps can read the key of a sent message. If they repeat it, our reply must still be sent."""
     out = harness.make_outgoing("yes", to=harness.make_location(chat="C1"))
     payload = {"event_type": "everhold_message", "event_payload": {"key": out.key, "hops": 0}}
     await server.write_message("no", channel="C1", user="UEVE", bot_id="BEVE", metadata=payload)
@@ -507,7 +501,7 @@ async def test_another_app_cannot_say_that_our_reply_is_there(harness: PlatformH
     assert await harness.platform.probe(out) == remote_id
 
 
-async def test_a_wait_is_kept_without_asking_again(harness: PlatformHarness, server: SlackServer) -> None:
+async def test_a_rate_limit_is_respected_without_another_call(harness: PlatformHarness, server: SlackServer) -> None:
     server.retry_after_seconds["D1"] = 7
     for _ in range(3):
         with pytest.raises(Transient):
@@ -535,29 +529,29 @@ async def test_no_token_gets_into_a_log(
 
 
 @pytest.mark.parametrize("wrong", ["bot_token", "app_token"])
-async def test_a_token_that_is_wrong_is_for_somebody_to_mend(
+async def test_a_wrong_token_is_reported_to_the_operator(
     harness: PlatformHarness, remote: RemoteSlack, wrong: str
 ) -> None:
     settings = remote.settings().model_copy(update={wrong: SecretString("xox-wrong")})
     slack = SlackPlatform(settings, harness.make_context())
-    with pytest.raises(Refused, match="does not take this token") as caught:
+    with pytest.raises(Refused, match="does not accept this token") as caught:
         await slack.listen(harness._accept)
     assert "xox-wrong" not in str(caught.value)
     assert caught.value.remedy
     if wrong == "bot_token":
-        with pytest.raises(Transient):  # the message is fine, and waits
+        with pytest.raises(Transient):  # the message is valid, and waits
             await slack.send(harness.make_outgoing("hello"))
     await slack.aclose()
 
 
-async def test_it_introduces_itself_if_everything_is_there(harness: PlatformHarness, remote: RemoteSlack) -> None:
+async def test_the_introduction_works_with_all_scopes(harness: PlatformHarness, remote: RemoteSlack) -> None:
     assert isinstance(harness.platform, SlackPlatform)
     assert (await harness.platform.introduce()).name == "@everhold"
     for wrong in ("bot_token", "app_token"):
         slack = SlackPlatform(
             remote.settings().model_copy(update={wrong: SecretString("xox-wrong")}), harness.make_context()
         )
-        with pytest.raises(Refused, match="does not take this token"):
+        with pytest.raises(Refused, match="does not accept this token"):
             await slack.introduce()
         await slack.aclose()
     remote.server.apps[0].scopes = "chat:write,im:read"
@@ -567,7 +561,7 @@ async def test_it_introduces_itself_if_everything_is_there(harness: PlatformHarn
     await slack.aclose()
 
 
-async def test_a_scope_that_is_missing_is_named(harness: PlatformHarness, server: SlackServer) -> None:
+async def test_a_missing_scope_is_named(harness: PlatformHarness, server: SlackServer) -> None:
     told = {"ok": False, "error": "missing_scope", "needed": "chat:write", "provided": "files:read"}
     server.plan_fault("chat.postMessage", "answer", answer=LoopbackResponse.json(told))
     with pytest.raises(Refused, match="chat:write"):
@@ -579,7 +573,7 @@ def test_the_factory_brings_the_settings_and_the_adapter(harness: PlatformHarnes
     assert isinstance(factory(remote.settings(), harness.make_context()), SlackPlatform)
 
 
-def test_a_command_between_two_others_is_its_sender_s_alone() -> None:
-    """Slack lets people use it in their direct chats with each other, and tells of those like of ours."""
+def test_a_command_in_another_direct_chat_belongs_to_its_sender() -> None:
+    """Slack lets people use a command in their direct chats with each other, and reports those like ours."""
     payload = {"channel_id": "D9", "command": "/status", "trigger_id": "t1", "user_id": "UADA"}
     assert parsing.parse_command(payload, account="main").can_change_owner

@@ -1,4 +1,4 @@
-"""Slack over HTTP: it calls us, signed over the very bytes; every promise of a platform holds, and nothing is open."""
+"""Slack over HTTP: Slack calls us with a signature over the body; every promise of a platform holds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class RemoteSlackOverHttp(RemoteSlack):
-    """The app is called; whoever was built last is at its request URL."""
+    """The app is called. The adapter that was built last is at its request URL."""
 
     offers = RemoteSlack.offers - {"rivals"}
 
@@ -74,7 +74,7 @@ class TestSlackOverHttp(PlatformContract):
         async with open_remote_slack_over_http() as remote:
             yield remote
 
-    # whoever is called looks for no connection: that there was none is for the history to tell, at the next start
+    # an app that is called has no connection to check; the history shows a gap at the next start
     test_an_hour_without_a_connection_loses_nothing = None  # type: ignore[assignment]
 
 
@@ -127,7 +127,7 @@ def test_a_signature_of_slack_s_own_example_is_recognised() -> None:
     assert not is_signature_valid(SecretString(SECRET), given, body + b" ", now=1531420618.0)
 
 
-async def test_what_is_signed_is_kept_and_then_confirmed(harness: PlatformHarness) -> None:
+async def test_a_signed_event_is_committed_and_then_confirmed(harness: PlatformHarness) -> None:
     body = event()
     assert (await call(harness, body, headers(body, harness.clock.now()))).status_code == 200
     assert await harness.read_texts() == ["hello"]
@@ -152,14 +152,14 @@ async def test_what_is_signed_is_kept_and_then_confirmed(harness: PlatformHarnes
     ],
     ids="none empty altered foreign blank late early version words number re-encoded".split(),
 )
-async def test_what_is_not_signed_so_leaves_nothing(
+async def test_an_event_without_a_valid_signature_is_refused(
     harness: PlatformHarness, forge: Callable[[float], dict[str, str]]
 ) -> None:
     assert (await call(harness, event(), forge(harness.clock.now()))).status_code == 401
     assert await harness.read_texts() == []
 
 
-async def test_slack_may_ask_whether_we_are_who_we_say(harness: PlatformHarness) -> None:
+async def test_slack_s_url_verification_is_answered(harness: PlatformHarness) -> None:
     body = b'{"type": "url_verification", "challenge": "3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P"}'
     answer = await call(harness, body, headers(body, harness.clock.now()))
     assert (answer.status_code, answer.text) == (200, json.loads(body)["challenge"])

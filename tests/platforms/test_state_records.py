@@ -1,4 +1,4 @@
-"""What becomes of those who write a state record when another writer came first: nobody's word is lost unnoticed."""
+"""Concurrent writers of a state record: no write is lost without an error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def put(
 
 
 def interrupt(ingress: IngressHarness, meanwhile: Meanwhile, *, times: int = 1) -> list[Change]:
-    """Let something happen between a reading and its commit, so often. The changes that were tried."""
+    """Run `meanwhile` between a read and its commit, this many times. Returns the attempted changes."""
     commit, tried = ingress.store.commit, list[Change]()
 
     async def late(change: Change) -> CommitResult:
@@ -48,7 +48,7 @@ def interrupt(ingress: IngressHarness, meanwhile: Meanwhile, *, times: int = 1) 
         if change.state_writes and times > 0:
             tried.append(change)
             times -= 1
-            ingress.store.commit = commit  # type: ignore[method-assign]  # what happens meanwhile is not interrupted
+            ingress.store.commit = commit  # type: ignore[method-assign]  # the inner write is not interrupted
             try:
                 await meanwhile()
             finally:
@@ -62,7 +62,7 @@ def interrupt(ingress: IngressHarness, meanwhile: Meanwhile, *, times: int = 1) 
 # -- the helper --------------------------------------------------------------------------------------------------------
 
 
-async def test_an_update_is_decided_anew_on_what_another_writer_left(ingress: IngressHarness) -> None:
+async def test_an_update_is_decided_again_after_another_write(ingress: IngressHarness) -> None:
     await put(ingress, "1")
     tried = interrupt(ingress, lambda: put(ingress, "5"))
     decide: Callable[[str | None], str] = lambda present: str(int(present or 0) + 1)  # noqa: E731
@@ -89,7 +89,8 @@ async def test_an_update_gives_up_after_many_conflicts(ingress: IngressHarness) 
     assert len(tried) == MOST_CONFLICTS
 
 
-# -- what platforms were read ------------------------------------------------------------------------------------------
+# -- platform offsets
+# ---------------------------------------------------------------------------------------------------
 
 
 async def test_concurrent_messages_move_one_offset_and_all_are_accepted(ingress: IngressHarness) -> None:
@@ -105,7 +106,7 @@ async def test_concurrent_messages_move_one_offset_and_all_are_accepted(ingress:
 
     ingress.store.commit = counted  # type: ignore[method-assign]
     assert await asyncio.gather(*map(say, range(30))) == ["accepted"] * 30
-    assert len(tried) < 120, "those who came late do not collide again and again"
+    assert len(tried) < 120, "late writers do not conflict repeatedly"
     scope = "fake:main"
     before = await ingress.store.get_state_record(StateNamespace.PLATFORM_OFFSET, "history/1", scope=scope)
     assert before is not None
@@ -115,7 +116,7 @@ async def test_concurrent_messages_move_one_offset_and_all_are_accepted(ingress:
     assert (after.value, after.version) == ("59", before.version + 30)
 
 
-async def test_a_message_is_accepted_though_its_offset_was_moved_by_others_meanwhile(ingress: IngressHarness) -> None:
+async def test_a_message_is_accepted_although_its_offset_was_moved_concurrently(ingress: IngressHarness) -> None:
     kept = StoredPlatformOffsets(ingress.store, ingress.clock, platform="fake", account="main")
     for number in range(3):
         await ingress.send_message("hello", offset=PlatformOffset(key="since", value=f"message {number}"))
@@ -133,7 +134,7 @@ async def test_a_message_whose_record_has_another_version_is_not_accepted(ingres
     await put(ingress, "1")
     (record,) = await ingress.store.list_state_records()
     assert (await ingress.send_message("one", state_write=record.replace_with("2"))).outcome == "accepted"
-    for sender in ("1001", "666"):  # who may speak, and who may not
+    for sender in ("1001", "666"):  # a person who may speak, and one who may not
         with pytest.raises(Conflict):
             await ingress.send_message("two", sender=sender, state_write=record.replace_with("3"))
     assert await value_of(ingress, StateNamespace.SCHEDULE, "k") == "2"
@@ -143,7 +144,7 @@ async def test_a_message_whose_record_has_another_version_is_not_accepted(ingres
 # -- pairing -----------------------------------------------------------------------------------------------------------
 
 
-async def test_of_two_who_approve_a_code_at_once_one_lets_them_in(ingress: IngressHarness) -> None:
+async def test_of_two_concurrent_approvals_of_a_code_one_succeeds(ingress: IngressHarness) -> None:
     code = await code_for(ingress)
     pairing = ingress.admission.pairing
     done = await asyncio.gather(pairing.approve_code(code), pairing.approve_code(code), return_exceptions=True)
@@ -151,7 +152,7 @@ async def test_of_two_who_approve_a_code_at_once_one_lets_them_in(ingress: Ingre
     assert len(await pairing.list_grants()) == 1
 
 
-async def test_wrong_codes_given_at_once_all_count(ingress: IngressHarness) -> None:
+async def test_concurrent_wrong_codes_all_count(ingress: IngressHarness) -> None:
     await code_for(ingress)
     pairing = ingress.admission.pairing
     done = await asyncio.gather(*(pairing.approve_code("AAAA-AAAA") for _ in range(5)), return_exceptions=True)
@@ -160,7 +161,7 @@ async def test_wrong_codes_given_at_once_all_count(ingress: IngressHarness) -> N
         await pairing.approve_code("AAAA-AAAA")
 
 
-async def test_a_stranger_who_writes_twice_at_once_is_told_one_code_and_that_one_counts(
+async def test_a_stranger_who_writes_twice_at_once_gets_one_valid_code(
     ingress: IngressHarness,
 ) -> None:
     pairing = ingress.admission.pairing
@@ -187,7 +188,7 @@ async def test_a_grant_that_is_renewed_while_it_is_revoked_is_revoked(ingress: I
 # -- chats -------------------------------------------------------------------------------------------------------------
 
 
-async def test_of_two_who_are_first_in_a_chat_at_once_one_is(ingress: IngressHarness) -> None:
+async def test_of_two_concurrent_first_senders_one_owns_the_chat(ingress: IngressHarness) -> None:
     one, other = (DmOwners(ingress.store, clock=ingress.clock) for _ in range(2))
 
     async def first(partners: DmOwners, sender: str) -> str:

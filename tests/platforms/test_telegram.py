@@ -1,4 +1,4 @@
-"""What is Telegram's own: topics, replies, mentions, anonymous admins, moved groups, and a token nobody gets to see."""
+"""Features of Telegram: topics, replies, mentions, anonymous admins, migrated groups, and the secrecy of the token."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def server(remote: RemoteTelegram) -> TelegramServer:
 
 
 async def heard(harness: PlatformHarness, server: TelegramServer, text: str, **more: Any) -> Heard:
-    """Write something and see what became of it."""
+    """Write a message and return its entry."""
     harness.start()
     await server.write_message(text, **more)
     await server.write_message("that was it")
@@ -75,13 +75,13 @@ async def test_a_topic_is_a_thread(harness: PlatformHarness, server: TelegramSer
         ("😀 @everhold_bot", True),
     ],
 )
-async def test_what_is_meant_for_the_bot(
+async def test_messages_that_address_the_bot(
     harness: PlatformHarness, server: TelegramServer, text: str, meant: bool
 ) -> None:
     assert (await heard(harness, server, text, chat=GROUP)).asks is meant
 
 
-async def test_an_answer_to_the_bot_is_meant_for_it_and_one_to_somebody_else_is_not(
+async def test_a_reply_to_the_bot_addresses_it_and_a_reply_to_a_person_does_not(
     harness: PlatformHarness, server: TelegramServer
 ) -> None:
     remote_id = await harness.platform.send(
@@ -102,7 +102,7 @@ async def test_a_command_after_a_mention_is_a_command(harness: PlatformHarness, 
     assert body.command.name == "status"
 
 
-async def test_an_answer_in_a_group_hangs_on_its_question(harness: PlatformHarness, server: TelegramServer) -> None:
+async def test_an_answer_in_a_group_is_a_reply(harness: PlatformHarness, server: TelegramServer) -> None:
     body = await heard(harness, server, "/status", chat=GROUP)
     await harness.platform.send(harness.make_outgoing("fine", to=body.origin))
     assert server.list_shown_messages(GROUP)[-1].reply_to == int(body.origin.message)
@@ -136,7 +136,7 @@ async def test_notices_are_marked_where_other_bots_can_read_them(
     assert server.list_bot_texts(1001) == ["halted"]
 
 
-async def test_the_commands_are_announced_and_their_list_is_one_telegram_takes(
+async def test_the_commands_are_announced_in_a_form_that_telegram_accepts(
     harness: PlatformHarness, server: TelegramServer
 ) -> None:
     harness.start()
@@ -151,7 +151,7 @@ async def test_a_reply_whose_draft_was_deleted_is_sent(harness: PlatformHarness,
     assert server.list_bot_texts(1001) == ["the whole text"]
 
 
-async def test_an_edit_may_be_repeated_so_its_lost_answer_is_no_doubt(
+async def test_an_edit_may_be_repeated_so_a_lost_answer_is_transient(
     harness: PlatformHarness, server: TelegramServer
 ) -> None:
     assert isinstance(harness.platform, TelegramPlatform)
@@ -163,9 +163,7 @@ async def test_an_edit_may_be_repeated_so_its_lost_answer_is_no_doubt(
     assert server.list_bot_texts(1001) == ["the whole text"]
 
 
-async def test_a_chat_that_wants_peace_is_not_called_again_before_its_time(
-    harness: PlatformHarness, server: TelegramServer
-) -> None:
+async def test_a_rate_limited_chat_is_not_called_too_early(harness: PlatformHarness, server: TelegramServer) -> None:
     server.retry_after_seconds[1001] = 7
     with pytest.raises(Transient):
         await harness.platform.send(harness.make_outgoing("hello"))
@@ -180,7 +178,7 @@ async def test_a_chat_that_wants_peace_is_not_called_again_before_its_time(
     )
 
 
-async def test_a_group_that_moved_is_found_at_its_new_id(harness: PlatformHarness, server: TelegramServer) -> None:
+async def test_a_migrated_group_is_found_at_its_new_id(harness: PlatformHarness, server: TelegramServer) -> None:
     moved = "Bad Request: group chat was upgraded to a supergroup chat"
     server.chat_errors[-55] = TelegramServerError(400, moved, migrate_to_chat_id=-10055)
     await harness.platform.send(harness.make_outgoing("hello", to=harness.make_location(chat="-55")))
@@ -195,13 +193,13 @@ async def test_a_group_that_moved_is_found_at_its_new_id(harness: PlatformHarnes
     )
 
 
-async def test_both_halves_of_a_group_that_moves_tell_of_it(harness: PlatformHarness, server: TelegramServer) -> None:
+async def test_both_reports_of_a_migrated_group_add_one_alias(harness: PlatformHarness, server: TelegramServer) -> None:
     harness.start()
     await server.upgrade_group(-55, -10055)
     await server.write_message("here we are", chat=-10055)
     await harness.wait_until_heard("here we are")
     assert harness.chat_moves == [("-55", "-10055")] * 2
-    assert await harness.read_texts() == ["here we are"], "it is nothing that anybody said"
+    assert await harness.read_texts() == ["here we are"], "a migration is not a message"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +212,7 @@ async def test_both_halves_of_a_group_that_moves_tell_of_it(harness: PlatformHar
     ],
     ids=lambda it: it.description,
 )
-async def test_what_will_never_be_delivered_is_given_up(
+async def test_what_can_never_be_delivered_is_refused(
     harness: PlatformHarness, server: TelegramServer, failed: TelegramServerError
 ) -> None:
     server.chat_errors[1001] = failed
@@ -222,7 +220,7 @@ async def test_what_will_never_be_delivered_is_given_up(
         await harness.platform.send(harness.make_outgoing("hello"))
 
 
-async def test_a_wait_that_the_news_are_given_is_kept(harness: PlatformHarness, server: TelegramServer) -> None:
+async def test_a_rate_limit_of_polling_is_respected(harness: PlatformHarness, server: TelegramServer) -> None:
     told = {"ok": False, "error_code": 429, "description": "Too Many Requests", "parameters": {"retry_after": 33}}
     server.plan_fault("getUpdates", "answer", answer=LoopbackResponse.json(told, status=429))
     await heard(harness, server, "hello")
@@ -238,7 +236,7 @@ async def test_files_of_every_kind_are_kept(
     assert (file.media, await harness.store.get_blob(file.blob)) == (media, b"bytes")
 
 
-async def test_a_file_that_cannot_be_fetched_costs_the_message_nothing(
+async def test_a_message_is_heard_without_a_file_that_cannot_be_fetched(
     harness: PlatformHarness, server: TelegramServer
 ) -> None:
     server.plan_fault("getFile", "drop before", times=3)
@@ -262,7 +260,7 @@ async def test_a_path_on_this_machine_is_not_opened(
     assert "not for you" not in body.text
 
 
-async def test_what_is_passed_by_is_confirmed_too_and_telegram_alone_keeps_the_offset(
+async def test_skipped_updates_are_confirmed_and_only_telegram_stores_the_offset(
     harness: PlatformHarness, server: TelegramServer
 ) -> None:
     harness.start()
@@ -273,14 +271,12 @@ async def test_what_is_passed_by_is_confirmed_too_and_telegram_alone_keeps_the_o
     assert await harness.store.list_state_records() == []
 
 
-async def test_a_webhook_somebody_left_is_taken_down_and_costs_nothing(
-    harness: PlatformHarness, server: TelegramServer
-) -> None:
+async def test_a_leftover_webhook_is_deleted_without_loss(harness: PlatformHarness, server: TelegramServer) -> None:
     server.bots[TOKEN].webhook = "https://elsewhere.example"
     assert (await heard(harness, server, "hello")).text == "hello"
 
 
-async def test_a_token_nobody_knows_ends_the_listener_and_is_named_nowhere(
+async def test_an_unknown_token_ends_the_listener_and_is_not_shown(
     harness: PlatformHarness, server: TelegramServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="httpx")
@@ -310,7 +306,7 @@ class Calendar:
         return asyncio.get_running_loop().time() + self.ahead
 
 
-async def test_after_a_long_silence_numbers_begin_anew_and_nothing_is_lost(
+async def test_new_update_numbers_after_a_long_silence_lose_nothing(
     harness: PlatformHarness, server: TelegramServer
 ) -> None:
     calendar = Calendar()
@@ -326,7 +322,7 @@ async def test_after_a_long_silence_numbers_begin_anew_and_nothing_is_lost(
     async def asked_for_anything() -> bool:
         return "offset" not in server.calls[-1][1]
 
-    await harness.wait_until(confirmed, what="a poll behind what was heard")
+    await harness.wait_until(confirmed, what="a poll after the heard message")
     calendar.ahead = 6 * 86_400.0
     await harness.wait_until(asked_for_anything, what="a poll without an offset")
     server.renumber_updates(5)

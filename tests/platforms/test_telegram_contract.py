@@ -1,4 +1,4 @@
-"""Telegram keeps every promise of a platform, driven by the unmodified library against a server on loopback."""
+"""Telegram keeps every promise of a platform. The unmodified library talks to a server on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models mark is seen as marked; what they did not mean to mark stays as they wrote it."""
+"""Markdown is rendered; text that is not clearly marked stays as it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everhold.platforms.telegram.formatting import format_markdown
 
 
 def seen(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """The plain text, and each mark with what it covers, cut out as Telegram would."""
+    """Return the plain text, and each entity with the text that it covers, in Telegram's units."""
     plain, entities = format_markdown(text)
     raw = plain.encode("utf-16-le")
     cut = [raw[2 * it.offset : 2 * (it.offset + it.length)].decode("utf-16-le") for it in entities]
@@ -33,7 +33,7 @@ def seen(text: str) -> tuple[str, list[tuple[str, str]]]:
         ("x\n```python\na = 1\n\nb = `2`\n```\ny", "x\na = 1\n\nb = `2`\ny", [("pre", "a = 1\n\nb = `2`")]),
     ],
 )  # fmt: skip
-def test_what_is_marked_is_seen(text: str, plain: str, marks: list[tuple[str, str]]) -> None:
+def test_marked_text_is_rendered(text: str, plain: str, marks: list[tuple[str, str]]) -> None:
     assert seen(text) == (plain, marks)
 
 
@@ -45,13 +45,13 @@ def test_what_is_marked_is_seen(text: str, plain: str, marks: list[tuple[str, st
         "-5 degrees", "__init__.py", "https://example.org/a_b_c",
     ],
 )  # fmt: skip
-def test_what_is_not_clearly_marked_stays(text: str) -> None:
+def test_ambiguous_marks_stay(text: str) -> None:
     assert seen(text) == (text, [])
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="ab *_~`[]()#-\n😀h:/", max_size=60))
-def test_whatever_is_written_the_marks_lie_within_it(text: str) -> None:
+def test_entities_are_always_within_the_text(text: str) -> None:
     plain, entities = format_markdown(text)
     assert count_units(plain) <= count_units(text)
     assert bool(plain.strip()) == bool(text.strip())
@@ -61,7 +61,7 @@ def test_whatever_is_written_the_marks_lie_within_it(text: str) -> None:
         assert entity.offset + entity.length <= count_units(plain)
 
 
-def test_code_that_is_too_long_for_one_message_is_code_in_each() -> None:
+def test_code_that_is_divided_is_code_in_each_part() -> None:
     text = "So:\n```python\n" + "print('a line of it')\n" * 500 + "```\nDone."
     parts = split_text(text, 4096)
     assert len(parts) > 2

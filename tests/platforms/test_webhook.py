@@ -1,4 +1,4 @@
-"""Being called: only by whom it should, only so much, answered only after it is kept. Without a secret, not at all."""
+"""Webhooks: only the platform may call, sizes are limited, and an update is acknowledged after the commit."""
 
 from __future__ import annotations
 
@@ -72,20 +72,20 @@ async def call(
         return (await client.post(url, content=sent, headers=given)).status_code
 
 
-async def test_what_telegram_brings_is_kept_and_then_acknowledged(harness: PlatformHarness) -> None:
+async def test_an_update_is_committed_and_then_acknowledged(harness: PlatformHarness) -> None:
     assert await call(harness) == 200
     assert await harness.read_texts() == ["hello"]
-    assert await call(harness) == 200, "brought again, and recognised"
+    assert await call(harness) == 200, "sent again, and recognised as a duplicate"
     assert await harness.read_texts() == ["hello"]
 
 
 @pytest.mark.parametrize("given", [None, "", SECRET[:-1], SECRET + "x", SECRET.upper(), SECRET[::-1], "ü"])
-async def test_whoever_does_not_know_the_secret_leaves_nothing(harness: PlatformHarness, given: str | None) -> None:
+async def test_a_call_without_the_secret_is_refused(harness: PlatformHarness, given: str | None) -> None:
     assert await call(harness, secret=None if given is None else given.encode()) == 401
     assert await harness.read_texts() == []
 
 
-async def test_it_listens_at_one_path_to_one_method(harness: PlatformHarness) -> None:
+async def test_only_one_path_and_method_are_served(harness: PlatformHarness) -> None:
     assert await call(harness, path="/hook/other") == 404
     assert await call(harness, path="/") == 404
     assert isinstance(harness.platform, TelegramPlatform)
@@ -94,30 +94,30 @@ async def test_it_listens_at_one_path_to_one_method(harness: PlatformHarness) ->
     assert found.status_code == 405
 
 
-async def test_what_cannot_be_read_is_kept_and_not_brought_again(harness: PlatformHarness) -> None:
+async def test_an_unparsable_update_is_stored_and_acknowledged(harness: PlatformHarness) -> None:
     assert await call(harness, b"\xff not json") == 200
     assert await call(harness, b'{"update_id": 5, "message": {"chat": 7}}') == 200
     assert len(await harness.read_texts()) == 2
     assert not any(body.asks for body in await harness.read_heard())
 
 
-async def test_what_is_too_large_is_refused_before_it_is_read(harness: PlatformHarness) -> None:
+async def test_a_body_that_is_too_large_is_refused_before_it_is_read(harness: PlatformHarness) -> None:
     assert await call(harness, b"x" * (1 << 20) + b"x") == 413
     assert await harness.read_texts() == []
 
 
-async def test_what_could_not_be_kept_is_brought_again(harness: PlatformHarness) -> None:
+async def test_an_update_that_was_not_committed_is_sent_again(harness: PlatformHarness) -> None:
     async def full(body: bytes) -> None:
         raise StoreFull("no room")
 
-    assert await status(WebhookServer(path="/", proof=lambda *_: True, take=full), b"{}") == 503
+    assert await status(WebhookServer(path="/", proof=lambda *_: True, accept_body=full), b"{}") == 503
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+async def test_a_missing_body_times_out() -> None:
     async def taken(body: bytes) -> None:
         raise AssertionError("nothing came")
 
-    hook = WebhookServer(path="/", proof=lambda *_: True, take=taken, seconds=0.05)
+    hook = WebhookServer(path="/", proof=lambda *_: True, accept_body=taken, seconds=0.05)
     assert await status(hook, None) == 408
 
 
@@ -125,12 +125,12 @@ async def test_a_body_without_a_length_ends_at_the_limit() -> None:
     async def taken(body: bytes) -> None:
         raise AssertionError("too much came")
 
-    hook = WebhookServer(path="/", proof=lambda *_: True, take=taken, most_bytes=1000)
+    hook = WebhookServer(path="/", proof=lambda *_: True, accept_body=taken, most_bytes=1000)
     assert await status(hook, b"x" * 400, endless=True) == 413
 
 
 async def status(hook: WebhookServer, body: bytes | None, *, endless: bool = False) -> int:
-    """What a hook answers to a body, one that never comes (None), or one that never ends."""
+    """Return a webhook's answer to a body, to one that never comes (None), or to one that never ends."""
     seen: list[int] = []
 
     async def receive() -> dict[str, Any]:
@@ -157,10 +157,10 @@ def test_without_a_good_secret_it_does_not_start(secret: str) -> None:
         TelegramWebhookSettings(url="http://proxy.example/hook")
 
 
-async def test_a_port_that_is_taken_is_said(harness: PlatformHarness) -> None:
+async def test_a_port_in_use_is_reported(harness: PlatformHarness) -> None:
     from everhold.errors import Refused
 
     assert isinstance(harness.platform, TelegramPlatform)
-    hook = WebhookServer(path="/", proof=lambda *_: True, take=lambda _: asyncio.sleep(0))
+    hook = WebhookServer(path="/", proof=lambda *_: True, accept_body=lambda _: asyncio.sleep(0))
     with pytest.raises(Refused):
         await hook.serve(host="127.0.0.1", port=harness.platform.port)

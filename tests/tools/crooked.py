@@ -1,4 +1,4 @@
-"""A tool server in the standard library alone, with every bad habit a tool server can have: one per tool.
+"""A tool server with every fault that a tool server can have, one per tool. It needs only the standard library.
 
 python crooked.py [silent | garbage | grumpy FILE]     how it starts
 """

@@ -1,4 +1,4 @@
-"""MCP servers bring tools. What goes wrong with one costs its own tools, for as long as it lasts, and nothing else."""
+"""MCP servers and their tools. A failing server affects only its own tools, and only while it fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONTEXT = ToolContext(session="s", agent="main", op=7, key="s:7:1:c1", stamp=Sta
 
 
 class ServerHarness:
-    """Servers, with somebody who starts them again at once and counts how often."""
+    """Servers that are restarted at once; the restarts are counted."""
 
     def __init__(self, directory: Path, **servers: dict[str, Any]) -> None:
         self.settings = {name: McpSettings.model_validate({**given, "=name": name}) for name, given in servers.items()}
@@ -70,7 +70,7 @@ class ServerHarness:
             await coming()
 
     async def run(self, tool: str, **arguments: Any) -> ToolResult:
-        """As a turn would."""
+        """Run a tool as a turn does."""
         task = RunTool(call=ToolCall(id="c1", tool=tool, arguments=arguments), key=CONTEXT.key)
         event, result = await engine_effects.run_tool(
             self.gates, self.servers.get_tools(self.agent).get(tool), task, CONTEXT
@@ -100,7 +100,7 @@ async def crooked(tmp_path: Path) -> AsyncIterator[ServerHarness]:
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow this machine is, a server that starts is waited for."""
+    """A starting server is waited for, however slow the machine is."""
     monkeypatch.setattr(mcp, "START_SECONDS", LIMIT_SECONDS)
     monkeypatch.setattr(mcp, "STARTUP_WAIT_SECONDS", LIMIT_SECONDS)
 
@@ -212,7 +212,7 @@ async def test_one_process_serves_every_agent_and_ends_with_us(tmp_path: Path) -
     assert is_gone(int(pids.pop()))
 
 
-async def test_a_server_nobody_uses_is_not_started(tmp_path: Path) -> None:
+async def test_an_unused_server_is_not_started(tmp_path: Path) -> None:
     async with run_servers(tmp_path, odd={"command": CROOKED}) as made:
         made.open(AgentSettings(tools=("send",)))
         await asyncio.sleep(0.05)
@@ -220,7 +220,7 @@ async def test_a_server_nobody_uses_is_not_started(tmp_path: Path) -> None:
         assert not made.servers.get_tools(made.agent)
 
 
-async def test_news_of_more_tools_reaches_the_agents(crooked: ServerHarness) -> None:
+async def test_new_tools_of_a_server_reach_the_agents(crooked: ServerHarness) -> None:
     crooked.changes.clear()
     await crooked.run("odd_news")
     await wait_until(lambda: crooked.changes)
@@ -231,7 +231,7 @@ async def test_what_is_structured_is_shown(crooked: ServerHarness) -> None:
     assert json.loads((await crooked.run("odd_structured")).text) == {"answer": 42}
 
 
-async def test_files_are_kept_to_be_attached_and_their_names_are_no_paths(crooked: ServerHarness) -> None:
+async def test_files_are_stored_and_their_names_are_not_paths(crooked: ServerHarness) -> None:
     picture = await crooked.run("odd_picture")
     assert picture.text == "[image.png (image/png, 5 bytes, id 2cf24dba5fb0): `attach` sends it]"
     assert picture.files == (ToolFile(data=b"hello", name="image.png", media="image/png"),)
@@ -261,7 +261,7 @@ async def test_the_key_of_a_call_goes_with_it(crooked: ServerHarness) -> None:
     assert (await crooked.run("odd_key")).text == CONTEXT.key
 
 
-async def test_a_probe_nobody_can_make_is_once(tmp_path: Path) -> None:
+async def test_a_tool_that_cannot_be_probed_is_once(tmp_path: Path) -> None:
     effects = {"echo": "probe", "key": "keyed"}
     async with run_servers(tmp_path, odd={"command": CROOKED, "effects": effects}) as made:
         await made.ready()
@@ -285,7 +285,7 @@ async def test_a_tools_refusal_is_its_result(crooked: ServerHarness) -> None:
     assert (refused.text, refused.error) == ("that is not possible", True)
 
 
-async def test_a_line_that_is_no_message_is_passed_over(crooked: ServerHarness) -> None:
+async def test_a_line_that_is_not_a_message_is_skipped(crooked: ServerHarness) -> None:
     assert (await crooked.run("odd_nonsense")).text == "done"
     assert crooked.logger.find_events("mcp.unexpected")
 
@@ -296,7 +296,7 @@ async def test_a_server_that_dies_is_started_again_and_the_call_is_in_doubt(croo
     assert "may have been done" in fell.text
     await wait_until(lambda: crooked.falls)
     assert "it ended with status 3" in crooked.falls[0]
-    assert "odd_echo" in crooked.servers.get_tools(crooked.agent), "a prompt must not change because a server fell"
+    assert "odd_echo" in crooked.servers.get_tools(crooked.agent), "a prompt must not change because a server failed"
     await wait_until(lambda: not crooked.complaints())
     assert (await crooked.run("odd_echo", size=1)).text == '{"size": 1}'
 
@@ -310,7 +310,7 @@ async def test_a_server_that_hangs_is_started_again(tmp_path: Path, monkeypatch:
         assert hung.error
         assert "gave no answer within" in hung.text
         await wait_until(lambda: made.falls)
-        assert "does not answer any more" in made.falls[0]
+        assert "no longer answers" in made.falls[0]
         assert is_gone(pid)
         await wait_until(lambda: not made.complaints())
         assert int((await made.run("odd_pid")).text) != pid
@@ -325,7 +325,7 @@ async def test_a_server_that_hangs_is_started_again(tmp_path: Path, monkeypatch:
         ((*CROOKED, "silent"), "it did not answer within 0.5 s"),
     ],
 )
-async def test_a_server_that_does_not_start_costs_its_own_tools_only(
+async def test_a_server_that_does_not_start_affects_only_its_own_tools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], reason: str
 ) -> None:
     async with run_servers(tmp_path, odd={"command": CROOKED}, bad={"command": command}) as made:
@@ -363,12 +363,12 @@ async def test_a_changed_server_is_replaced_and_a_removed_one_ends(crooked: Serv
     tools = crooked.servers.get_tools(crooked.agent)
     crooked.settings["odd"] = crooked.settings["odd"].model_copy(update={"deadline_seconds": 9.0})
     await crooked.ready()
-    after = await tools["odd_pid"].run({}, CONTEXT)  # a turn that began before goes on with the new one
+    after = await tools["odd_pid"].run({}, CONTEXT)  # a turn that began earlier continues with the new server
     assert int(after.text) != before
     crooked.settings.clear()
     crooked.open()
     await wait_until(lambda: is_gone(before) and is_gone(int(after.text)))
-    assert "not configured any more" in (await _failure(tools["odd_pid"].run({}, CONTEXT)))
+    assert "no longer configured" in (await _failure(tools["odd_pid"].run({}, CONTEXT)))
 
 
 async def _failure(work: Awaitable[object]) -> str:
@@ -377,7 +377,7 @@ async def _failure(work: Awaitable[object]) -> str:
     return str(failed.value)
 
 
-async def test_a_server_gets_its_own_secrets_and_nobody_sees_them(tmp_path: Path) -> None:
+async def test_a_server_gets_its_own_secrets_and_they_are_not_shown(tmp_path: Path) -> None:
     secret = {"env": ("CANARY",), "=variables": {"CANARY": SecretString("canary-of-this-server")}}
     async with run_servers(tmp_path, odd={"command": CROOKED, **secret}) as made:
         await made.ready()
@@ -404,18 +404,18 @@ def test_importing_the_app_does_not_import_the_sdk() -> None:
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-async def test_the_loop_is_not_held_up_by_the_import(tmp_path: Path) -> None:
-    """The SDK takes more than a second to import; people want to be answered meanwhile."""
+async def test_the_event_loop_is_not_blocked_by_the_import(tmp_path: Path) -> None:
+    """The SDK takes more than a second to import, and turns must not wait for it."""
     script = f"""
 import asyncio, time
 from pathlib import Path
-from tests.tools.test_mcp import office, CROOKED
+from tests.tools.test_mcp import run_servers, CROOKED
 async def main():
     worst = 0.0
-    async with office(Path({str(tmp_path)!r}), odd={{"command": CROOKED}}) as made:
+    async with run_servers(Path({str(tmp_path)!r}), odd={{"command": CROOKED}}) as made:
         made.open()
-        while not made.servers.tools(made.agent):
-            began = time.process_time()  # what other processes do meanwhile does not count
+        while not made.servers.get_tools(made.agent):
+            began = time.process_time()  # the time of other processes does not count
             await asyncio.sleep(0.005)
             worst = max(worst, time.process_time() - began)
     print(worst)
@@ -428,8 +428,10 @@ asyncio.run(main())
     assert float(done.stdout) < 0.5
 
 
-def test_time_is_not_lost_closing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # for so long the SDK waits for a server that does not end by itself
+def test_a_server_is_closed_without_waiting_for_the_sdk_s_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # how long the SDK waits for a server that does not end
     monkeypatch.setattr("mcp.client.stdio.PROCESS_TERMINATION_TIMEOUT", LIMIT_SECONDS)
 
     async def main() -> float:

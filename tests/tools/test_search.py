@@ -1,4 +1,4 @@
-"""An agent finds and reads what everybody present may know, and is told nothing of the rest."""
+"""An agent finds and reads entries whose audience includes everybody present, and no others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_a_long_entry_is_read_in_pages(index_scenario: IndexScenario) -> N
     assert (await run(index_scenario, entry=seq, page=3)).error
 
 
-async def test_what_may_not_be_known_is_answered_like_what_is_not_there(index_scenario: IndexScenario) -> None:
+async def test_an_entry_outside_the_audience_gets_the_answer_for_a_missing_one(index_scenario: IndexScenario) -> None:
     seq = await index_scenario.say("private to bob", audience=("person:bob",))
     theirs = await index_scenario.say("of another agent", session="other/1")
     hidden = await run(index_scenario, session="s", entry=seq)
@@ -63,12 +63,14 @@ async def test_an_erased_entry_cannot_be_read(index_scenario: IndexScenario) -> 
 @pytest.mark.parametrize(
     "arguments", [{}, {"query": "  "}, {"query": 3}, {"query": "x", "session": 4}, {"entry": True}]
 )
-async def test_nonsense_is_refused_with_a_word(index_scenario: IndexScenario, arguments: dict[str, object]) -> None:
+async def test_invalid_arguments_are_refused_with_a_reason(
+    index_scenario: IndexScenario, arguments: dict[str, object]
+) -> None:
     tool = SessionSearchTool(index_scenario.provider(), index_scenario.log)
     context = ToolContext(session="s", agent="main", op=1, key="k", stamp=Stamp(person="ada", audience=ADA))
     assert (await tool.run(arguments, context)).error
 
 
-async def test_with_nobody_known_to_be_present_nothing_is_searched(index_scenario: IndexScenario) -> None:
+async def test_without_a_known_audience_nothing_is_searched(index_scenario: IndexScenario) -> None:
     await index_scenario.say("something")
     assert (await run(index_scenario, query="something", audience=())).error

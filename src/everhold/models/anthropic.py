@@ -201,15 +201,15 @@ class AnthropicModel:
     def _build_usage(
         self, request: ModelRequest, reading: _AnthropicResponseReader, blocks: list[_StreamedBlock]
     ) -> ModelUsage:
-        told = reading.usage
-        read, written = told.get("cache_read_input_tokens", 0), told.get("cache_creation_input_tokens", 0)
-        if told.get("input_tokens", 0) or read or written:
+        counts = reading.usage
+        read, written = counts.get("cache_read_input_tokens", 0), counts.get("cache_creation_input_tokens", 0)
+        if counts.get("input_tokens", 0) or read or written:
             usage = ModelUsage(
-                input=told.get("input_tokens", 0) + read + written, cached=read, output=told.get("output_tokens", 0)
+                input=counts.get("input_tokens", 0) + read + written, cached=read, output=counts.get("output_tokens", 0)
             )
         else:
             # the server does not count tokens; an estimate keeps budgets right, zero would not
-            wrote = told.get("output_tokens", 0) or sum(block.estimate_tokens() for block in blocks)
+            wrote = counts.get("output_tokens", 0) or sum(block.estimate_tokens() for block in blocks)
             usage = ModelUsage(input=estimate_tokens(weigh_request(request)), output=wrote)
         usd = self._price.compute_usd(usage, written=written) if self._price is not None else 0.0
         return msgspec.structs.replace(usage, usd=usd)

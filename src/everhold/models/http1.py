@@ -63,21 +63,21 @@ class Http1Transport:
         """Return a connection on which the head of the answer has arrived."""
         if self._request_head is None:
             raise TransportUnreachable("its URL or one of its headers has a character that HTTP does not allow")
-        line = await self._acquire_connection()
+        connection = await self._acquire_connection()
         try:
-            await line.send_request(self._request_head, body, seconds=self._send_seconds)
+            await connection.send_request(self._request_head, body, seconds=self._send_seconds)
         except BaseException:
-            self.release_connection(line)
+            self.release_connection(connection)
             raise
-        return line
+        return connection
 
-    def release_connection(self, line: _Http1Connection) -> None:
+    def release_connection(self, connection: _Http1Connection) -> None:
         """Keep the connection for the next request, if it can be reused."""
-        if line.is_reusable and len(self._idle) < MAX_IDLE_CONNECTIONS:
-            line.start_idle_timer(IDLE_SECONDS)
-            self._idle.append(line)
+        if connection.is_reusable and len(self._idle) < MAX_IDLE_CONNECTIONS:
+            connection.start_idle_timer(IDLE_SECONDS)
+            self._idle.append(connection)
         else:
-            line.abort()
+            connection.abort()
 
     async def close(self) -> None:
         while self._idle:
@@ -86,14 +86,14 @@ class Http1Transport:
     async def _acquire_connection(self) -> _Http1Connection:
         while self._idle:
             # the last used connection is the least likely to be closed
-            line = self._idle.pop()
-            if line.is_open:
-                line.stop_idle_timer()
-                return line
+            connection = self._idle.pop()
+            if connection.is_open:
+                connection.stop_idle_timer()
+                return connection
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_seconds):
-                _, line = await loop.create_connection(
+                _, connection = await loop.create_connection(
                     _Http1Connection,
                     self._host,
                     self._port,
@@ -104,7 +104,7 @@ class Http1Transport:
             raise TransportTimeout("connection") from error
         except (OSError, UnicodeError) as error:
             raise TransportUnreachable(str(error) or type(error).__name__) from error
-        return line
+        return connection
 
 
 class _Http1Exchange:

@@ -175,8 +175,8 @@ def _build_reply(request: ModelRequest, window: int) -> tuple[str, tuple[ToolCal
         for item in _find_requested_calls(said, _list_callable_tools(request)):
             if isinstance(item, str):
                 parts.append(item)
-            elif (told := results.get(_make_call_key(item.tool, item.arguments))) is not None:
-                parts.append(told)
+            elif (result := results.get(_make_call_key(item.tool, item.arguments))) is not None:
+                parts.append(result)
             else:
                 wishes.append(item)
         if not _find_requested_calls(said, _list_callable_tools(request)):
@@ -184,7 +184,7 @@ def _build_reply(request: ModelRequest, window: int) -> tuple[str, tuple[ToolCal
             parts.append(_answer_text(said, message.name, known))
         earlier += _extract_lines(message)
     if wishes:
-        return "", tuple(_build_call(wish, index, request) for index, wish in enumerate(wishes))
+        return "", tuple(_build_call(requested, index, request) for index, requested in enumerate(wishes))
     if _is_first_contact(request.messages) and SELF_DESCRIPTION not in parts:
         parts.insert(0, SELF_DESCRIPTION)
     return "\n\n".join(parts) or SELF_DESCRIPTION, ()
@@ -208,23 +208,25 @@ def _is_first_contact(messages: Sequence[ModelMessage]) -> bool:
 def _collect_results(turn: Sequence[ModelMessage]) -> dict[str, str]:
     """Return the results of the calls that this turn has already made, as text."""
     calls = {call.id: call for message in turn for call in message.calls}
-    told: dict[str, str] = {}
+    results: dict[str, str] = {}
     for message in turn:
         call = calls.get(message.call) if message.role == "tool" else None
         if call is not None:
             verb = "failed" if message.error else "returned"
-            told[_make_call_key(call.tool, call.arguments)] = f"{call.tool} {verb}: {message.text.strip() or 'nothing'}"
-    return told
+            results[_make_call_key(call.tool, call.arguments)] = (
+                f"{call.tool} {verb}: {message.text.strip() or 'nothing'}"
+            )
+    return results
 
 
 def _make_call_key(tool: str, arguments: dict[str, Any]) -> str:
     return tool + json.dumps(arguments, sort_keys=True)
 
 
-def _build_call(wish: RequestedToolCall, index: int, request: ModelRequest) -> ToolCall:
-    seed = f"{len(request.messages)} {index} {_make_call_key(wish.tool, wish.arguments)}"
+def _build_call(requested: RequestedToolCall, index: int, request: ModelRequest) -> ToolCall:
+    seed = f"{len(request.messages)} {index} {_make_call_key(requested.tool, requested.arguments)}"
     id_ = "call_" + hashlib.sha256(seed.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return ToolCall(id=id_, tool=wish.tool, arguments=wish.arguments)
+    return ToolCall(id=id_, tool=requested.tool, arguments=requested.arguments)
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------

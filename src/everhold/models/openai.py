@@ -221,18 +221,18 @@ class OpenAIModel:
         )
 
     def _build_usage(self, request: ModelRequest, reading: _OpenAIResponseReader, *, text: str) -> ModelUsage:
-        told = reading.usage
-        if told is None:
+        counts = reading.usage
+        if counts is None:
             # the server does not count tokens; an estimate keeps budgets right, zero would not
             wrote = weigh_text(text) + sum(call.estimate_tokens() for call in reading.calls)
             usage = ModelUsage(input=estimate_tokens(weigh_request(request)), output=wrote)
         else:
-            usage = _parse_usage(told)
+            usage = _parse_usage(counts)
         price = self._settings.price
         if price is not None:
             usd = price.compute_usd(usage)
         else:
-            usd = _as_amount(told.get("cost")) if told is not None else 0.0
+            usd = _as_amount(counts.get("cost")) if counts is not None else 0.0
         return msgspec.structs.replace(usage, usd=usd)
 
 
@@ -566,14 +566,14 @@ def _decode_leniently(data: bytes) -> object:
         return None
 
 
-def _parse_usage(told: dict[str, Any]) -> ModelUsage:
-    read = _as_token_count(told.get("prompt_tokens"))
-    wrote = _as_token_count(told.get("completion_tokens"))
-    total = _as_token_count(told.get("total_tokens"))
-    details = told.get("prompt_tokens_details")
+def _parse_usage(counts: dict[str, Any]) -> ModelUsage:
+    read = _as_token_count(counts.get("prompt_tokens"))
+    wrote = _as_token_count(counts.get("completion_tokens"))
+    total = _as_token_count(counts.get("total_tokens"))
+    details = counts.get("prompt_tokens_details")
     cached = _as_token_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
     cached = (
-        cached or _as_token_count(told.get("cached_tokens")) or _as_token_count(told.get("prompt_cache_hit_tokens"))
+        cached or _as_token_count(counts.get("cached_tokens")) or _as_token_count(counts.get("prompt_cache_hit_tokens"))
     )
     # some vendors count reasoning in the total only
     return ModelUsage(input=read, cached=min(cached, read), output=max(wrote, total - read))

@@ -192,8 +192,8 @@ def repair_surrogates(text: str) -> str:
 class TextAccumulator:
     """Text that arrives in pieces. It passes on only complete characters."""
 
-    def __init__(self, hear: Callable[[str], None] | None = None) -> None:
-        self._on_text = hear
+    def __init__(self, on_text: Callable[[str], None] | None = None) -> None:
+        self._on_text = on_text
         self._pieces: list[str] = []
         self._pending_surrogate = ""
 

@@ -43,14 +43,14 @@ class AgentPlatform:
             hops=out.hops,
         )
         try:
-            verdict = await self._accept(incoming)
+            result = await self._accept(incoming)
         except StoreFull as error:  # the delivery worker can still write its own state in the reserved space
             raise Transient(f"{listener} could not accept it: {error.message}", remedy=error.remedy) from error
-        if verdict.outcome in ("accepted", "duplicate"):
-            return f"{verdict.session}:{verdict.seq}"
-        if verdict.outcome == "denied":
-            raise Refused(f"{listener} does not accept messages from {self.account}: {verdict.reason}")
-        raise Transient(f"{listener} could not accept it: {verdict.outcome}")
+        if result.outcome in ("accepted", "duplicate"):
+            return f"{result.session}:{result.seq}"
+        if result.outcome == "denied":
+            raise Refused(f"{listener} does not accept messages from {self.account}: {result.reason}")
+        raise Transient(f"{listener} could not accept it: {result.outcome}")
 
     async def probe(self, out: OutgoingMessage) -> str | None:
         raise Refused("delivery to agents is keyed, so it is never probed")

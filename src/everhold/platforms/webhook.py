@@ -33,13 +33,13 @@ class WebhookServer:
         *,
         path: str,
         proof: VerifyRequest,
-        take: AcceptBody,
+        accept_body: AcceptBody,
         most_bytes: int = MAX_BODY_BYTES,
         seconds: float = BODY_SECONDS,
     ) -> None:
         self._path = path
         self._verify = proof
-        self._accept_body = take
+        self._accept_body = accept_body
         self._max_body_bytes = most_bytes
         self._body_seconds = seconds
         self._arriving = 0

@@ -289,8 +289,8 @@ class ModelServer:
 
 
 def _echo_request(received: ReceivedModelRequest) -> ModelServerStep:
-    heard = [message for message in received.json["messages"] if message["role"] == "user"]
-    content = heard[-1]["content"] if heard else ""
+    user_messages = [message for message in received.json["messages"] if message["role"] == "user"]
+    content = user_messages[-1]["content"] if user_messages else ""
     if isinstance(content, list):
         content = " ".join(part.get("text", "") for part in content)
     return ModelServerReply(text=f"You said: {content}")

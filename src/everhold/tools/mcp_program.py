@@ -79,15 +79,15 @@ class McpProgram:
             limit=MAX_LINE_BYTES,
         )
         self.pid = process.pid
-        incoming, theirs = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        ours, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+        incoming, sdk_receive = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        sdk_send, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
         pumps = [
             asyncio.create_task(self._read_messages(process, incoming)),
             asyncio.create_task(self._write_messages(process, outgoing)),
             asyncio.create_task(self._log_stderr(process)),
         ]
         try:
-            yield theirs, ours
+            yield sdk_receive, sdk_send
         finally:
             self._stopping = True
             try:
@@ -97,7 +97,7 @@ class McpProgram:
                 await asyncio.gather(*pumps, return_exceptions=True)
             finally:
                 _kill_process_group(process, hard=True)
-                for stream in (incoming, theirs, ours, outgoing):
+                for stream in (incoming, sdk_receive, sdk_send, outgoing):
                     stream.close()
 
     async def _read_messages(self, process: asyncio.subprocess.Process, incoming: object) -> None:

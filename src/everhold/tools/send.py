@@ -51,8 +51,8 @@ class SendTool:
             return ToolResult(
                 text=f"The text has {len(text)} characters; at most {MAX_TEXT_CHARS} can be sent at once.", error=True
             )
-        saying = SendRequest(text=text, to=self._resolve_location(to), hops=context.hops + 1)
-        return ToolResult(text=f"Sent to {to}.", send_requests=(saying,))
+        request = SendRequest(text=text, to=self._resolve_location(to), hops=context.hops + 1)
+        return ToolResult(text=f"Sent to {to}.", send_requests=(request,))
 
     async def probe(self, context: ToolContext) -> ToolResult | None:
         return None

@@ -106,7 +106,10 @@ def _create_plugin(args: argparse.Namespace, screen: CommandScreen) -> int:
         screen.print_json({"directory": str(directory), "files": sorted(files)})
     else:
         screen.print_line(f"wrote {directory}: {', '.join(sorted(files))}")
-        test = f"everhold plugin test {words['@package@']}:{words['@Class@']}" if args.kind == "memory" else "pytest"
+        if args.kind == "memory":
+            test = f"everhold plugin test {words['@package@']}:{words['@Class@']}"
+        else:
+            test = "pip install -e '.[testing]' && pytest"
         screen.print_note(f"next: cd {directory} && {test}")
     return 0
 

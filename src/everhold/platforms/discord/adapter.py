@@ -121,10 +121,10 @@ class DiscordPlatform:
         receiver.add_done_callback(self._on_receiver_done)
         try:
             while True:
-                told = await self._events.get()
-                if isinstance(told, BaseException):
-                    raise told
-                await self._handle_event(*told, accept)
+                event = await self._events.get()
+                if isinstance(event, BaseException):
+                    raise event
+                await self._handle_event(*event, accept)
                 now = self._context.clock.monotonic()
                 if now - self._alive_recorded_at > STABLE_CONNECTION_SECONDS and self._events.empty():
                     self._alive_recorded_at = now
@@ -180,7 +180,7 @@ class DiscordPlatform:
         """Return the client, logged in. Raises the library's errors."""
         async with self._connecting:
             if self._client is None:
-                client = DiscordClient(base=(self._settings.base_url or "").rstrip("/"), tell=self._enqueue_event)
+                client = DiscordClient(base=(self._settings.base_url or "").rstrip("/"), on_event=self._enqueue_event)
                 try:
                     await client.login(self._settings.token.reveal())
                 except BaseException:
@@ -192,8 +192,8 @@ class DiscordPlatform:
     async def _register_commands(self, client: DiscordClient) -> bool:
         """Announce the commands in Discord's menu."""
         commands = [
-            {"name": name, "description": line[:100], "type": 1, "options": [TEXT_OPTION]}
-            for name, line in self._account_context.commands.items()
+            {"name": name, "description": help_text[:100], "type": 1, "options": [TEXT_OPTION]}
+            for name, help_text in self._account_context.commands.items()
         ]
         assert client.application_id is not None
         try:
@@ -222,13 +222,13 @@ class DiscordPlatform:
     async def _handle_event(self, event: str, data: Any, accept: AcceptMessage) -> None:
         match event:
             case "gap":
-                hear = functools.partial(self._accept_message, accept=accept)
-                await self._backlog.run(hear, now=self._context.clock.now())
+                handle = functools.partial(self._accept_message, accept=accept)
+                await self._backlog.run(handle, now=self._context.clock.now())
             case "INTERACTION_CREATE":
                 await self._accept_command(data, accept)
             case _:
-                where = await self._resolve_channel(data)
-                await self._accept_message(where, data, accept=accept, edited=event == "MESSAGE_UPDATE")
+                channel = await self._resolve_channel(data)
+                await self._accept_message(channel, data, accept=accept, edited=event == "MESSAGE_UPDATE")
 
     async def _resolve_channel(self, data: Any) -> DiscordChannel:
         id = data.get("channel_id") if isinstance(data, dict) else None
@@ -239,24 +239,24 @@ class DiscordPlatform:
         return await self._backlog.get_channel(id)
 
     async def _accept_message(
-        self, where: DiscordChannel, data: Any, *, accept: AcceptMessage, edited: bool = False
+        self, channel: DiscordChannel, data: Any, *, accept: AcceptMessage, edited: bool = False
     ) -> None:
-        heard = await self._parse_message(where, data, edited=edited)
+        heard = await self._parse_message(channel, data, edited=edited)
         if heard is None:
             return
         id = data.get("id") if isinstance(data, dict) else None
-        if not edited and isinstance(id, str) and parsing.is_snowflake(id) and where.id:
-            name = self._backlog.advance_position(where, id)
+        if not edited and isinstance(id, str) and parsing.is_snowflake(id) and channel.id:
+            name = self._backlog.advance_position(channel, id)
             offset = PlatformOffset(key=name, value=id) if name else None
             heard = msgspec.structs.replace(heard, offset=offset)
         await accept(heard)
 
-    async def _parse_message(self, where: DiscordChannel, data: Any, *, edited: bool) -> IncomingMessage | None:
+    async def _parse_message(self, channel: DiscordChannel, data: Any, *, edited: bool) -> IncomingMessage | None:
         assert self._client is not None
         me = self._client.me.id
         try:
             heard = parsing.parse_message(
-                data, where=where, account=self.account, me=me, roles=self._roles, edited=edited
+                data, channel=channel, account=self.account, me=me, roles=self._roles, edited=edited
             )
             files = parsing.parse_files(data) if heard is not None and not edited else ()
             heard = check_incoming_message(heard) if heard is not None else None
@@ -284,8 +284,8 @@ class DiscordPlatform:
     async def _accept_command(self, data: Any, accept: AcceptMessage) -> None:
         """Accept a slash command, then confirm it. The reply is sent as a message."""
         try:
-            where = await self._resolve_channel(data)
-            heard = parsing.parse_command(data, where=where, account=self.account)
+            channel = await self._resolve_channel(data)
+            heard = parsing.parse_command(data, channel=channel, account=self.account)
             id, token = str(data["id"]), str(data["token"])
             heard = check_incoming_message(heard) if heard is not None else None
             token.encode()
@@ -318,7 +318,7 @@ class DiscordPlatform:
         return await self._find_sent_message(out) or await self._send_message(out)
 
     async def probe(self, out: OutgoingMessage) -> str | None:
-        return await self._find_sent_message(out, look=True) or None
+        return await self._find_sent_message(out, always=True) or None
 
     async def draft(self, out: OutgoingMessage) -> str:
         return await self._send_message(out)
@@ -344,12 +344,12 @@ class DiscordPlatform:
 
         text, file = await self._mark_notice(out), await self._load_file(out)
         with _build_message_parameters(text, file, nonce=make_nonce(out.key), message_reference=reference) as params:
-            told = await self._call_api(
+            sent = await self._call_api(
                 lambda rest: rest.send_message(_get_channel_id(out.to), params=params),
                 what="a file" if file else "a message",
                 to=out.to,
             )
-        return str(told["id"])
+        return str(sent["id"])
 
     async def _edit_message(self, remote: str, out: OutgoingMessage) -> None:
         with _build_message_parameters(await self._mark_notice(out), None) as params:
@@ -384,11 +384,11 @@ class DiscordPlatform:
             return None
         return out.file.name or "file", await load_outgoing_file(self._context, out.file, most=MAX_FILE_BYTES)
 
-    async def _find_sent_message(self, out: OutgoingMessage, *, look: bool = False) -> str:
+    async def _find_sent_message(self, out: OutgoingMessage, *, always: bool = False) -> str:
         """Return the id of the message if it was sent before Discord forgot its nonce. A reply is never older than its
         message."""
         asked = parsing.parse_snowflake_seconds(out.to.message)
-        if asked and not look and not self._is_late(out):
+        if asked and not always and not self._is_late(out):
             return ""
         after = int(out.to.message) if asked else None
         page: list[Any] = await self._call_api(
@@ -418,8 +418,8 @@ class DiscordPlatform:
         """Return the kind of chat, as far as it is known without a call."""
         id = _get_channel_id(to)
         if id not in self._backlog.channels:
-            told: Any = await self._call_api(lambda rest: rest.get_channel(id), what="a message", to=to)
-            self._backlog.channels[id] = parsing.parse_channel(told)
+            description: Any = await self._call_api(lambda rest: rest.get_channel(id), what="a message", to=to)
+            self._backlog.channels[id] = parsing.parse_channel(description)
         return self._backlog.channels[id]
 
     # -- calling -----------------------------------------------------------------------------------------------------

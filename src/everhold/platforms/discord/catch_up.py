@@ -60,8 +60,8 @@ class DiscordCatchUp:
         """Return the kind of a chat. A thread has a different address, so the kind must be known."""
         if id not in self.channels:
             try:
-                told = await self._call_until_answered(lambda rest: rest.get_channel(id))
-                self.channels[id] = parsing.parse_channel(told)
+                description = await self._call_until_answered(lambda rest: rest.get_channel(id))
+                self.channels[id] = parsing.parse_channel(description)
             except (Refused, KeyError, TypeError) as error:
                 self._log.warning("channel.unknown", chat=id, error=str(error))
                 return DiscordChannel(id=id)
@@ -76,7 +76,7 @@ class DiscordCatchUp:
             del known[:-MAX_DIRECT_CHATS]
             await self._account_context.offsets.advance(DIRECT_CHATS_KEY, msgspec.json.encode(known).decode())
 
-    async def run(self, hear: HandleMessage, *, now: float) -> None:
+    async def run(self, handle: HandleMessage, *, now: float) -> None:
         """Accept everything that was missed. `now` is when the connection was made."""
         # on the first start, only messages written during the setup are missed
         alive = int(
@@ -87,7 +87,7 @@ class DiscordCatchUp:
             self._positions[channel.id] = max(since, self._positions.get(channel.id, 0))
             if last is None or last > since:
                 try:
-                    await self._read_channel_history(channel, since, hear)
+                    await self._read_channel_history(channel, since, handle)
                 except Refused as error:  # a channel that cannot be read does not stop the others
                     self._log.info("history.failed", chat=channel.id, error=error)
         await self.record_alive(now)
@@ -98,12 +98,12 @@ class DiscordCatchUp:
             LAST_ALIVE_KEY, str(parsing.make_snowflake(now - CLOCK_SKEW_SECONDS))
         )
 
-    async def _read_channel_history(self, channel: DiscordChannel, since: int, hear: HandleMessage) -> None:
+    async def _read_channel_history(self, channel: DiscordChannel, since: int, handle: HandleMessage) -> None:
         while True:
             page = await self._call_until_answered(functools.partial(_fetch_messages_after, channel.id, since))
             for message in sorted(page, key=lambda it: int(it["id"])):
                 since = int(message["id"])
-                await hear(channel, message)
+                await handle(channel, message)
             if len(page) < PAGE_SIZE:
                 return
 
@@ -117,11 +117,11 @@ class DiscordCatchUp:
         while True:
             guilds = await self._call_until_answered(functools.partial(_fetch_guilds, after))
             for guild in guilds:
-                for told in await self._list_guild_channels(guild["id"]):
-                    self.channels[str(told["id"])] = parsing.parse_channel(told)
-                    last = told.get("last_message_id")
+                for description in await self._list_guild_channels(guild["id"]):
+                    self.channels[str(description["id"])] = parsing.parse_channel(description)
+                    last = description.get("last_message_id")
                     if last:
-                        yield self.channels[str(told["id"])], int(last)
+                        yield self.channels[str(description["id"])], int(last)
             if len(guilds) < 200:
                 return
             after = max(int(guild["id"]) for guild in guilds)
@@ -136,8 +136,8 @@ class DiscordCatchUp:
         )
         for friend in strangers[:MAX_DIRECT_CHAT_REQUESTS]:
             try:
-                told = await self._call_until_answered(functools.partial(_open_direct_chat, friend))
-                await self.add_direct_chat(str(told["id"]))
+                opened = await self._call_until_answered(functools.partial(_open_direct_chat, friend))
+                await self.add_direct_chat(str(opened["id"]))
             except Refused as error:
                 self._log.info("person.unknown", id=friend, error=error)
             met.add(friend)

@@ -49,8 +49,8 @@ class DiscordHttpClient(HTTPClient):
         return await super().request(route, **given)
 
 
-async def _raise_for_wait(session: object, context: SimpleNamespace, told: aiohttp.TraceRequestEndParams) -> None:
-    answer = told.response
+async def _raise_for_wait(session: object, context: SimpleNamespace, params: aiohttp.TraceRequestEndParams) -> None:
+    answer = params.response
     if answer.status != 429 and answer.status < 500:
         return
     wait = answer.headers.get("Retry-After") or answer.headers.get("X-RateLimit-Reset-After") or ""
@@ -68,13 +68,13 @@ async def _raise_for_wait(session: object, context: SimpleNamespace, told: aioht
 class DiscordClient(discord.Client):
     """One bot, logged in. `tell` receives the relevant events, in order, while `DiscordSocket` is read."""
 
-    def __init__(self, *, base: str, tell: EventCallback) -> None:
+    def __init__(self, *, base: str, on_event: EventCallback) -> None:
         intents = discord.Intents(guilds=True, messages=True, message_content=True)
         super().__init__(intents=intents, max_messages=None, chunk_guilds_at_startup=False)
         self.rest = DiscordHttpClient(asyncio.get_running_loop(), base=base)
         self.http = self._connection.http = self.rest
         # no objects and no cache, so that a message from the gateway and one from the history have the same form
-        self._connection.parsers = {event: _make_event_listener(event, tell) for event in HANDLED_EVENTS}
+        self._connection.parsers = {event: _make_event_listener(event, on_event) for event in HANDLED_EVENTS}
 
     @property
     def me(self) -> discord.ClientUser:
@@ -122,5 +122,5 @@ class DiscordSocket:
         await self._socket.close(code=4000)
 
 
-def _make_event_listener(event: str, tell: EventCallback) -> Callable[[Any], None]:
-    return lambda data: tell(event, data)
+def _make_event_listener(event: str, on_event: EventCallback) -> Callable[[Any], None]:
+    return lambda data: on_event(event, data)

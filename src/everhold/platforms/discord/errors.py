@@ -75,14 +75,14 @@ def convert_error(error: DiscordFailure, *, what: str) -> EverholdError:
 
 def find_permanent_refusal(error: DiscordFailure) -> Refused | None:
     """Return the problem that the operator has to fix before connecting again makes sense, if there is one."""
-    told = UNKNOWN_TOKEN if isinstance(error, discord.LoginFailure) else None
+    problem = UNKNOWN_TOKEN if isinstance(error, discord.LoginFailure) else None
     if isinstance(error, discord.ConnectionClosed):
-        told = _FATAL_CLOSE_CODES.get(error.code or 0)
-    return build_refused(told) if told is not None else None
+        problem = _FATAL_CLOSE_CODES.get(error.code or 0)
+    return build_refused(problem) if problem is not None else None
 
 
-def build_refused(told: tuple[str, str]) -> Refused:
-    message, remedy = told
+def build_refused(problem: tuple[str, str]) -> Refused:
+    message, remedy = problem
     return Refused(message, remedy=remedy)
 
 

@@ -46,16 +46,18 @@ class DiscordFile(Struct, frozen=True, kw_only=True):
     url: str
 
 
-def parse_channel(told: dict[str, Any]) -> DiscordChannel:
+def parse_channel(description: dict[str, Any]) -> DiscordChannel:
     """A channel as Discord describes it."""
-    parent = str(told.get("parent_id") or "") if told.get("type") in THREAD_CHANNEL_TYPES else ""
-    return DiscordChannel(id=str(told["id"]), is_direct=told.get("type") in DIRECT_CHANNEL_TYPES, parent=parent)
+    parent = str(description.get("parent_id") or "") if description.get("type") in THREAD_CHANNEL_TYPES else ""
+    return DiscordChannel(
+        id=str(description["id"]), is_direct=description.get("type") in DIRECT_CHANNEL_TYPES, parent=parent
+    )
 
 
 def parse_message(
     message: dict[str, Any],
     *,
-    where: DiscordChannel,
+    channel: DiscordChannel,
     account: str,
     me: int,
     roles: frozenset[str],
@@ -73,30 +75,30 @@ def parse_message(
     if not text and not message.get("attachments"):
         return None
     return IncomingMessage(
-        origin=where.locate(account, id),
+        origin=channel.locate(account, id),
         text=text,
         sender=sender,
         name=str(author.get("global_name") or author.get("username") or ""),
-        kind=where.chat_kind,
+        kind=channel.chat_kind,
         event="edit" if edited else "message",
         revision=str(message["edited_timestamp"]) if edited else "",
-        addressed=where.is_direct or _is_addressed_to_us(message, me, roles),
+        addressed=channel.is_direct or _is_addressed_to_us(message, me, roles),
         bot=bool(author.get("bot") or message.get("webhook_id")),
     )
 
 
-def parse_command(interaction: dict[str, Any], *, where: DiscordChannel, account: str) -> IncomingMessage | None:
+def parse_command(interaction: dict[str, Any], *, channel: DiscordChannel, account: str) -> IncomingMessage | None:
     """Return a slash command, or None for another kind of interaction."""
     if interaction.get("type") != COMMAND_INTERACTION_TYPE:
         return None
     user = (interaction.get("member") or interaction)["user"]
     given = " ".join(str(option.get("value", "")) for option in interaction["data"].get("options") or ())
     return IncomingMessage(
-        origin=where.locate(account, _require_id(interaction, "id")),
+        origin=channel.locate(account, _require_id(interaction, "id")),
         text=f"/{_require_id(interaction['data'], 'name')} {given}".strip(),
         sender=_require_id(user, "id"),
         name=str(user.get("global_name") or user.get("username") or ""),
-        kind=where.chat_kind,
+        kind=channel.chat_kind,
         event="command",
         can_change_owner=True,  # the command may be used in a channel where the bot is not a member
     )

@@ -116,8 +116,8 @@ class MatrixPlatform:
                 if self._invites and self._context.clock.monotonic() - asked > INVITATION_RETRY_SECONDS:
                     asked = self._context.clock.monotonic()
                     await self._accept_invitations(dict(self._invites), accept)
-                news, begin = await self._sync(since)
-                since = await self._accept_events(news, begin, accept)
+                sync, begin = await self._sync(since)
+                since = await self._accept_events(sync, begin, accept)
                 failures = 0
             except (Transient, InDoubt, Refused) as error:
                 failures += 1
@@ -135,18 +135,18 @@ class MatrixPlatform:
         """Return what is new, and since when: LATELY if the homeserver no longer knows our offset."""
         seconds = 0 if since is None else self._settings.poll_seconds
         try:
-            news = await self._client.sync(since, seconds=seconds)
+            sync = await self._client.sync(since, seconds=seconds)
         except client.MatrixPositionUnknown as error:
             # the homeserver was restored from a backup, or replaced
             self._log.warning("offset.refused", error=error)
-            news = parsing.limit_to_recent(await self._client.sync(None, seconds=0))
+            sync = parsing.limit_to_recent(await self._client.sync(None, seconds=0))
             self._rooms.clear()
             self._account_context.report(
                 error.message, "the last day is read again; older messages that were not heard are missing"
             )
-            return news, LOST_POSITION
+            return sync, LOST_POSITION
         self._account_context.report()
-        return news, since
+        return sync, since
 
     async def _report_failure(self, error: EverholdError, failures: int) -> None:
         """Report the failure and wait, longer each time."""
@@ -156,12 +156,12 @@ class MatrixPlatform:
             wait = error.retry_after
         await self._account_context.sleep(wait)
 
-    async def _accept_events(self, news: Mapping[str, Any], since: str | None, accept: AcceptMessage) -> str:
+    async def _accept_events(self, sync: Mapping[str, Any], since: str | None, accept: AcceptMessage) -> str:
         """Accept everything new and return the next offset, which is committed together with the last message."""
-        next_offset = str(news["next_batch"])
-        await self._handle_invitations(news, accept)
+        next_offset = str(sync["next_batch"])
+        await self._handle_invitations(sync, accept)
         last: IncomingMessage | None = None
-        async for chat, raw, room in self._iterate_events(news, since):
+        async for chat, raw, room in self._iterate_events(sync, since):
             self._skipped_events += 1
             heard = await self._parse_event(chat, raw, room)
             if heard is not None:
@@ -178,10 +178,10 @@ class MatrixPlatform:
         return next_offset
 
     async def _iterate_events(
-        self, news: Mapping[str, Any], since: str | None
+        self, sync: Mapping[str, Any], since: str | None
     ) -> AsyncIterator[tuple[str, Any, parsing.MatrixRoom]]:
         """Yield every new event that may matter, and the members at that time; room by room, in each room's order."""
-        rooms = news.get("rooms") or {}
+        rooms = sync.get("rooms") or {}
         for chat, room in [*(rooms.get("join") or {}).items(), *(rooms.get("leave") or {}).items()]:
             timeline = room.get("timeline") or {}
             events: list[Any] = list(timeline.get("events") or ())
@@ -197,7 +197,7 @@ class MatrixPlatform:
                 self._rooms.pop(chat, None)
                 self._invites.pop(chat, None)
             if events:
-                now = await self._load_room(chat, at=str(news["next_batch"]))
+                now = await self._load_room(chat, at=str(sync["next_batch"]))
                 for raw, then in zip(events, parsing.list_rooms_per_event(now, events), strict=True):
                     yield chat, raw, then
 
@@ -316,9 +316,9 @@ class MatrixPlatform:
 
     # -- invitations -------------------------------------------------------------------------------------------------
 
-    async def _handle_invitations(self, news: Mapping[str, Any], accept: AcceptMessage) -> None:
+    async def _handle_invitations(self, sync: Mapping[str, Any], accept: AcceptMessage) -> None:
         fresh: dict[str, tuple[str, str]] = {}
-        for chat, room in ((news.get("rooms") or {}).get("invite") or {}).items():
+        for chat, room in ((sync.get("rooms") or {}).get("invite") or {}).items():
             state = (room.get("invite_state") or {}).get("events") or ()
             invitation = parsing.parse_invitation(state, self._me)
             if invitation is not None:
@@ -332,17 +332,17 @@ class MatrixPlatform:
         if not former:
             return
         try:
-            told = await self._client.get_tombstone(former)
+            tombstone = await self._client.get_tombstone(former)
         except Refused:
             return
-        if told.get("replacement_room") == chat:
+        if tombstone.get("replacement_room") == chat:
             self._predecessors[chat] = former
             await self._account_context.add_chat_alias(former, chat)
 
     async def _accept_invitations(self, invites: Mapping[str, tuple[str, str]], accept: AcceptMessage) -> None:
         """Join the rooms of people who may speak there. The ingress decides, as it does for their messages."""
         for chat, (kind, by) in invites.items():
-            verdict = await accept(
+            result = await accept(
                 IncomingMessage(
                     origin=ChatLocation(platform=NAME, account=self.account, chat=chat, message=f"invitation by {by}"),
                     text=f"[{by} invited you here]",
@@ -354,7 +354,7 @@ class MatrixPlatform:
                     can_change_owner=True,
                 )
             )
-            if verdict.outcome in ("accepted", "duplicate", "ignored"):
+            if result.outcome in ("accepted", "duplicate", "ignored"):
                 await self._join_room(chat)
 
     async def _join_room(self, chat: str) -> None:
@@ -436,15 +436,15 @@ class MatrixPlatform:
         content: dict[str, Any] = {"msgtype": "m.notice" if out.notice else "m.text", "body": out.text}
         content["m.mentions"] = {"user_ids": self._collect_mentions(out)} if not draft else {}
         relation = await self._build_relation(out.to)
-        ours = {"hops": out.hops, **({"draft": True} if draft else {})}
+        own_content = {"hops": out.hops, **({"draft": True} if draft else {})}
         if not out.edits:
-            return {**content, **relation, EVERHOLD_CONTENT_KEY: ours}
+            return {**content, **relation, EVERHOLD_CONTENT_KEY: own_content}
         return {
             **content,
             "body": f"* {out.text}",
             "m.new_content": {**content, **relation},
             "m.relates_to": {"rel_type": "m.replace", "event_id": out.edits},
-            EVERHOLD_CONTENT_KEY: ours,
+            EVERHOLD_CONTENT_KEY: own_content,
         }
 
     def _collect_mentions(self, out: OutgoingMessage) -> list[str]:

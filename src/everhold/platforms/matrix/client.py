@@ -198,13 +198,13 @@ class MatrixClient:
         return response
 
     def _convert_error(self, what: str, status: int, body: bytes, headers: Mapping[str, str]) -> EverholdError:
-        told = _decode_json(body) or {}
-        code = told.get("errcode", "")
-        text = self._token.mask_in(f"{self.homeserver} refuses {what}: {told.get('error') or status}"[:300])
+        answer = _decode_json(body) or {}
+        code = answer.get("errcode", "")
+        text = self._token.mask_in(f"{self.homeserver} refuses {what}: {answer.get('error') or status}"[:300])
         match status, code:
             case 429, _:
                 return Transient(
-                    f"{self.homeserver} limits the rate of {what}", retry_after=_parse_retry_after(told, headers)
+                    f"{self.homeserver} limits the rate of {what}", retry_after=_parse_retry_after(answer, headers)
                 )
             case 401, _:
                 # replies wait for a valid token and are not given up
@@ -228,10 +228,10 @@ def _decode_json(body: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _parse_retry_after(told: Mapping[str, Any], headers: Mapping[str, str]) -> float:
+def _parse_retry_after(answer: Mapping[str, Any], headers: Mapping[str, str]) -> float:
     """Return the wait in seconds, from the header or, as older servers do, from the body."""
     seconds = headers.get("Retry-After", "")
     if seconds.isdecimal():
         return float(seconds)
-    wait = told.get("retry_after_ms")
+    wait = answer.get("retry_after_ms")
     return wait / 1000 if isinstance(wait, int | float) and wait >= 0 else 5.0

@@ -154,17 +154,17 @@ def select_unanswered(events: Sequence[Any], me: str) -> list[Any]:
     return [raw for raw in events[begin:] if _get_event_age_ms(raw) < RECENT_AGE_MS]
 
 
-def limit_to_recent(news: Mapping[str, Any]) -> dict[str, Any]:
+def limit_to_recent(sync: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sync without an offset as one from a day ago, because old messages shall not get a first reply now.
 
     If the day begins before the first returned event, there is a gap, as with an offset.
     """
-    rooms = dict(news.get("rooms") or {})
+    rooms = dict(sync.get("rooms") or {})
     for kind in ("join", "leave"):
         rooms[kind] = {
             chat: {**room, "timeline": _build_recent_timeline(room)} for chat, room in (rooms.get(kind) or {}).items()
         }
-    return {**news, "rooms": rooms}
+    return {**sync, "rooms": rooms}
 
 
 def filter_recent(events: Sequence[Any]) -> list[Any]:
@@ -222,9 +222,9 @@ def _parse_message(
     commands: Collection[str],
 ) -> MatrixMessage | None:
     outer: dict[str, Any] = raw["content"]
-    ours = outer.get(EVERHOLD_CONTENT_KEY)
-    ours = ours if isinstance(ours, dict) else None
-    if ours is not None and ours.get("draft"):
+    own_content = outer.get(EVERHOLD_CONTENT_KEY)
+    own_content = own_content if isinstance(own_content, dict) else None
+    if own_content is not None and own_content.get("draft"):
         return None  # the final text follows
     relation = _get_relation(outer)
     content, id, edits = outer, str(event.event_id), ""
@@ -234,11 +234,11 @@ def _parse_message(
     name = room.members.get(event.sender) or get_localpart(event.sender)
     file = None if edits or encrypted else _parse_file(event, content)
     text = ENCRYPTED_NOTICE if encrypted else _extract_text(event, content, name, captioned=file is not None)
-    finished = ours is not None and edits
+    finished = own_content is not None and edits
     thread = str(relation["event_id"]) if relation.get("rel_type") == "m.thread" else ""
     replies = "" if relation.get("is_falling_back") else str((relation.get("m.in_reply_to") or {}).get("event_id", ""))
-    text, meant = _detect_mention(text, content, outer, me=me, called=room.members.get(me, ""), commands=commands)
-    hops = ours.get("hops", 0) if ours is not None else 0
+    text, mentioned = _detect_mention(text, content, outer, me=me, called=room.members.get(me, ""), commands=commands)
+    hops = own_content.get("hops", 0) if own_content is not None else 0
     notice = isinstance(event, RoomMessageNotice)
     return MatrixMessage(
         incoming=IncomingMessage(
@@ -252,8 +252,8 @@ def _parse_message(
             event="edit" if edits and not finished else "message",
             # any user can claim to finish another's draft, which must not replace what its author sends later
             revision="" if not edits else str(event.sender) if finished else id,
-            addressed=room.is_direct or meant,
-            bot=ours is not None or notice or event.sender in bots,
+            addressed=room.is_direct or mentioned,
+            bot=own_content is not None or notice or event.sender in bots,
             notice=notice,
             hops=hops if isinstance(hops, int) and 0 <= hops < 1_000_000 else 0,
         ),

@@ -118,13 +118,13 @@ class SlackPlatform:
             try:
                 await self._identify()
                 assert self._session is not None
-                async with await self._open_connection() as line:
-                    self.port = line.port
-                    hello = await line.receive_hello()
+                async with await self._open_connection() as connection:
+                    self.port = connection.port
+                    hello = await connection.receive_hello()
                     if hello.connections > 1 and crowded == 0:
                         # possibly our own last connection, which Slack still counts
                         crowded = 1
-                        line.close_after_delay(self._account_context.sleep)
+                        connection.close_after_delay(self._account_context.sleep)
                     elif hello.connections > 1:
                         self._account_context.report(
                             "another program listens to this app, and Slack gives each program a part of the messages",
@@ -133,8 +133,8 @@ class SlackPlatform:
                     else:
                         crowded = 0
                         self._account_context.report()
-                    await self._serve_connection(line, accept)
-                if line.asked_to_leave or self._context.clock.monotonic() - began > STABLE_CONNECTION_SECONDS:
+                    await self._serve_connection(connection, accept)
+                if connection.asked_to_leave or self._context.clock.monotonic() - began > STABLE_CONNECTION_SECONDS:
                     failures = 0
                     continue
                 problem: EverholdError = Transient("Slack ended the connection")
@@ -165,9 +165,11 @@ class SlackPlatform:
             if self._settings.base_url:
                 self._client.proxy = None  # base_url names the exact URL
         if self._me is None:
-            told = await self._client.auth_test()
-            self._scopes = frozenset(str(told.headers.get("x-oauth-scopes") or "").replace(" ", "").split(","))
-            self._me = parsing.SlackIdentity(user=told["user_id"], bot=told.get("bot_id") or "", name=told["user"])
+            identity = await self._client.auth_test()
+            self._scopes = frozenset(str(identity.headers.get("x-oauth-scopes") or "").replace(" ", "").split(","))
+            self._me = parsing.SlackIdentity(
+                user=identity["user_id"], bot=identity.get("bot_id") or "", name=identity["user"]
+            )
         return self._me
 
     async def _open_connection(self) -> SlackSocketConnection:
@@ -178,10 +180,10 @@ class SlackPlatform:
             assert settings.signing_secret is not None, "settings do not pass without"
             return SlackEventsConnection(settings.events, settings.signing_secret, now=self._context.clock.now)
         assert settings.app_token is not None, "settings do not pass without"
-        told = await self._client.apps_connections_open(app_token=settings.app_token.reveal())
-        return SlackSocketConnection(self._session, str(told["url"]), proxy=self._client.proxy)
+        opened = await self._client.apps_connections_open(app_token=settings.app_token.reveal())
+        return SlackSocketConnection(self._session, str(opened["url"]), proxy=self._client.proxy)
 
-    async def _serve_connection(self, line: SlackSocketConnection, accept: AcceptMessage) -> None:
+    async def _serve_connection(self, connection: SlackSocketConnection, accept: AcceptMessage) -> None:
         """Receive from one connection until it ends, and read missed messages at the same time."""
 
         async def missed(event: dict[str, Any]) -> None:
@@ -192,13 +194,13 @@ class SlackPlatform:
         self._fetching.clear()
         self._slow_envelopes.clear()
         self._backlog.begin_gap()
-        caught_up = line.start_task(self._backlog.run(missed, now=self._context.clock.now()))
+        caught_up = connection.start_task(self._backlog.run(missed, now=self._context.clock.now()))
         # missed messages come first, unless reading them takes so long that new ones would not be confirmed in time
         await asyncio.wait(
-            [caught_up, line.reader_task], timeout=FILE_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            [caught_up, connection.reader_task], timeout=FILE_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED
         )
-        async for envelope in line:
-            await self._accept_envelope(envelope, line, accept)
+        async for envelope in connection:
+            await self._accept_envelope(envelope, connection, accept)
             if (
                 caught_up.done()
                 and self._context.clock.monotonic() - self._alive_recorded_at > STABLE_CONNECTION_SECONDS
@@ -207,7 +209,7 @@ class SlackPlatform:
                 await self._backlog.record_alive(self._context.clock.now())
 
     async def _accept_envelope(
-        self, envelope: SlackEnvelope, line: SlackSocketConnection, accept: AcceptMessage
+        self, envelope: SlackEnvelope, connection: SlackSocketConnection, accept: AcceptMessage
     ) -> None:
         """Accept an envelope, then confirm it. Slow files are downloaded in the background."""
         if envelope.pending_message is not None:
@@ -215,20 +217,20 @@ class SlackPlatform:
             self._slow_envelopes[envelope.channel] -= 1
             await self._accept_message(heard, accept)
             for id in self._fetching.pop(envelope.event_id):
-                await line.acknowledge(id)
+                await connection.acknowledge(id)
             return
         if envelope.event_id in self._fetching:
             self._fetching[envelope.event_id].append(envelope.id)
             return
-        reader = line.start_task(self._parse_envelope(envelope))
-        await asyncio.wait([reader], timeout=FILE_WAIT_SECONDS)
-        if not reader.done():
+        parsing_task = connection.start_task(self._parse_envelope(envelope))
+        await asyncio.wait([parsing_task], timeout=FILE_WAIT_SECONDS)
+        if not parsing_task.done():
             self._fetching[envelope.event_id] = [envelope.id]
             self._slow_envelopes[envelope.channel] = self._slow_envelopes.get(envelope.channel, 0) + 1
-            line.requeue(envelope, reader)
+            connection.requeue(envelope, parsing_task)
             return
-        await self._accept_message(reader.result(), accept)
-        await line.acknowledge(envelope.id)
+        await self._accept_message(parsing_task.result(), accept)
+        await connection.acknowledge(envelope.id)
 
     async def _parse_envelope(self, envelope: SlackEnvelope) -> IncomingMessage | None:
         match envelope.type:
@@ -287,23 +289,23 @@ class SlackPlatform:
         """Return the display name of a user. The id identifies the user."""
         if user not in self._names:
             try:
-                told = (await self._call_api("users.info", user=user)).get("user") or {}
+                info = (await self._call_api("users.info", user=user)).get("user") or {}
             except Refused as error:
                 self._log.info("name.unknown", error=error)
-                told = {}  # and will not be known later
+                info = {}  # and will not be known later
             except EverholdError as error:
                 self._log.debug("name.unknown", error=error)
                 return ""
-            profile = told.get("profile") or {}
-            self._names[user] = str(profile.get("display_name") or told.get("real_name") or told.get("name") or "")
+            profile = info.get("profile") or {}
+            self._names[user] = str(profile.get("display_name") or info.get("real_name") or info.get("name") or "")
         return self._names[user]
 
     async def _download_file(self, file: parsing.SlackFile) -> bytes:
         if file.external:
             raise Refused("the file is stored elsewhere")
         if not file.url:
-            told = (await self._call_api("files.info", file=file.id)).get("file") or {}
-            (file,) = parsing.parse_files({"files": [told]}) or (file,)
+            info = (await self._call_api("files.info", file=file.id)).get("file") or {}
+            (file,) = parsing.parse_files({"files": [info]}) or (file,)
         if not self._is_slack_url(file.url):
             raise Refused("Slack returned a URL outside its file server")  # the token is sent only to Slack
         bearer = {"Authorization": f"Bearer {self._settings.bot_token.reveal()}"}
@@ -356,8 +358,8 @@ class SlackPlatform:
         await self._edit_message(remote, out)
 
     async def _send_message(self, out: OutgoingMessage) -> str:
-        told = await self._post_text(out, "chat.postMessage", "a message", channel=out.to.chat, thread_ts=out.to.thread)
-        return str(told["ts"])
+        sent = await self._post_text(out, "chat.postMessage", "a message", channel=out.to.chat, thread_ts=out.to.thread)
+        return str(sent["ts"])
 
     async def _edit_message(self, remote: str, out: OutgoingMessage) -> None:
         await self._post_text(out, "chat.update", "an edit", channel=out.to.chat, ts=remote)

@@ -57,7 +57,7 @@ class SlackCatchUp:
         self._positions[channel] = ts
         return f"history/{channel}"
 
-    async def run(self, hear: HandleMessage, *, now: float) -> None:
+    async def run(self, handle: HandleMessage, *, now: float) -> None:
         """Accept everything that was missed. `now` is when the connection was made."""
         # on the first start, only messages written during the setup are missed
         alive = await self._account_context.offsets.read(LAST_ALIVE_KEY) or f"{now - CLOCK_SKEW_SECONDS:.6f}"
@@ -65,7 +65,7 @@ class SlackCatchUp:
         self._unread_channels = set(channels)
         for channel in channels:
             try:
-                await self._read_channel_history(channel, alive, hear)
+                await self._read_channel_history(channel, alive, handle)
             except Refused as error:  # a conversation that cannot be read does not stop the others
                 self._log.warning("history.failed", chat=channel, error=error)
             self._unread_channels.discard(channel)
@@ -85,7 +85,7 @@ class SlackCatchUp:
             del threads[:-MAX_THREADS]
             await self._account_context.offsets.advance(f"threads/{channel}", msgspec.json.encode(threads).decode())
 
-    async def _read_channel_history(self, channel: str, alive: str, hear: HandleMessage) -> None:
+    async def _read_channel_history(self, channel: str, alive: str, handle: HandleMessage) -> None:
         since = await self._account_context.offsets.read(f"history/{channel}") or alive
         self._positions[channel] = since
         found, threads = await self._fetch_messages(channel, since)
@@ -95,7 +95,7 @@ class SlackCatchUp:
             {message["ts"]: message for message in found}.values(), key=lambda it: parse_ts(it["ts"])
         ):
             self._positions[channel] = message["ts"]
-            await hear({**message, "type": "message", "channel": channel})
+            await handle({**message, "type": "message", "channel": channel})
 
     async def _fetch_messages(self, channel: str, since: str) -> tuple[list[dict[str, Any]], list[str]]:
         """Read a channel and its active threads. Reads until there is nothing new."""

@@ -54,9 +54,11 @@ class SlackEventsConnection(SlackSocketConnection):
         self.port = 0
 
     async def __aenter__(self) -> SlackEventsConnection:
-        hook = WebhookServer(path=urlsplit(self._settings.url).path or "/", proof=self._verify, take=self._accept_body)
+        server = WebhookServer(
+            path=urlsplit(self._settings.url).path or "/", proof=self._verify, accept_body=self._accept_body
+        )
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        serving = hook.serve(host=self._settings.host, port=self._settings.port, ready=ready.set_result)
+        serving = server.serve(host=self._settings.host, port=self._settings.port, ready=ready.set_result)
         self.reader_task = self.start_task(serving)
         try:
             either: list[asyncio.Future[Any]] = [self.reader_task, ready]
@@ -107,11 +109,11 @@ class SlackEventsConnection(SlackSocketConnection):
             return SlackEnvelope(id=id, type="slash_commands" if "command" in form else "interactive", payload=form)
         text = body.decode("utf-8", "replace")
         try:
-            told = json.loads(text)
+            payload = json.loads(text)
         except (ValueError, RecursionError):
-            told = text
-        if not isinstance(told, dict):
+            payload = text
+        if not isinstance(payload, dict):
             known = hashlib.sha256(body).hexdigest()[:16]
-            return SlackEnvelope(id=id, type="events_api", payload={"event": told, "event_id": known})
-        kind = "url_verification" if told.get("type") == "url_verification" else "events_api"
-        return SlackEnvelope(id=id, type=kind, payload=told)
+            return SlackEnvelope(id=id, type="events_api", payload={"event": payload, "event_id": known})
+        kind = "url_verification" if payload.get("type") == "url_verification" else "events_api"
+        return SlackEnvelope(id=id, type=kind, payload=payload)

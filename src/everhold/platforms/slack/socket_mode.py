@@ -129,20 +129,20 @@ class SlackSocketConnection:
             yield found
 
     async def _read_socket(self) -> None:
-        async for message in self._socket:
-            if message.type is not aiohttp.WSMsgType.TEXT:
+        async for frame in self._socket:
+            if frame.type is not aiohttp.WSMsgType.TEXT:
                 continue
-            told = message.json()
-            if told.get("type") == "disconnect":
-                if told.get("reason") == "link_disabled":
+            message = frame.json()
+            if message.get("type") == "disconnect":
+                if message.get("reason") == "link_disabled":
                     raise Refused("socket mode is switched off", remedy="switch it on in the app's settings")
                 self.asked_to_leave = True
                 break
-            if told.get("envelope_id"):
-                payload = told.get("payload")
+            if message.get("envelope_id"):
+                payload = message.get("payload")
                 envelope = SlackEnvelope(
-                    id=str(told["envelope_id"]),
-                    type=str(told.get("type")),
+                    id=str(message["envelope_id"]),
+                    type=str(message.get("type")),
                     payload=payload if isinstance(payload, dict) else {"event": payload},
                 )
                 self._inbox.put_nowait(envelope)

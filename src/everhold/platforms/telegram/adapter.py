@@ -134,7 +134,7 @@ class TelegramPlatform:
             given = headers.get("x-telegram-bot-api-secret-token", "").encode("latin-1", "replace")
             return hmac.compare_digest(given, secret)
 
-        async def take(body: bytes) -> None:
+        async def accept_body(body: bytes) -> None:
             try:
                 raw = HTTPXRequest.parse_json_payload(body)
             except TelegramError:
@@ -159,8 +159,8 @@ class TelegramPlatform:
 
         loop = asyncio.get_running_loop()
         port: asyncio.Future[int] = loop.create_future()
-        hook = WebhookServer(path=urlsplit(webhook.url).path or "/", proof=proof, take=take)
-        serving = loop.create_task(hook.serve(host=webhook.host, port=webhook.port, ready=port.set_result))
+        server = WebhookServer(path=urlsplit(webhook.url).path or "/", proof=proof, accept_body=accept_body)
+        serving = loop.create_task(server.serve(host=webhook.host, port=webhook.port, ready=port.set_result))
         try:
             either: list[asyncio.Future[Any]] = [serving, port]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -184,18 +184,18 @@ class TelegramPlatform:
                     await self._bot.delete_webhook(drop_pending_updates=False)
                     await self._register_commands()
                     announced = True
-                news = await self._fetch_updates(offset)
+                updates = await self._fetch_updates(offset)
             except TelegramError as error:
                 failures += 1
                 await self._report_failure(error, failures)
                 continue
             self._account_context.report()
             failures = 0
-            for raw in news:
+            for raw in updates:
                 # not the maximum: Telegram may start new numbers, and then lower numbers follow higher ones
                 offset = await self._accept_update(raw, accept) or offset
             now = self._context.clock.monotonic()
-            if news:
+            if updates:
                 heard_at = now
             elif now - heard_at > OFFSET_EXPIRY_SECONDS:
                 offset, heard_at = None, now
@@ -207,7 +207,7 @@ class TelegramPlatform:
 
     async def _register_commands(self) -> None:
         """Announce the commands in Telegram's menu."""
-        commands = [BotCommand(name, line[:256]) for name, line in self._account_context.commands.items()]
+        commands = [BotCommand(name, help_text[:256]) for name, help_text in self._account_context.commands.items()]
         try:
             await self._bot.set_my_commands(commands[:MAX_COMMANDS])
         except TelegramError as error:

@@ -120,7 +120,7 @@ class PlatformHarness:
         self.healthy_reports = 0
         self.dies_at: str = ""
         """Kill the process `before` or `after` the next commit."""
-        self.verdicts: list[AcceptResult] = []
+        self.results: list[AcceptResult] = []
         self._listener: asyncio.Task[None] | None = None
         self.platform = remote.build_adapter(self.make_context())
 
@@ -188,11 +188,11 @@ class PlatformHarness:
     async def _accept(self, incoming: IncomingMessage) -> AcceptResult:
         if self.dies_at == "before":
             raise ProcessKilled
-        verdict = await self._ingress(incoming)
-        if self.dies_at == "after" and verdict.outcome == "accepted":
+        result = await self._ingress(incoming)
+        if self.dies_at == "after" and result.outcome == "accepted":
             raise ProcessKilled
-        self.verdicts.append(verdict)
-        return verdict
+        self.results.append(result)
+        return result
 
     async def _admit(self, incoming: IncomingMessage) -> AdmissionDecision:
         return AdmissionDecision(agent="main", person=incoming.sender, group="shared")

@@ -159,7 +159,7 @@ class DiscordServer(LoopbackSocketServer):
     async def use_command(self, name: str, text: str = "", *, channel: str, user: str = "1001") -> str:
         """Use a command that the bot has registered."""
         id = self._next_id()
-        told = {
+        interaction = {
             "id": id,
             "application_id": "900",
             "type": 2,
@@ -178,13 +178,13 @@ class DiscordServer(LoopbackSocketServer):
             },
         }
         guild = self.channels[channel].get("guild_id")
-        told |= (
+        interaction |= (
             {"guild_id": guild, "member": {"user": _make_user(user, "ada"), **_MEMBER_FIELDS}}
             if guild
             else {"user": _make_user(user, "ada")}
         )
         for session in self._list_sessions():
-            await self._dispatch(session, "INTERACTION_CREATE", told)
+            await self._dispatch(session, "INTERACTION_CREATE", interaction)
         return id
 
     async def dispatch_event(self, event: str, data: Any) -> None:
@@ -221,27 +221,27 @@ class DiscordServer(LoopbackSocketServer):
     async def serve_socket(self, request: LoopbackRequest, socket: LoopbackSocket) -> None:
         await socket.send_json({"op": 10, "d": {"heartbeat_interval": 41_250}, "s": None, "t": None})
         session: DiscordServerSession | None = None
-        while (told := await socket.receive_json()) is not None:
-            match told["op"]:
+        while (message := await socket.receive_json()) is not None:
+            match message["op"]:
                 case 1:
                     await socket.send_json({"op": 11, "d": None, "s": None, "t": None})
                 case 2:
-                    session = await self._identify(told["d"], socket)
+                    session = await self._identify(message["d"], socket)
                     if session is None:
                         return
                 case 6:
-                    session = await self._resume(told["d"], socket)
+                    session = await self._resume(message["d"], socket)
                 case _:
                     pass
         if session is not None and session.socket is socket:
             session.socket = None
 
-    async def _identify(self, told: dict[str, Any], socket: LoopbackSocket) -> DiscordServerSession | None:
-        bot = self.bots.get(told["token"])
+    async def _identify(self, data: dict[str, Any], socket: LoopbackSocket) -> DiscordServerSession | None:
+        bot = self.bots.get(data["token"])
         if bot is None:
             await socket.close(4004)
             return None
-        if told.get("intents", 0) & (1 << 15) and not bot.reads_messages:
+        if data.get("intents", 0) & (1 << 15) and not bot.reads_messages:
             await socket.close(4014)
             return None
         self.identified += 1
@@ -262,24 +262,24 @@ class DiscordServer(LoopbackSocketServer):
             await self._dispatch(session, "GUILD_CREATE", self._describe_guild(id, bot))
         return session
 
-    async def _resume(self, told: dict[str, Any], socket: LoopbackSocket) -> DiscordServerSession | None:
-        bot = self.bots.get(told["token"])
-        session = bot.sessions.get(told["session_id"]) if bot is not None else None
+    async def _resume(self, data: dict[str, Any], socket: LoopbackSocket) -> DiscordServerSession | None:
+        bot = self.bots.get(data["token"])
+        session = bot.sessions.get(data["session_id"]) if bot is not None else None
         if session is None:
             await socket.send_json({"op": 9, "d": False, "s": None, "t": None})
             return None
         self.resumed += 1
-        for it in [it for it in session.sent_events if it["s"] > told["seq"]]:
+        for it in [it for it in session.sent_events if it["s"] > data["seq"]]:
             await socket.send_json(it)
         session.socket = socket
         await self._dispatch(session, "RESUMED", {"_trace": []})
         return session
 
     async def _dispatch(self, session: DiscordServerSession, event: str, data: Any) -> None:
-        told = {"op": 0, "t": event, "s": len(session.sent_events) + 1, "d": json.loads(json.dumps(data))}
-        session.sent_events.append(told)
+        message = {"op": 0, "t": event, "s": len(session.sent_events) + 1, "d": json.loads(json.dumps(data))}
+        session.sent_events.append(message)
         if session.socket is not None:
-            await session.socket.send_json(told)
+            await session.socket.send_json(message)
 
     def _list_sessions(self) -> list[DiscordServerSession]:
         return [session for bot in self.bots.values() for session in bot.sessions.values()]
@@ -482,9 +482,9 @@ class DiscordServer(LoopbackSocketServer):
 
     async def _dispatch_message(self, event: str, channel: str, message: dict[str, Any]) -> None:
         guild = self.channels[channel].get("guild_id")
-        told = {**message, "guild_id": guild, "member": _MEMBER_FIELDS} if guild else message
+        data = {**message, "guild_id": guild, "member": _MEMBER_FIELDS} if guild else message
         for session in self._list_sessions():
-            await self._dispatch(session, event, told)
+            await self._dispatch(session, event, data)
 
     def _store_file(self, name: str, data: bytes) -> dict[str, Any]:
         id = self._next_id()
@@ -573,8 +573,8 @@ def _make_user(id: str, name: str, *, bot: bool = False) -> dict[str, Any]:
     return {"id": id, "username": name, "discriminator": "0", "global_name": None, "avatar": None, "bot": bot}
 
 
-def _make_metered_response(told: dict[str, Any], headers: dict[str, str]) -> LoopbackResponse:
-    return LoopbackResponse(body=json.dumps(told).encode(), headers=headers)
+def _make_metered_response(value: dict[str, Any], headers: dict[str, str]) -> LoopbackResponse:
+    return LoopbackResponse(body=json.dumps(value).encode(), headers=headers)
 
 
 def _format_now() -> str:

@@ -88,7 +88,7 @@ class LoopbackServer:
 
     async def wait_for_faults(self, on: str) -> None:
         """Wait until every planned fault of `on` has happened."""
-        while any(fault.call == on for fault in self._faults):  # noqa: ASYNC110  # whoever waits here is a test
+        while any(fault.call == on for fault in self._faults):  # noqa: ASYNC110  # only tests wait here
             await asyncio.sleep(0.01)
 
     def disconnect(self) -> None:

@@ -179,9 +179,9 @@ class SlackServer(LoopbackSocketServer):
     async def disconnect_sockets(self, reason: str = "refresh_requested") -> None:
         """Ask for new connections, as Slack does from time to time, or disable them, and close the existing ones."""
         for app in self.apps:
-            for line in list(app.sockets):
-                await line.send_json({"type": "disconnect", "reason": reason, "debug_info": {}})
-                await line.close()
+            for socket in list(app.sockets):
+                await socket.send_json({"type": "disconnect", "reason": reason, "debug_info": {}})
+                await socket.close()
 
     def list_shown_messages(self, channel: str) -> list[dict[str, Any]]:
         """Return the apps' messages in a channel, threads included, in their current form."""
@@ -260,14 +260,14 @@ class SlackServer(LoopbackSocketServer):
         if app.signing_secret:
             body = json.dumps(payload).encode() if type != "slash_commands" else urlencode(payload).encode()
             return await self.post_event(app, body, attempt=attempt) == 200
-        lines = [line for line in app.sockets if not line.closed]
-        if not lines:
+        sockets = [socket for socket in app.sockets if not socket.closed]
+        if not sockets:
             return False
-        line = lines[next(self._turn) % len(lines)]
+        socket = sockets[next(self._turn) % len(sockets)]
         id = f"envelope-{next(self._count)}"
         app.pending_acks[id] = asyncio.Event()
-        told = {"envelope_id": id, "type": type, "payload": payload, "accepts_response_payload": False}
-        await line.send_json({**told, "retry_attempt": attempt, "retry_reason": "timeout" if attempt else ""})
+        envelope = {"envelope_id": id, "type": type, "payload": payload, "accepts_response_payload": False}
+        await socket.send_json({**envelope, "retry_attempt": attempt, "retry_reason": "timeout" if attempt else ""})
         try:
             async with asyncio.timeout(self.ack_seconds):
                 await app.pending_acks[id].wait()
@@ -275,19 +275,19 @@ class SlackServer(LoopbackSocketServer):
             return False
         finally:
             del app.pending_acks[id]
-        return not line.closed
+        return not socket.closed
 
     async def serve_socket(self, request: LoopbackRequest, socket: LoopbackSocket) -> None:
         app = next(it for it in self.apps if it.name == request.query["app"])
         app.sockets.append(socket)
         try:
             info = {"host": "applink", "approximate_connection_time": 18060}
-            count = sum(not line.closed for line in app.sockets)
+            count = sum(not open_socket.closed for open_socket in app.sockets)
             await socket.send_json(
                 {"type": "hello", "num_connections": count, "debug_info": info, "connection_info": {}}
             )
-            while (told := await socket.receive_json()) is not None:
-                if (waiting := app.pending_acks.get(told.get("envelope_id"))) is not None:
+            while (message := await socket.receive_json()) is not None:
+                if (waiting := app.pending_acks.get(message.get("envelope_id"))) is not None:
                     waiting.set()
         finally:
             app.sockets.remove(socket)
@@ -316,8 +316,8 @@ class SlackServer(LoopbackSocketServer):
             method = getattr(self, "_" + self.name_call(request).replace(".", "_"), None)
             if method is None:
                 raise SlackServerError("unknown_method")
-            told = {"ok": True, **await method(app, given)}
-            return LoopbackResponse(body=json.dumps(told).encode(), headers={"x-oauth-scopes": app.scopes})
+            answer = {"ok": True, **await method(app, given)}
+            return LoopbackResponse(body=json.dumps(answer).encode(), headers={"x-oauth-scopes": app.scopes})
         except SlackServerError as failed:
             return failed.make_response()
 
@@ -358,9 +358,9 @@ class SlackServer(LoopbackSocketServer):
         if given.get("metadata"):
             message["metadata"] = json.loads(given["metadata"])
         self._add_message(channel, message)
-        told = {key: value for key, value in message.items() if key != "metadata"}
+        event = {key: value for key, value in message.items() if key != "metadata"}
         await self._send_channel_event(
-            channel, {**told, "channel": channel, "event_ts": message["ts"], **_make_channel_type_fields(channel)}
+            channel, {**event, "channel": channel, "event_ts": message["ts"], **_make_channel_type_fields(channel)}
         )
         return {"channel": channel, "ts": message["ts"], "message": message}
 
@@ -465,15 +465,15 @@ class SlackServer(LoopbackSocketServer):
 
     def _make_history_message(self, channel: str, message: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         """Return a message as a history shows it, which differs from an event."""
-        told = dict(message)
+        shown = dict(message)
         if given.get("include_all_metadata") not in ("true", "1"):
-            told.pop("metadata", None)
+            shown.pop("metadata", None)
         replies = [
             it["ts"] for it in self.messages[channel].values() if it.get("thread_ts") == message["ts"] != it["ts"]
         ]
         if replies:
-            told |= {"thread_ts": message["ts"], "reply_count": len(replies), "latest_reply": replies[-1]}
-        return told
+            shown |= {"thread_ts": message["ts"], "reply_count": len(replies), "latest_reply": replies[-1]}
+        return shown
 
     def _make_page(self, found: list[dict[str, Any]], what: str, given: dict[str, Any]) -> dict[str, Any]:
         start, limit = int(given.get("cursor") or 0), int(given.get("limit") or 100)

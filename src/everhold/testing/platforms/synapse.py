@@ -180,8 +180,8 @@ class SynapseServer:
             given = {"nonce": nonce, "username": name, "password": parts[2], "mac": mac, "admin": False}
             answer = await http.post("/_synapse/admin/v1/register", json=given)
             assert answer.status_code == 200, answer.text
-            told = answer.json()
-        return MatrixTestMember(self.url, told["user_id"], told["access_token"])
+            registered = answer.json()
+        return MatrixTestMember(self.url, registered["user_id"], registered["access_token"])
 
 
 @dataclass

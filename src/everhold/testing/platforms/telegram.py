@@ -39,10 +39,10 @@ class TelegramServerError(Exception):
         self.parameters = parameters
 
     def make_response(self) -> LoopbackResponse:
-        told: dict[str, Any] = {"ok": False, "error_code": self.code, "description": self.description}
+        body: dict[str, Any] = {"ok": False, "error_code": self.code, "description": self.description}
         if self.parameters:
-            told["parameters"] = self.parameters
-        return LoopbackResponse.json(told, status=self.code)
+            body["parameters"] = self.parameters
+        return LoopbackResponse.json(body, status=self.code)
 
 
 @dataclass
@@ -158,11 +158,11 @@ class TelegramServer(LoopbackServer):
 
     async def upgrade_group(self, old: int, new: int) -> None:
         """Turn a group into a supergroup with another id. Both report it, and the old one accepts nothing any more."""
-        told = "Bad Request: group chat was upgraded to a supergroup chat"
-        self.chat_errors[old] = TelegramServerError(400, told, migrate_to_chat_id=new)
-        nobody = {"id": 1087968824, "is_bot": True, "first_name": "Group", "username": "GroupAnonymousBot"}
+        description = "Bad Request: group chat was upgraded to a supergroup chat"
+        self.chat_errors[old] = TelegramServerError(400, description, migrate_to_chat_id=new)
+        anonymous = {"id": 1087968824, "is_bot": True, "first_name": "Group", "username": "GroupAnonymousBot"}
         for chat, about in ((old, {"migrate_to_chat_id": new}), (new, {"migrate_from_chat_id": old})):
-            message = self._make_message(next(self._messages), chat, "", nobody, None, None)
+            message = self._make_message(next(self._messages), chat, "", anonymous, None, None)
             await self.push_update({"message": {**message, **about}})
 
     async def redeliver(self, *, times: int = 1, chance: random.Random | None = None) -> None:
@@ -227,7 +227,7 @@ class TelegramServer(LoopbackServer):
         offset, limit = int(given.get("offset") or 0), int(given.get("limit") or 100)
         until = time.monotonic() + float(given.get("timeout") or 0)
         bot.poll += 1
-        mine = bot.poll
+        own_poll = bot.poll
         async with bot.update_condition:
             # everything before the offset is confirmed; the newer poller ends the older one
             bot.confirmed += len(bot.updates)
@@ -239,15 +239,15 @@ class TelegramServer(LoopbackServer):
                     await asyncio.wait_for(bot.update_condition.wait(), left)
                 except TimeoutError:
                     break
-                if mine != bot.poll:
+                if own_poll != bot.poll:
                     raise TelegramServerError(
                         409,
                         "Conflict: terminated by other getUpdates request; "
                         "make sure that only one bot instance is running",
                     )
             if bot.redeliveries:
-                told, bot.redeliveries = bot.redeliveries[:limit], bot.redeliveries[limit:]
-                return told
+                updates, bot.redeliveries = bot.redeliveries[:limit], bot.redeliveries[limit:]
+                return updates
             return bot.take_updates(offset)[:limit]
 
     async def _sendMessage(self, bot: TelegramServerBot, given: dict[str, Any], request: LoopbackRequest) -> Any:
