@@ -162,7 +162,6 @@ async def _bytes(directory: Path) -> int:
         await gateway.wait_until_idle()
         new = await gateway.store.list_entries(session.id, after=session.last_seq)
         assert any(isinstance(entry.body, Compressed) for entry in new)
-        await gateway.store.close()
     db = apsw.Connection(str(directory / "log.db"))
     ((size,),) = db.execute(
         "select sum(length(body) + length(salt) + length(digest) + 64) from entries where session = ? and seq > ?",

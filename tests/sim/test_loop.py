@@ -75,7 +75,7 @@ def test_waiting_for_nothing_is_noticed() -> None:
     async def main() -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(LoopStuck, match="nobody can run"):
+    with pytest.raises(LoopStuck, match="no callback can run"):
         loop().run(main())
 
 
@@ -84,7 +84,7 @@ def test_going_round_in_circles_is_noticed() -> None:
         while True:  # noqa: ASYNC110  # this is what it looks like
             await asyncio.sleep(0)
 
-    with pytest.raises(LoopStuck, match="in circles"):
+    with pytest.raises(LoopStuck, match="endless loop"):
         loop().run(main())
 
 
