@@ -1,4 +1,4 @@
-"""The fakes that plug-in authors get are as unkind as the world."""
+"""The fakes for plug-in authors fail as real services do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted bugs: processes that break one promise each. A harness that does not find them proves nothing."""
+"""Planted bugs: processes that break one promise each. The kill tests must find them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everhold.testing.kill.gates import KillGate
 
 
 class KillMutant(Struct, frozen=True, kw_only=True):
-    """A planted bug, what to say and where to die so that it shows, and what it must be found by."""
+    """A planted bug, the message and the gate that reveal it, and the failure that must be found."""
 
     parts: ChildProcessParts
     gate: KillGate
@@ -28,7 +28,7 @@ class KillMutant(Struct, frozen=True, kw_only=True):
 
 
 class AcknowledgingFirstPlatform(KillPlatformAdapter):
-    """Confirms what it was handed before it is committed."""
+    """Confirms updates before their commit."""
 
     async def listen(self, accept: AcceptMessage) -> None:
         offset = 0
@@ -40,7 +40,7 @@ class AcknowledgingFirstPlatform(KillPlatformAdapter):
 
 
 class ChangingKeysPlatform(KillPlatformAdapter):
-    """Gives every send a key of its own."""
+    """Gives every attempt a new key."""
 
     async def send(self, out: OutgoingMessage) -> str:
         now = asyncio.get_running_loop().time()
@@ -48,14 +48,14 @@ class ChangingKeysPlatform(KillPlatformAdapter):
 
 
 class ForgettingAccept(Door):
-    """Does not recognise what it has heard before."""
+    """Does not recognise duplicates."""
 
     async def __call__(self, incoming: IncomingMessage) -> AcceptResult:
         return await super().__call__(structs.replace(incoming, origin=structs.replace(incoming.origin, message="")))
 
 
 class RerunningRuntime(AgentRuntime):
-    """Takes every tool for one that can be repeated."""
+    """Treats every tool as repeatable."""
 
     @property
     def tool_effects(self) -> dict[str, ToolEffect]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -280,7 +281,7 @@ class SimHost:
         if self._spare and self.world.draw_chance(0.8):
             return self._spare.pop()
         if self.world.draw_chance(0.7):
-            self.witness.checkpoint_wal()  # so that some connections open an empty write-ahead log, and others a long one
+            self.witness.checkpoint_wal()  # some connections open an empty write-ahead log
         number = len(self._connections)
         store = SqliteStore.open(
             self.world.disk, chance=SimRandom(self.world.seed, f"salt {number}"), inline=True, synchronous="OFF"
@@ -335,8 +336,8 @@ class SimHost:
         start(supervisor.keep_running("renew", supervisor.keep_renewing_leases))
         for platform in self.environment.platforms.values():
             listener = parts.listener(platform, process, gates)
-            start(supervisor.keep_running(f"listen {platform.name}", lambda listener=listener: listener.listen(accept)))
-            # type: ignore[misc]
+            listen = functools.partial(listener.listen, accept)
+            start(supervisor.keep_running(f"listen {platform.name}", listen))
 
     def _find_control(self) -> SessionAdmin | None:
         """Return the admin of a serving process, or None."""

@@ -379,7 +379,8 @@ def check_model_requests(facts: SimFacts) -> Iterator[str]:
                         facts.logs, session, entry.seq, entry.pos
                     ).find_newest_compression()
                     if entry.body.compression != newest:
-                        yield f"{session}: turn {entry.seq} pins compression {entry.body.compression}, but {newest} is valid"
+                        pinned = entry.body.compression
+                        yield f"{session}: turn {entry.seq} pins compression {pinned}, but {newest} is valid"
             if not isinstance(entry.body, Thought) or not entry.body.request:
                 continue
             try:

@@ -60,7 +60,8 @@ class SeedTally(Struct, kw_only=True):
         yield f"schedules            {self.schedules:>10,}"
         yield f"failures             {len(self.failures):>10,}"
         yield f"per CPU second       {self.schedules / max(self.cpu_seconds, 1e-9):>10.1f}"
-        yield f"per second           {self.schedules / max(self.wall_seconds, 1e-9):>10.1f}   ({self.wall_seconds:.1f} s)"
+        rate = self.schedules / max(self.wall_seconds, 1e-9)
+        yield f"per second           {rate:>10.1f}   ({self.wall_seconds:.1f} s)"
         speed = self.virtual_seconds / max(self.wall_seconds, 1e-9)
         yield f"virtual hours        {self.virtual_seconds / 3600:>10.1f}   ({speed:,.0f} x real time)"
         yield f"commits              {self.stats['commits']:>10,}"
