@@ -200,13 +200,13 @@ def measure_turn(*, compressing: bool) -> float:
     async def run(directory: Path) -> float:
         summariser = SlowSummariser(MODEL_SECONDS)
         settings: dict[str, object] = (
-            {"soft_share": 0.00001, "hard_share": 9.0, "keep_turns": 1}
+            {"soft_share": 0.0003, "hard_share": 0.0009, "keep_turns": 1}
             if compressing
             else {"soft_share": 8.0, "hard_share": 9.0}
         )
         async with CompressingGateway(directory, summariser=summariser, **settings).open() as gateway:  # type: ignore[arg-type]
             assert isinstance(gateway, CompressingGateway)
-            for _ in range(4):
+            for _ in range(24):  # up to the soft limit, so that a compression starts
                 await gateway.turn("chat")
             took = []
             for _ in range(20):

@@ -27,7 +27,7 @@ def test_asyncio_works_as_it_is() -> None:
         queue: asyncio.Queue[int] = asyncio.Queue()
         lock = asyncio.Lock()
 
-        async def ring() -> str:
+        async def set_event() -> str:
             await asyncio.sleep(5)
             async with lock:
                 bell.set()
@@ -42,7 +42,7 @@ def test_asyncio_works_as_it_is() -> None:
                 return f"late at {asyncio.get_running_loop().time():g}"
             return "in time"
 
-        found = await asyncio.gather(ring(), late(), asyncio.wait_for(queue.get(), 60))
+        found = await asyncio.gather(set_event(), late(), asyncio.wait_for(queue.get(), 60))
         task = asyncio.create_task(asyncio.sleep(1000))
         await asyncio.sleep(0)
         task.cancel()

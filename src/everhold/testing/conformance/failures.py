@@ -144,7 +144,7 @@ async def check_cancellation(scenario: ProviderScenario) -> None:
         for task in (storing, finding):
             task.cancel()
         await asyncio.gather(storing, finding, return_exceptions=True)
-    # what was broken off may have arrived: it is told by its key, or looked for, as everywhere
+    # the cancelled batch may have arrived: its key or a probe tells
     for item in items:
         if it.delivery is DeliveryGuarantee.PROBE:
             await asyncio.sleep(it.visible_after)

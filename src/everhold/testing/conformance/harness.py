@@ -187,13 +187,12 @@ class GatewayHarness:
         until = self.clock.monotonic() + seconds + 3 * (self.memory_client.deadline + self.memory_client.visible_after)
         while True:
             busy = any(claim.consumer == memory_consumer("it") for claim in self.process.supervisor.tasks.values())
-            behind = await self.store.list_backlogs(MEMORY_PREFIX)
-            if not busy and not any(it.items for it in behind):
+            undelivered = await self.store.list_backlogs(MEMORY_PREFIX)
+            if not busy and not any(it.items for it in undelivered):
                 return
             if self.clock.monotonic() > until:
-                raise CheckFailed(
-                    f"{sum(it.items for it in behind)} exchanges never arrived: {behind[0].error if behind else ''}"
-                )
+                error = undelivered[0].error if undelivered else ""
+                raise CheckFailed(f"{sum(it.items for it in undelivered)} exchanges never arrived: {error}")
             if not busy:
                 await self.store.retry_now(at=self.clock.now())
                 self.process.wakeups.work_available.set()

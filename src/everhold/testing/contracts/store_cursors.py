@@ -551,7 +551,7 @@ class StoreCursorContract:
         assert await scenario.store.count_receipts_in_doubt() == 1
 
     @store_promise
-    async def test_what_was_handed_over_is_counted_by_consumer(self, scenario: StoreScenario) -> None:
+    async def test_receipts_are_counted_by_consumer(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         named = Receipt(consumer="memory:a", session="s", seq=1, key="k", remote="r")
         plain = Receipt(consumer="memory:a", session="s", seq=2, key="l")

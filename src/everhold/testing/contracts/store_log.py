@@ -226,7 +226,7 @@ class StoreLogContract:
         assert await scenario.read_texts() == ["one", "nul \x00", "two"]
 
     @store_promise
-    async def test_a_refused_change_leaves_nothing_behind(self, scenario: StoreScenario) -> None:
+    async def test_a_refused_change_writes_nothing(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard("first")
         with pytest.raises(Conflict):
             await scenario.commit(

@@ -79,22 +79,22 @@ class ChildProcessParts(Struct, frozen=True, kw_only=True):
 class ChildProcessRuntimes:
     """What the workers use. Implements `engine.agent_runtime.AgentRuntimes`."""
 
-    def __init__(self, far: KillClient, parts: ChildProcessParts) -> None:
+    def __init__(self, remote: KillClient, parts: ChildProcessParts) -> None:
         self.parts = parts
         self.platforms = {
-            name: parts.platform(far, name, delivery) for name, (delivery, _) in world.PLATFORM_GUARANTEES.items()
+            name: parts.platform(remote, name, delivery) for name, (delivery, _) in world.PLATFORM_GUARANTEES.items()
         }
         self.memories = {
-            name: MemoryClient(KillMemoryAdapter(far, name, delivery), instance=name)
+            name: MemoryClient(KillMemoryAdapter(remote, name, delivery), instance=name)
             for name, delivery in world.MEMORY_GUARANTEES.items()
         }
-        model = KillModelAdapter(far)
+        model = KillModelAdapter(remote)
         self._runtime = parts.runtime(
             agent="main",
             system="You are under test.",
             models=(model,),
             summariser=model,
-            tools={name: KillToolAdapter(far, name, effect) for name, effect in world.TOOL_EFFECTS.items()},
+            tools={name: KillToolAdapter(remote, name, effect) for name, effect in world.TOOL_EFFECTS.items()},
             memories=tuple(self.memories),
             soft_share=0.5,
             keep_turns=1,
@@ -215,12 +215,13 @@ class OrderExecutor:
 
 def _describe_cursor(cursor: ConsumerCursor) -> str:
     left = (cursor.since or 0.0) + cursor.wait - time.time()
-    return f"{cursor.consumer} of {cursor.session} (due in {left:.1f} s, {cursor.owner or 'free'}, {cursor.error or 'no error'})"
+    state = f"due in {left:.1f} s, {cursor.owner or 'free'}, {cursor.error or 'no error'}"
+    return f"{cursor.consumer} of {cursor.session} ({state})"
 
 
 async def serve_home(terms: ChildProcessTerms, parts: ChildProcessParts) -> None:
     """Serve a home from taking its lock until SIGTERM or a kill."""
-    far = KillClient(Path(terms.socket))
+    remote = KillClient(Path(terms.socket))
     home = Path(terms.home)
     clock, chance = ChildProcessClock(), ChildProcessRandom()
     log = open_log(clock=clock, form="json", level="warning")
@@ -229,18 +230,18 @@ async def serve_home(terms: ChildProcessTerms, parts: ChildProcessParts) -> None
         store.kill_switch = KillSwitch(terms.gate)
         gates = Gates(store=store, clock=clock, chance=chance, log=log, owner=f"{os.getpid()}-{chance.bytes(4).hex()}")
         wakeups = Wakeups()
-        hands = ChildProcessRuntimes(far, parts)
+        runtimes = ChildProcessRuntimes(remote, parts)
         accept = parts.accept(gates, admit=_admit_message, wakeups=wakeups)
         supervisor = WorkerSupervisor(
             gates,
-            runtimes=hands,
+            runtimes=runtimes,
             wakeups=wakeups,
             lease_seconds=terms.lease,
             send_deadline=world.DEADLINE_SECONDS,
             draft_deadline=world.DEADLINE_SECONDS,
         )
-        control = SessionAdmin(gates, wakeups=wakeups, accept=accept, runtimes=hands, erasures=home / "erasures.log")
-        executor = OrderExecutor(far, control, store)
+        control = SessionAdmin(gates, wakeups=wakeups, accept=accept, runtimes=runtimes, erasures=home / "erasures.log")
+        executor = OrderExecutor(remote, control, store)
         await store.revoke_leases(owner=gates.owner, at=clock.now())
         await control.reapply_erasures()
         stop = asyncio.Event()
@@ -250,10 +251,10 @@ async def serve_home(terms: ChildProcessTerms, parts: ChildProcessParts) -> None
             "renew": supervisor.keep_renewing_leases,
             "operator": executor.run,
         }
-        for name, platform in hands.platforms.items():
+        for name, platform in runtimes.platforms.items():
             work[f"listen {name}"] = functools.partial(platform.listen, accept)
         tasks = [asyncio.create_task(supervisor.keep_running(name, each), name=name) for name, each in work.items()]
-        await far.call("ready", "", {"pid": os.getpid(), "computed": time.process_time()})
+        await remote.call("ready", "", {"pid": os.getpid(), "computed": time.process_time()})
         await stop.wait()
         await supervisor.drain(DRAIN_SECONDS)
         for task in tasks:

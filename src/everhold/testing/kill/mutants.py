@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from everhold.engine.agent_runtime import AgentRuntime
-from everhold.ingress.accept import MessageAcceptor as Door
+from everhold.ingress.accept import MessageAcceptor as AcceptMessage
 from everhold.ports.platform import AcceptMessage, AcceptResult, IncomingMessage, OutgoingMessage
 from everhold.ports.store import Step
 from everhold.ports.tool import ToolEffect
@@ -47,7 +47,7 @@ class ChangingKeysPlatform(KillPlatformAdapter):
         return await super().send(structs.replace(out, key=f"{out.key}@{now}"))
 
 
-class ForgettingAccept(Door):
+class ForgettingAccept(AcceptMessage):
     """Does not recognise duplicates."""
 
     async def __call__(self, incoming: IncomingMessage) -> AcceptResult:
@@ -86,6 +86,6 @@ MUTANTS: Final = {
         parts=ChildProcessParts(policy=lambda _: "resend"),
         gate=KillGate(Step.DELIVERY_DONE, "before"),
         platform="hold",
-        found_by="had to be held",
+        found_by="under the hold policy",
     ),
 }

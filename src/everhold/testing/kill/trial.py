@@ -164,21 +164,21 @@ class KillTrial:
 
     async def _wait_until_idle(self) -> None:
         deadline = time.monotonic() + QUIET_SECONDS
-        unrest = "nobody was asked"
+        remaining = "no process was asked"
         while time.monotonic() < deadline:
             try:
-                unrest = await asyncio.wait_for(self.world.operator_orders.request("quiet"), PATIENCE_SECONDS)
+                remaining = await asyncio.wait_for(self.world.operator_orders.request("quiet"), PATIENCE_SECONDS)
             except TimeoutError:
-                unrest = "the operator got no answer"
+                remaining = "the operator got no answer"
                 break
             unheard = sum(
                 len(platform.incoming_messages) - platform.confirmed for platform in self.world.platforms.values()
             )
-            if not unrest and not unheard:
+            if not remaining and not unheard:
                 return
-            unrest = unrest or f"{unheard} messages were not confirmed"
+            remaining = remaining or f"{unheard} messages were not confirmed"
             await asyncio.sleep(0.1)
-        self.failures.append(f"work remains: {unrest}")
+        self.failures.append(f"work remains: {remaining}")
 
     def _read_reported_errors(self) -> list[str]:
         """Return the errors that the processes logged."""
@@ -192,14 +192,14 @@ class KillTrial:
             counts["entries"] += len(log.entries)
             counts["messages"] += sum(entry.kind == "heard" for entry in log.entries)
             counts["turns"] += sum(what == "turn" for what in log.operation_types.values())
-            counts["folds"] += sum(entry.kind == "compressed" for entry in log.entries)
+            counts["compressions"] += sum(entry.kind == "compressed" for entry in log.entries)
             counts["failed turns"] += sum(ended.outcome == "failed" for ended in log.ended.values())
             counts["resumed turns"] += sum(op.type == "turn" and op.attempts > 1 for op in log.operations)
             counts["calls of unknown outcome"] += sum(
                 isinstance(entry.body, Returned) and entry.body.unknown for entry in log.entries
             )
         counts["sessions"] += len(contents.logs)
-        counts["doubtful"] += sum(r.in_doubt for r in contents.receipts.values()) + sum(
+        counts["in doubt"] += sum(r.in_doubt for r in contents.receipts.values()) + sum(
             p.in_doubt for p in contents.dead_letters
         )
         counts["repeats absorbed"] += self.world.platforms["keyed"].repeats

@@ -66,7 +66,7 @@ def check_memories(
     receipts: Mapping[str, Sequence[Receipt]],
     *,
     policy: str,
-    at_rest: bool,
+    is_finished: bool,
 ) -> Iterator[str]:
     """Check that every exchange and note reached every provider once, in order, with its stamp."""
     for name, provider in providers.items():
@@ -91,7 +91,7 @@ def check_memories(
                 if one.session == session and not one.in_doubt and one.key not in provider.blamed:
                     yield f"{name} never received {one.key} alone, and it became a dead letter: {one.reason}"
             there = {item.key for item in kept}
-            for place in expected if at_rest else ():
+            for place in expected if is_finished else ():
                 if place.key not in there and place.key not in known.given_up and not place.erased:
                     yield f"{name} never got {place.key}"
 

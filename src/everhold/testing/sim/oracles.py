@@ -60,7 +60,7 @@ class SimFacts(Struct, frozen=True, kw_only=True):
     world: SimWorld
     witness: InvariantWitness
     environment: SimEnvironment
-    at_rest: bool
+    is_finished: bool
     """Whether all work is done. If not, a missing item may only be late."""
 
 
@@ -71,7 +71,7 @@ async def check_all(
     witness: InvariantWitness,
     environment: SimEnvironment,
     *,
-    at_rest: bool,
+    is_finished: bool,
 ) -> list[str]:
     """Return all violations."""
     sessions = [session.id for session in await store.list_sessions(limit=1_000)]
@@ -86,12 +86,14 @@ async def check_all(
         witness=witness,
         environment=environment,
         offsets={(it.scope, it.key): it.value for it in await store.list_state_records(StateNamespace.PLATFORM_OFFSET)},
-        at_rest=at_rest,
+        is_finished=is_finished,
     )
     links = dict(await store.list_identity_links())
     report = await control.audit_store()
     problems = [
-        f"the audit says: {finding.text}" for finding in report.broken_findings if at_rest or finding.promise == "P8"
+        f"the audit says: {finding.text}"
+        for finding in report.broken_findings
+        if is_finished or finding.promise == "P8"
     ]
     problems += await check_told_contexts(facts, control)
     problems += [
@@ -117,7 +119,7 @@ async def check_all(
         facts.dead_letters,
         facts.receipts,
         policy=world.profile.policy,
-        at_rest=at_rest,
+        is_finished=is_finished,
     )
     return problems
 
@@ -276,7 +278,7 @@ def check_answered(facts: SimFacts) -> Iterator[str]:
                 if seq < last:
                     yield f"{session}: message {seq} was answered after message {last}"
                 last = seq
-        if facts.at_rest:
+        if facts.is_finished:
             for seq, entry in consumption.pending.items():
                 if isinstance(entry.body, Heard) and entry.body.asks:
                     yield f"{session}: no operation took message {seq}: {entry.body.text!r}"
@@ -327,7 +329,7 @@ def check_operation_bounds(facts: SimFacts) -> Iterator[str]:
             yield from (f"{where} {why}" for why in _calls(entry, calls))
             if isinstance(entry.body, Ended):
                 running.pop(entry.op, None)
-        if facts.at_rest and running:
+        if facts.is_finished and running:
             yield f"{session}: operations {sorted(running)} still run"
 
 
@@ -448,7 +450,7 @@ def check_deliveries(facts: SimFacts) -> Iterator[str]:
         yield from _shown_once(platform, facts)
         times = Counter(out.key for out in platform.shown_messages)
         for (name, _), parts in replies.parts.items():
-            if name != platform.name or not facts.at_rest:
+            if name != platform.name or not facts.is_finished:
                 continue
             for key in parts:
                 if key not in times and key not in replies.optional and key not in given_up:
@@ -509,7 +511,7 @@ def check_drafts(facts: SimFacts) -> Iterator[str]:
         for platform in facts.environment.platforms.values():
             for receipt in facts.receipts[session]:
                 text = platform.drafts.get(receipt.remote, "") if receipt.part == DRAFT_PART else ""
-                if text.endswith(" …") and receipt.seq not in excused and facts.at_rest:
+                if text.endswith(" …") and receipt.seq not in excused and facts.is_finished:
                     yield f"{platform.name} still shows a draft of entry {receipt.seq} of {session}: {text!r}"
 
 

@@ -84,7 +84,7 @@ def _run_schedule(seed: int, profile: SimProfile, disk: Path, parts: SimProcessP
         runtimes = SimRuntimes(environment)
         acceptor = MessageAcceptor(gates, admit=admit_message, wakeups=Wakeups())
         control = SessionAdmin(gates, wakeups=Wakeups(), accept=acceptor, runtimes=runtimes)
-        found = await oracles.check_all(store, control, world, witness, environment, at_rest=not left)
+        found = await oracles.check_all(store, control, world, witness, environment, is_finished=not left)
         await store.close()
         await host.close()
         return undone + found
