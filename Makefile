@@ -7,6 +7,8 @@ HOME_DIR ?= .everhold
 JOBS ?= 4
 SEEDS ?= 10000
 KILLS ?= 1000
+PART ?=
+FROM ?= 0
 BUSY ?= 10
 ARGS ?=
 
@@ -39,8 +41,19 @@ format: $(VENV)/.ready-dev ## format, and apply the linter's fixes
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-prove: $(VENV)/.ready-dev deps $(if $(HINDSIGHT),.hindsight/.ready) ## the long runs: SEEDS=10000 schedules, KILLS=1000 kills
-	EVERHOLD_SEEDS=$(SEEDS) EVERHOLD_KILLS=$(KILLS) $(BIN)/python -m pytest -n $(JOBS) -m prove --timeout 7200 $(ARGS)
+# Parts of `make prove`, each at most 60 minutes. FROM=N continues `seeds` at seed N, and `kills` after N kills.
+PROVE_seeds := tests/sim/test_schedules.py
+PROVE_mutants := tests/sim/test_mutants.py
+PROVE_kills := tests/kill
+PROVE_services := tests/memories tests/hermes
+PROVE_platforms := tests/platforms
+PROVE_rest := tests $(addprefix --ignore=,tests/sim $(PROVE_kills) $(PROVE_services) $(PROVE_platforms))
+
+prove: $(VENV)/.ready-dev deps $(if $(HINDSIGHT),.hindsight/.ready) ## the long runs (SEEDS=10000 KILLS=1000), or one PART=seeds|mutants|kills|services|platforms|rest
+	@test -z '$(PART)' || test -n '$(PROVE_$(PART))' || { \
+	  echo 'PART=$(PART) is unknown; use seeds, mutants, kills, services, platforms or rest'; exit 2; }
+	EVERHOLD_FROM=$(FROM) EVERHOLD_SEEDS=$(SEEDS) EVERHOLD_KILLS=$(KILLS) \
+	  $(BIN)/python -m pytest -n $(JOBS) -m prove --timeout 7200 $(PROVE_$(PART)) $(ARGS)
 
 bench: $(VENV)/.ready-dev ## measure, side by side with others
 	@test -d bench || { echo 'there are no benchmarks yet'; exit 1; }

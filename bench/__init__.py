@@ -1,1 +1,1 @@
-"""How fast everhold is, as ratios measured in one run beside whoever does the same work."""
+"""Benchmarks: everhold compared with other programs that do the same work in the same run."""

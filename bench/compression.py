@@ -162,7 +162,6 @@ async def _bytes(directory: Path) -> int:
         await gateway.wait_until_idle()
         new = await gateway.store.list_entries(session.id, after=session.last_seq)
         assert any(isinstance(entry.body, Compressed) for entry in new)
-        await gateway.store.close()
     db = apsw.Connection(str(directory / "log.db"))
     ((size,),) = db.execute(
         "select sum(length(body) + length(salt) + length(digest) + 64) from entries where session = ? and seq > ?",
@@ -201,13 +200,13 @@ def measure_turn(*, compressing: bool) -> float:
     async def run(directory: Path) -> float:
         summariser = SlowSummariser(MODEL_SECONDS)
         settings: dict[str, object] = (
-            {"soft_share": 0.00001, "hard_share": 9.0, "keep_turns": 1}
+            {"soft_share": 0.0003, "hard_share": 0.0009, "keep_turns": 1}
             if compressing
             else {"soft_share": 8.0, "hard_share": 9.0}
         )
         async with CompressingGateway(directory, summariser=summariser, **settings).open() as gateway:  # type: ignore[arg-type]
             assert isinstance(gateway, CompressingGateway)
-            for _ in range(4):
+            for _ in range(24):  # up to the soft limit, so that a compression starts
                 await gateway.turn("chat")
             took = []
             for _ in range(20):

@@ -286,7 +286,7 @@ def _ready(subject: Subject, world: World) -> None:
     """Start the subject and wait until a turn is stored. The turns of this phase are not counted."""
     subject.start()
     for number in range(30):
-        warming = f"Hello for the {number}th time after start {world.starts}, anybody there yet?"
+        warming = f"Hello for the {number}th time after start {world.starts}, are you there yet?"
         subject.turn(warming)
         until = time.monotonic() + SLOW_SECONDS
         while time.monotonic() < until:

@@ -48,7 +48,7 @@ def settle_in() -> None:
 
 
 def kept(names: list[str]) -> list[str]:
-    """Those of the messages that its database has as somebody's words."""
+    """Return the messages that its database has as user messages."""
     with sqlite3.connect(HOME / "state.db") as db:
         rows = db.execute("select content from messages where role = 'user'").fetchall()
     words = set(" ".join(str(row[0]) for row in rows).split())

@@ -1,4 +1,4 @@
-"""What tests share: one Synapse for a whole run, however many workers there are, and what they must not share."""
+"""Shared fixtures: one Synapse server for a whole run, and a separate lock directory for the run."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from hypothesis import HealthCheck, settings
 
 from everhold.testing.platforms.synapse import SynapseServer
 
-# Hypothesis gives each example 200 ms and takes slow generation for a mistake: both would measure a busy machine.
+# By default, Hypothesis fails an example after 200 ms and fails on slow generation. A busy machine would exceed both.
 settings.register_profile("everhold", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("everhold")
 
 
 def pytest_configure() -> None:
-    """A run that was started in the background ignores Ctrl-C, and so would every program that the tests interrupt."""
+    """Restore SIGINT.
+
+    A run in the background ignores it, and the programs that the tests interrupt would inherit that.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _tokens_of_ones_own() -> Iterator[None]:
-    """A token is listened to by one gateway on a machine, and the tests of all workers use the same few tokens."""
+def _separate_account_locks() -> Iterator[None]:
+    """Use own account locks, because one gateway per machine may use a token, and all workers use the same few
+    tokens."""
     with tempfile.TemporaryDirectory(prefix="everhold-run-") as path, pytest.MonkeyPatch.context() as patch:
         patch.setenv("EVERHOLD_LOCKS", path)
         yield

@@ -1,4 +1,4 @@
-"""How tests wait for something that other threads or processes do."""
+"""Wait in tests for an action of another thread or process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 LIMIT_SECONDS: Final = 100.0
-"""A wait ends with a failure after this long. It is a safety net for something that never comes: no test may be decided
-by it, not even beside ten busy processes (`make busy`)."""
+"""A wait fails after this time. It is a safety net for a condition that never holds: no test may depend on it, not even
+beside ten busy processes (`make busy`)."""
 LOOK_SECONDS: Final = 0.01
 
 
 async def wait_until(condition: Callable[[], object | Awaitable[object]], *, seconds: float = LIMIT_SECONDS) -> None:
-    """Look again and again until the condition holds."""
+    """Poll until the condition holds."""
     async with asyncio.timeout(seconds):
         while True:
             seen = condition()
@@ -24,7 +24,7 @@ async def wait_until(condition: Callable[[], object | Awaitable[object]], *, sec
 
 
 def block_until(condition: Callable[[], object], *, seconds: float = LIMIT_SECONDS) -> None:
-    """The same for a test without an event loop."""
+    """Poll until the condition holds, in a test without an event loop."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"this did not happen within {seconds:g} s"

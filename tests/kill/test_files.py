@@ -1,4 +1,4 @@
-"""A gateway killed with -9 while a file is on its way, in either direction: it is kept whole, and shown once."""
+"""A gateway is killed with -9 during the transfer of a file, in either direction: the file is whole and shown once."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ def discord() -> Iterator[ThreadedServer[DiscordServer]]:
 
 
 def make_home(path: Path, model: ModelServer, platform: str, token: str, account: dict[str, Any]) -> CommandHome:
-    house = CommandHome(path / "home", make_plugin(path / "plugin"))
+    home = CommandHome(path / "home", make_plugin(path / "plugin"))
     access = {"direct": [f"{platform}:1001"]}
     config = {
         "models": {"m": make_model_section(model.openai)},
         "defaults": {"memories": [], "tools": ["attach"]},
         "platforms": {platform: {"main": {"token_env": "TOKEN", "access": access, **account}}},
     }
-    (house.path / "config.yaml").write_text(json.dumps(config))
-    (house.path / ".env").touch(mode=0o600)
-    (house.path / ".env").write_text(f"TOKEN={token}\nMODEL_KEY={KEY}\n")
-    return house
+    (home.path / "config.yaml").write_text(json.dumps(config))
+    (home.path / ".env").touch(mode=0o600)
+    (home.path / ".env").write_text(f"TOKEN={token}\nMODEL_KEY={KEY}\n")
+    return home
 
 
-def read_heard(house: CommandHome) -> list[dict[str, Any]]:
-    """What was heard, as it stands in the log."""
-    store = sqlite3.connect(f"file:{house.path / 'everhold.db'}?mode=ro", uri=True)
+def read_heard(home: CommandHome) -> list[dict[str, Any]]:
+    """Return the bodies of all `heard` entries."""
+    store = sqlite3.connect(f"file:{home.path / 'everhold.db'}?mode=ro", uri=True)
     try:
         rows = store.execute("select body from entries where kind = 'heard' order by pos").fetchall()
     finally:
@@ -71,15 +71,15 @@ def read_heard(house: CommandHome) -> list[dict[str, Any]]:
     return [json.loads(row[0]) for row in rows]
 
 
-def wait_until_idle(house: CommandHome) -> None:
+def wait_until_idle(home: CommandHome) -> None:
     wait_until(
-        lambda: not json.loads(house.run_in_process("status", "--json").out or '{"waiting": [1]}')["waiting"],
+        lambda: not json.loads(home.run_in_process("status", "--json").out or '{"waiting": [1]}')["waiting"],
         seconds=60,
     )
 
 
 def offer_file(model: ModelServer) -> None:
-    """Whoever asks next gets a file."""
+    """Make the model attach a file to its next reply."""
     call = ToolCall(id="c1", tool="attach", arguments={"name": "table.csv", "text": DATA.decode()})
     model.add_steps(ModelServerReply(text="", calls=(call,)), ModelServerReply(text="Here it is."))
 
@@ -88,63 +88,63 @@ def test_killed_while_a_file_comes_in_it_is_fetched_again(
     tmp_path: Path, telegram: ThreadedServer[TelegramServer], model: ModelServer
 ) -> None:
     server = telegram.server
-    house = make_home(tmp_path, model, "telegram", remote_telegram.TOKEN, {"base_url": server.url, "poll_seconds": 1})
-    gateway = house.start_gateway()
+    home = make_home(tmp_path, model, "telegram", remote_telegram.TOKEN, {"base_url": server.url, "poll_seconds": 1})
+    gateway = home.start_gateway()
     server.plan_fault("getFile", "hang")
     telegram.run(server.write_message("look at this", user=1001, file=("table.csv", DATA)))
     wait_until(server.held.is_set)
     gateway.kill()
-    assert read_heard(house) == [], "nothing was confirmed, nothing is lost"
-    house.start_gateway()
+    assert read_heard(home) == [], "nothing was confirmed, nothing is lost"
+    home.start_gateway()
     wait_until(lambda: len(server.list_bot_texts(1001)) == 1)
-    wait_until_idle(house)
-    (body,) = read_heard(house)
+    wait_until_idle(home)
+    (body,) = read_heard(home)
     (file,) = body["attachments"]
     assert (file["name"], file["size"]) == ("table.csv", len(DATA))
     assert hashlib.sha256(DATA).hexdigest() in file["blob"]
-    house.run_in_process("audit").ok()
-    house.close()
+    home.run_in_process("audit").ok()
+    home.close()
 
 
 def test_killed_while_a_file_goes_out_it_is_shown_once_or_counted(
     tmp_path: Path, telegram: ThreadedServer[TelegramServer], model: ModelServer
 ) -> None:
-    """Telegram cannot tell whether it is there: the policy sends it again, and says that it did."""
+    """Telegram cannot be asked whether the file arrived, so the policy resends it and records the doubt."""
     server = telegram.server
-    house = make_home(tmp_path, model, "telegram", remote_telegram.TOKEN, {"base_url": server.url, "poll_seconds": 1})
-    gateway = house.start_gateway()
+    home = make_home(tmp_path, model, "telegram", remote_telegram.TOKEN, {"base_url": server.url, "poll_seconds": 1})
+    gateway = home.start_gateway()
     offer_file(model)
     server.plan_fault("sendDocument", "hang")
     telegram.run(server.write_message("as a table, please", user=1001))
     wait_until(server.held.is_set)
     gateway.kill()
-    house.start_gateway()
+    home.start_gateway()
     wait_until(lambda: any(it.file for it in server.list_shown_messages(1001)), seconds=60)
-    wait_until_idle(house)
+    wait_until_idle(home)
     shown = [it.file or it.text for it in server.list_shown_messages(1001)][1:]
     assert shown == ["Here it is.", ("table.csv", DATA)]
-    assert json.loads(house.run_in_process("status", "--json").out)["in_doubt"] == 1
-    house.run_in_process("audit").ok()
-    house.close()
+    assert json.loads(home.run_in_process("status", "--json").out)["in_doubt"] == 1
+    home.run_in_process("audit").ok()
+    home.close()
 
 
 def test_killed_after_a_file_went_out_it_is_not_sent_twice(
     tmp_path: Path, discord: ThreadedServer[DiscordServer], model: ModelServer
 ) -> None:
-    """Discord knows its nonce again, also with a file."""
+    """Discord recognises a repeated nonce, also with a file."""
     server = discord.server
-    house = make_home(tmp_path, model, "discord", remote_discord.TOKEN, {"base_url": server.api})
-    gateway = house.start_gateway()
+    home = make_home(tmp_path, model, "discord", remote_discord.TOKEN, {"base_url": server.api})
+    gateway = home.start_gateway()
     offer_file(model)
     discord.run(server.write_message("as a table, please", channel="2001", user="1001"))
     wait_until(lambda: any(it["attachments"] for it in server.list_shown_messages("2001")))
-    gateway.kill()  # before it was told, as often as not
-    house.start_gateway()
-    wait_until_idle(house)
+    gateway.kill()  # often before the receipt is committed
+    home.start_gateway()
+    wait_until_idle(home)
     shown = [
         [file["filename"] for file in it["attachments"]] or it["content"] for it in server.list_shown_messages("2001")
     ]
     assert shown == ["Here it is.", ["table.csv"]]
-    assert json.loads(house.run_in_process("status", "--json").out)["in_doubt"] == 0
-    house.run_in_process("audit").ok()
-    house.close()
+    assert json.loads(home.run_in_process("status", "--json").out)["in_doubt"] == 0
+    home.run_in_process("audit").ok()
+    home.close()

@@ -1,4 +1,4 @@
-"""Somebody is forgotten, and the process that does it is killed -9 at any moment: whoever comes next finishes it."""
+"""The process that forgets a person is killed with -9 at any moment, and the next process finishes the work."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tests.memories.services import MemoryServices
 from tests.waiting import LIMIT_SECONDS
 
 KILLS = min(200, int(os.environ.get("EVERHOLD_KILLS", "200")))
-A_RUN = 20
+KILLS_PER_RUN = 20
 CHATS = 3
-"""Sessions of each person: each is erased in a commit of its own."""
+"""Sessions of each person. Each is erased in its own commit."""
 LONGEST_SECONDS = 1.0
-"""About as long as it takes to forget somebody here, the start of the command included."""
+"""About the duration of forgetting one person, with the start of the command."""
 
 
 class ForgettingHome(GatewayProcess):
-    """People who told something nobody else knows, and who leave one after the other."""
+    """A home with people who each told a secret, and who are forgotten one after another."""
 
     stores = ("mem0", "supermemory")
 
     def __init__(self, path: Path, services: MemoryServices, *, people: int, seed: int) -> None:
-        patient = {"deadline_seconds": 5.0}  # the machine may be busy; it is not about the services
+        patient = {"deadline_seconds": 5.0}  # the machine may be busy
         super().__init__(path, services.config("mem0", "supermemory", mem0=patient, supermemory=patient))
         self.services = services
-        self.dice = random.Random(f"leaving/{seed}")
+        self.rng = random.Random(f"leaving/{seed}")
         self.people = [f"person{number}" for number in range(people)]
 
     def secret(self, person: str) -> str:
@@ -51,13 +51,13 @@ class ForgettingHome(GatewayProcess):
         await self.until(lambda: all(self.holds(name, person) for name in self.stores for person in self.people))
 
     def holds(self, name: str, person: str) -> bool:
-        """Whether a service has something of somebody."""
+        """Return whether a service has a person's secret."""
         texts = self.services.mem0.texts() if name == "mem0" else self.services.supermemory.texts()
         return any(self.secret(person) in text for text in texts)
 
     async def until(self, true: Callable[[], bool], *, seconds: float = LIMIT_SECONDS) -> None:
         end = time.monotonic() + seconds
-        while not true():  # another process rings no bell
+        while not true():  # poll, because another process sends no event
             assert time.monotonic() < end, self.errors.read_text()[-4_000:]
             await asyncio.sleep(0.05)
 
@@ -86,23 +86,23 @@ class ForgettingHome(GatewayProcess):
     def records(self) -> list[dict[str, list[str]]]:
         path = self.home / "erasures.log"
         lines = path.read_bytes().splitlines() if path.exists() else []
-        # a line that is being written is none yet
+        # skip a line that is not complete yet
         return [json.loads(line) for line in lines if b'"forget"' in line and line.endswith(b"}")]
 
     def left(self, person: str, *, besides: str = "backups") -> list[str]:
-        """Files and services that have a word of somebody."""
+        """Return the files and services that have a person's secret."""
         secret = self.secret(person).encode()
         files = [path for path in self.home.rglob("*") if path.is_file() and besides not in path.parts]
         found = [str(path.relative_to(self.home)) for path in files if secret in path.read_bytes()]
         return found + [name for name in self.stores if self.holds(name, person)]
 
     async def forget(self, person: str) -> bool:
-        """Begin to forget somebody, and kill whoever does it; whether that was in the middle of it."""
+        """Begin to forget a person and kill the process; return whether the kill met the forgetting."""
         command = await self.run("memory", "forget", person, "--yes")
-        # not before it can have begun: that a command can be killed while it starts needs no proof
-        if self.dice.random() < 0.8:
+        # mostly wait until it has begun, because a kill during the start of the command tests nothing
+        if self.rng.random() < 0.8:
             await self.until(lambda: self.begun(person) or command.returncode is not None)
-        await asyncio.sleep(self.dice.random() * self.dice.choice((0.02, 0.1, LONGEST_SECONDS)))
+        await asyncio.sleep(self.rng.random() * self.rng.choice((0.02, 0.1, LONGEST_SECONDS)))
         within = self.begun(person) and not self.finished(person)
         await self.kill()
         await command.wait()
@@ -112,37 +112,37 @@ class ForgettingHome(GatewayProcess):
 @contextlib.asynccontextmanager
 async def run_forgetting_home(path: Path, *, people: int, seed: int) -> AsyncIterator[ForgettingHome]:
     async with MemoryServices().run() as services:
-        street = ForgettingHome(path, services, people=people, seed=seed)
+        home = ForgettingHome(path, services, people=people, seed=seed)
         try:
-            await street.start()
-            await street.wait_until_ready()
-            await street.tell()
-            yield street
+            await home.start()
+            await home.wait_until_ready()
+            await home.tell()
+            yield home
         finally:
-            await street.close()
+            await home.close()
 
 
 async def run_kills(path: Path, *, kills: int, seed: int) -> int:
-    """Forget so many people, each while somebody is killed; how many kills met a forgetting."""
+    """Forget `kills` people, each with a kill; return how many kills met a forgetting."""
     met = 0
-    async with run_forgetting_home(path, people=kills + 1, seed=seed) as street:
-        *going, staying = street.people
+    async with run_forgetting_home(path, people=kills + 1, seed=seed) as home:
+        *going, staying = home.people
         for person in going:
-            met += await street.forget(person)
-            if street.dice.random() < 0.5:  # whoever finishes it is not safe either
-                await street.start()
-                await asyncio.sleep(street.dice.random() * 2)
-                await street.kill()
-            await street.start()
-            await street.wait_until_ready()
-            if not street.begun(person):  # nobody had written down that it should be done
-                assert await (await street.run("memory", "forget", person, "--yes")).wait() == 0
-            await street.until(functools.partial(street.finished, person))
-            assert not street.left(person)
-        assert await (await street.run("audit")).wait() == 0, street.errors.read_text()[-4_000:]
-        assert {"everhold.db", *street.stores} <= {name.removesuffix("-wal") for name in street.left(staying)}
+            met += await home.forget(person)
+            if home.rng.random() < 0.5:  # sometimes kill the next process too
+                await home.start()
+                await asyncio.sleep(home.rng.random() * 2)
+                await home.kill()
+            await home.start()
+            await home.wait_until_ready()
+            if not home.begun(person):  # the kill came before the request was recorded
+                assert await (await home.run("memory", "forget", person, "--yes")).wait() == 0
+            await home.until(functools.partial(home.finished, person))
+            assert not home.left(person)
+        assert await (await home.run("audit")).wait() == 0, home.errors.read_text()[-4_000:]
+        assert {"everhold.db", *home.stores} <= {name.removesuffix("-wal") for name in home.left(staying)}
         for person in going:
-            assert not street.left(person), "it came back"
+            assert not home.left(person), "erased text came back"
     return met
 
 
@@ -153,27 +153,27 @@ async def test_a_kill_in_the_middle_of_forgetting_brings_nothing_back(tmp_path: 
 
 @pytest.mark.prove
 async def test_a_restore_that_is_killed_forgets_again(tmp_path: Path) -> None:
-    async with run_forgetting_home(tmp_path, people=2, seed=2) as street:
-        gone, stays = street.people
-        assert await (await street.run("backup")).wait() == 0
-        assert await (await street.run("memory", "forget", gone, "--yes")).wait() == 0
-        assert not street.left(gone)
-        await street.kill()
-        restore = await street.run("restore", "--yes")
-        await asyncio.sleep(street.dice.random())
+    async with run_forgetting_home(tmp_path, people=2, seed=2) as home:
+        gone, stays = home.people
+        assert await (await home.run("backup")).wait() == 0
+        assert await (await home.run("memory", "forget", gone, "--yes")).wait() == 0
+        assert not home.left(gone)
+        await home.kill()
+        restore = await home.run("restore", "--yes")
+        await asyncio.sleep(home.rng.random())
         with contextlib.suppress(ProcessLookupError):
             restore.kill()
         await restore.wait()
-        assert await (await street.run("restore", "--yes")).wait() == 0, street.errors.read_text()[-4_000:]
-        await street.start()
-        await street.wait_until_ready()
-        assert await (await street.run("audit")).wait() == 0, street.errors.read_text()[-4_000:]
-        assert not street.left(gone)
-        assert street.left(stays)
+        assert await (await home.run("restore", "--yes")).wait() == 0, home.errors.read_text()[-4_000:]
+        await home.start()
+        await home.wait_until_ready()
+        assert await (await home.run("audit")).wait() == 0, home.errors.read_text()[-4_000:]
+        assert not home.left(gone)
+        assert home.left(stays)
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", range(100, 100 + -(-KILLS // A_RUN)))
+@pytest.mark.parametrize("seed", range(100, 100 + -(-KILLS // KILLS_PER_RUN)))
 async def test_many_kills_in_the_middle_of_forgetting(tmp_path: Path, seed: int) -> None:
-    assert await run_kills(tmp_path, kills=A_RUN, seed=seed)
+    assert await run_kills(tmp_path, kills=KILLS_PER_RUN, seed=seed)

@@ -1,6 +1,6 @@
-"""A real gateway behind Discord, Slack and Matrix, killed with -9: what was written is heard once and answered once.
+"""A real gateway with Discord, Slack or Matrix is killed with -9: every message is heard once and answered once.
 
-All of them can tell whether a reply is there, so nothing may be there twice, whenever the process died.
+These platforms recognise a repeat or can be probed, so no reply may be shown twice.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from tests.waiting import LIMIT_SECONDS
 PEOPLE = (1, 2, 3)
 
 
-class TestedPlatform(Protocol):
-    """A platform with three people on it."""
+class PlatformUnderTest(Protocol):
+    """A platform with three users."""
 
     name: str
 
@@ -55,7 +55,7 @@ class TestedPlatform(Protocol):
     def said(self, person: int) -> list[str]: ...
 
 
-class TestedDiscord:
+class DiscordUnderTest:
     name = "discord"
 
     def __init__(self, running: ThreadedServer[DiscordServer]) -> None:
@@ -81,7 +81,7 @@ class TestedDiscord:
         return [it["content"] for it in self.running.server.list_shown_messages(self.chat(person))]
 
 
-class TestedSlack:
+class SlackUnderTest:
     name = "slack"
 
     def __init__(self, running: ThreadedServer[SlackServer]) -> None:
@@ -106,7 +106,7 @@ class TestedSlack:
         return [it["text"] for it in self.running.server.list_shown_messages(self.chat(person))]
 
 
-class TestedMatrix:
+class MatrixUnderTest:
     """Rooms on a real homeserver, which outlive their test and meet no other."""
 
     name = "matrix"
@@ -155,16 +155,16 @@ class TestedMatrix:
 
 
 @pytest.fixture(params=["discord", "slack", pytest.param("matrix", marks=pytest.mark.prove)])
-def side(request: pytest.FixtureRequest) -> Iterator[TestedPlatform]:
+def remote(request: pytest.FixtureRequest) -> Iterator[PlatformUnderTest]:
     match request.param:
         case "discord":
             with serve_in_thread(DiscordServer) as discord:
-                yield TestedDiscord(discord)
+                yield DiscordUnderTest(discord)
         case "slack":
             with serve_in_thread(SlackServer) as slack:
-                yield TestedSlack(slack)
+                yield SlackUnderTest(slack)
         case _:
-            yield TestedMatrix(request.getfixturevalue("synapse"))
+            yield MatrixUnderTest(request.getfixturevalue("synapse"))
 
 
 @pytest.fixture
@@ -175,30 +175,30 @@ def model() -> Iterator[ModelServer]:
 
 
 @pytest.fixture
-def house(tmp_path: Path, side: TestedPlatform, model: ModelServer) -> Iterator[CommandHome]:
-    house = CommandHome(tmp_path / "home", make_plugin(tmp_path / "plugin"))
+def home(tmp_path: Path, remote: PlatformUnderTest, model: ModelServer) -> Iterator[CommandHome]:
+    home = CommandHome(tmp_path / "home", make_plugin(tmp_path / "plugin"))
     config = {
         "models": {"m": make_model_section(model.openai)},
         "defaults": {"memories": [], "tools": []},
-        "platforms": {side.name: {"main": side.account()}},
+        "platforms": {remote.name: {"main": remote.account()}},
     }
-    (house.path / "config.yaml").write_text(json.dumps(config))
-    (house.path / ".env").touch(mode=0o600)
-    secrets = {**side.secrets(), "MODEL_KEY": KEY}
-    (house.path / ".env").write_text("".join(f"{name}={value}\n" for name, value in secrets.items()))
-    yield house
-    house.close()
+    (home.path / "config.yaml").write_text(json.dumps(config))
+    (home.path / ".env").touch(mode=0o600)
+    secrets = {**remote.secrets(), "MODEL_KEY": KEY}
+    (home.path / ".env").write_text("".join(f"{name}={value}\n" for name, value in secrets.items()))
+    yield home
+    home.close()
 
 
 def answer(received: ReceivedModelRequest) -> ModelServerStep:
-    """Names the last message it was shown, so that what was answered can be told."""
+    """Answer with the last message, so that a test can tell which message was answered."""
     said = [message["content"] for message in received.json["messages"] if message["role"] == "user"]
     return ModelServerReply(text=f"noted up to: {said[-1]}", stream=False)
 
 
-def read_heard(house: CommandHome, chat: str) -> list[str]:
-    """What the log has of a chat, in its order; looked at while others write."""
-    store = sqlite3.connect(f"file:{house.path / 'everhold.db'}?mode=ro", uri=True)
+def read_heard(home: CommandHome, chat: str) -> list[str]:
+    """Return the texts of a chat's `heard` entries in order, while the gateway runs."""
+    store = sqlite3.connect(f"file:{home.path / 'everhold.db'}?mode=ro", uri=True)
     try:
         rows = store.execute("select body from entries where kind = 'heard' order by pos").fetchall()
     finally:
@@ -207,68 +207,72 @@ def read_heard(house: CommandHome, chat: str) -> list[str]:
     return [body["text"] for body in bodies if body["origin"]["chat"] == chat]
 
 
-def is_answered(side: TestedPlatform, text: str, person: int = 1) -> bool:
-    return any(text in said for said in side.said(person))
+def is_answered(remote: PlatformUnderTest, text: str, person: int = 1) -> bool:
+    return any(text in said for said in remote.said(person))
 
 
-def wait_until_idle(house: CommandHome, seconds: float = LIMIT_SECONDS) -> None:
-    """Wait until nothing waits any more."""
+def wait_until_idle(home: CommandHome, seconds: float = LIMIT_SECONDS) -> None:
+    """Wait until no work is waiting."""
     wait_until(
-        lambda: not json.loads(house.run_in_process("status", "--json").out or '{"waiting": [1]}')["waiting"],
+        lambda: not json.loads(home.run_in_process("status", "--json").out or '{"waiting": [1]}')["waiting"],
         seconds=seconds,
     )
 
 
-def test_killed_while_it_thinks_it_answers_once(house: CommandHome, side: TestedPlatform, model: ModelServer) -> None:
-    side.write("hello", 1)
-    gateway = house.start_gateway()
-    wait_until(lambda: is_answered(side, "hello"))
-    wait_until_idle(house)
+def test_killed_while_it_thinks_it_answers_once(
+    home: CommandHome, remote: PlatformUnderTest, model: ModelServer
+) -> None:
+    remote.write("hello", 1)
+    gateway = home.start_gateway()
+    wait_until(lambda: is_answered(remote, "hello"))
+    wait_until_idle(home)
     model.add_steps(HangingConnection())
     before = len(model.requests)
-    side.write("one", 1)
+    remote.write("one", 1)
     wait_until(lambda: len(model.requests) > before)
     gateway.kill()
-    side.write("two, while it was dead", 1)
-    gateway = house.start_gateway()
-    wait_until(lambda: is_answered(side, "two, while it was dead"))
-    wait_until_idle(house)
-    assert read_heard(house, side.chat(1)) == ["hello", "one", "two, while it was dead"]
-    assert Counter(side.said(1)).most_common(1)[0][1] == 1
-    assert is_answered(side, "one")
-    house.run_in_process("audit").ok()
+    remote.write("two, while it was dead", 1)
+    gateway = home.start_gateway()
+    wait_until(lambda: is_answered(remote, "two, while it was dead"))
+    wait_until_idle(home)
+    assert read_heard(home, remote.chat(1)) == ["hello", "one", "two, while it was dead"]
+    assert Counter(remote.said(1)).most_common(1)[0][1] == 1
+    assert is_answered(remote, "one")
+    home.run_in_process("audit").ok()
     gateway.kill()
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(3600)
-def test_killed_at_any_moment_it_loses_nothing_and_says_nothing_twice(house: CommandHome, side: TestedPlatform) -> None:
-    chance = random.Random(int(os.environ.get("EVERHOLD_SEED", "7")))
+def test_killed_at_any_moment_it_loses_nothing_and_says_nothing_twice(
+    home: CommandHome, remote: PlatformUnderTest
+) -> None:
+    rng = random.Random(int(os.environ.get("EVERHOLD_SEED", "7")))
     kills = max(5, int(os.environ.get("EVERHOLD_KILLS", "20")) // 50)
     sent: dict[int, list[str]] = {person: [f"m{person}, to begin with"] for person in PEOPLE}
 
-    def crowd(count: int) -> None:
+    def write_messages(count: int) -> None:
         for _ in range(count):
-            person = chance.choice(PEOPLE)
+            person = rng.choice(PEOPLE)
             sent[person].append(f"m{sum(map(len, sent.values()))}.")
-            side.write(sent[person][-1], person)
+            remote.write(sent[person][-1], person)
 
-    gateway: GatewayProcess = house.start_gateway()
+    gateway: GatewayProcess = home.start_gateway()
     for person in PEOPLE:
-        side.write(sent[person][0], person)
-        wait_until(partial(lambda person: read_heard(house, side.chat(person)) == sent[person], person))
+        remote.write(sent[person][0], person)
+        wait_until(partial(lambda person: read_heard(home, remote.chat(person)) == sent[person], person))
     for _ in range(kills):
-        crowd(chance.randint(1, 6))
-        time.sleep(chance.uniform(0.0, 1.5))
+        write_messages(rng.randint(1, 6))
+        time.sleep(rng.uniform(0.0, 1.5))
         gateway.kill()
-        crowd(chance.randint(0, 3))
-        gateway = house.start_gateway()
-    crowd(3)
+        write_messages(rng.randint(0, 3))
+        gateway = home.start_gateway()
+    write_messages(3)
     for person in PEOPLE:
-        wait_until(partial(lambda person: read_heard(house, side.chat(person)) == sent[person], person))
-        wait_until(partial(is_answered, side, sent[person][-1], person), seconds=3 * LIMIT_SECONDS)
-    wait_until_idle(house, seconds=3 * LIMIT_SECONDS)
+        wait_until(partial(lambda person: read_heard(home, remote.chat(person)) == sent[person], person))
+        wait_until(partial(is_answered, remote, sent[person][-1], person), seconds=3 * LIMIT_SECONDS)
+    wait_until_idle(home, seconds=3 * LIMIT_SECONDS)
     for person in PEOPLE:
-        assert Counter(side.said(person)).most_common(1)[0][1] == 1, "somebody was told something twice"
-    assert json.loads(house.run_in_process("status", "--json").out)["in_doubt"] == 0
-    house.run_in_process("audit").ok()
+        assert Counter(remote.said(person)).most_common(1)[0][1] == 1, "a reply was shown twice"
+    assert json.loads(home.run_in_process("status", "--json").out)["in_doubt"] == 0
+    home.run_in_process("audit").ok()

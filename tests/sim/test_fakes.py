@@ -1,4 +1,4 @@
-"""The fakes that plug-in authors get are as unkind as the world."""
+"""The fakes for plug-in authors fail as real services do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_only_a_keyed_platform_recognises_a_repeat(delivery: DeliveryGuara
     assert len(platform.shown_messages) == shown
 
 
-async def test_a_failure_before_anything_happened_leaves_nothing_behind() -> None:
+async def test_a_failure_before_the_work_has_no_effect() -> None:
     platform = FakePlatform()
     platform.faults.fail_next(Transient("not now", retry_after=5), times=2)
     for _ in range(2):

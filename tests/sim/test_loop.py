@@ -1,4 +1,4 @@
-"""The loop under the simulated world: asyncio as it is, in virtual time, the same for the same seed."""
+"""The simulator's event loop: asyncio in virtual time, with equal runs for equal seeds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from everhold.testing.sim.loop import LoopStuck, SimLoop
 
 
 def loop(seed: int = 0, **options: float) -> SimLoop:
-    return SimLoop(seed, **options)  # type: ignore[abstract]  # sockets and signals it has not
+    return SimLoop(seed, **options)  # type: ignore[abstract]  # it lacks sockets and signals
 
 
-def test_time_passes_only_when_nobody_can_run() -> None:
+def test_time_passes_only_when_no_callback_can_run() -> None:
     async def main() -> float:
         await asyncio.sleep(3600)
         return asyncio.get_running_loop().time()
@@ -27,7 +27,7 @@ def test_asyncio_works_as_it_is() -> None:
         queue: asyncio.Queue[int] = asyncio.Queue()
         lock = asyncio.Lock()
 
-        async def ring() -> str:
+        async def set_event() -> str:
             await asyncio.sleep(5)
             async with lock:
                 bell.set()
@@ -42,7 +42,7 @@ def test_asyncio_works_as_it_is() -> None:
                 return f"late at {asyncio.get_running_loop().time():g}"
             return "in time"
 
-        found = await asyncio.gather(ring(), late(), asyncio.wait_for(queue.get(), 60))
+        found = await asyncio.gather(set_event(), late(), asyncio.wait_for(queue.get(), 60))
         task = asyncio.create_task(asyncio.sleep(1000))
         await asyncio.sleep(0)
         task.cancel()
@@ -75,20 +75,20 @@ def test_waiting_for_nothing_is_noticed() -> None:
     async def main() -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(LoopStuck, match="nobody can run"):
+    with pytest.raises(LoopStuck, match="no callback can run"):
         loop().run(main())
 
 
-def test_going_round_in_circles_is_noticed() -> None:
+def test_an_endless_loop_is_noticed() -> None:
     async def main() -> None:
-        while True:  # noqa: ASYNC110  # this is what it looks like
+        while True:  # noqa: ASYNC110  # an endless loop on purpose
             await asyncio.sleep(0)
 
-    with pytest.raises(LoopStuck, match="in circles"):
+    with pytest.raises(LoopStuck, match="endless loop"):
         loop().run(main())
 
 
-def test_what_waits_for_ever_runs_no_finally_while_anybody_looks() -> None:
+def test_a_task_that_waits_for_ever_runs_its_finally_only_at_close() -> None:
     ran: list[str] = []
 
     async def dead() -> None:
@@ -98,7 +98,7 @@ def test_what_waits_for_ever_runs_no_finally_while_anybody_looks() -> None:
             ran.append("finally")
 
     async def main() -> None:
-        asyncio.get_running_loop().create_task(dead())  # nobody keeps it, the loop does
+        asyncio.get_running_loop().create_task(dead())  # only the loop keeps a reference
         await asyncio.sleep(1)
 
     mine = loop()

@@ -1,8 +1,8 @@
-"""Far sides in one process: a model, platforms, memory providers and tools, each with a switch for what goes wrong.
+"""Fake remote services in one process: a model, platforms, memory providers and tools, with planned faults.
 
-A fake keeps what reached it and forgets nothing when its caller falls, so a test can compare what was promised with
-what arrived. It is never kinder than the world: an unkeyed one takes the same thing twice, and an answer may be lost
-after everything was done. Time is the running loop's, so virtual time works.
+A fake keeps everything that reached it, also when its caller crashes, so a test can compare the log with what arrived.
+It fails as real services do: an unkeyed one accepts a repeat, and an answer may be lost after the work was done. It
+uses the time of the running loop, so virtual time works.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
 
 
 class FaultQueue:
-    """What goes wrong next, one fault for each call, in order. With none left everything works."""
+    """The planned faults, one per call, in order. When none is left, calls succeed."""
 
     def __init__(self) -> None:
         self._next: deque[tuple[Exception | None, bool]] = deque()
 
     def fail_next(self, error: Exception, *, times: int = 1) -> None:
-        """Raise `error` before anything is done."""
+        """Plan to raise `error` before the call has an effect."""
         self._next.extend([(error, False)] * times)
 
     def lose_next_answer(self, error: Exception | None = None, *, times: int = 1) -> None:
-        """Do everything, then raise `error` (InDoubt) instead of answering."""
+        """Plan to do the work, then raise `error` (InDoubt) instead of answering."""
         self._next.extend([(error or InDoubt("the answer was lost"), True)] * times)
 
     def succeed_next(self, *, times: int = 1) -> None:
-        """Work, `times` times, before what follows."""
+        """Plan `times` successful calls."""
         self._next.extend([(None, False)] * times)
 
     def begin_call(self) -> Exception | None:
-        """The start of a call: raises if it fails; what to raise at its end."""
+        """Start a call: raise its planned error, or return the error to raise at its end."""
         error, done = self._next.popleft() if self._next else (None, False)
         if error is not None and not done:
             raise error
@@ -63,7 +63,7 @@ def _raise_if_failed(error: Exception | None) -> None:
 
 
 def echo_last_message(request: ModelRequest) -> ModelResponse:
-    """Answers what was said last."""
+    """Answer with the last message."""
     last = next(
         (message for message in reversed(request.messages) if message.role == "user"), ModelMessage(role="user")
     )
@@ -71,7 +71,7 @@ def echo_last_message(request: ModelRequest) -> ModelResponse:
 
 
 class FakeModel:
-    """Answers from a list, in order, or by a function of the request."""
+    """Answers from a list, in order, or with a function of the request."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class FakeModel:
 
 
 class FakePlatform:
-    """One account. Hands over what people wrote until it is acknowledged, and shows them what was sent."""
+    """One account. It delivers users' messages until they are acknowledged, and records the sent messages."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class FakePlatform:
         self.visible_after = visible_after
         self.faults = FaultQueue()
         self.shown_messages: list[OutgoingMessage] = []
-        """What people see, in the order it arrived."""
+        """The messages that users see, in the order of their arrival."""
         self.arrived: dict[str, tuple[str, float]] = {}
         """key -> (remote id, when it first arrived)."""
         self.verdicts: list[AcceptResult] = []
@@ -130,7 +130,7 @@ class FakePlatform:
         self._news = asyncio.Event()
 
     def write_message(self, incoming: IncomingMessage) -> None:
-        """Somebody writes here."""
+        """Write a message as a user."""
         self._updates.append(incoming)
         self._news.set()
 
@@ -155,7 +155,7 @@ class FakePlatform:
         return remote if at + self.visible_after <= asyncio.get_running_loop().time() else None
 
     def receive_sent(self, out: OutgoingMessage) -> str:
-        """The far side's part of a send."""
+        """Receive a message, as the service does in a send."""
         if self.delivery is DeliveryGuarantee.KEYED and out.key in self.arrived:
             return self.arrived[out.key][0]
         self.shown_messages.append(out)
@@ -168,7 +168,7 @@ class FakePlatform:
 
 
 class FakeMemoryProvider:
-    """Keeps memories per session name, in the order they came."""
+    """Stores memories per session name, in the order of their arrival."""
 
     capabilities = frozenset({MemoryCapability.PROBE, MemoryCapability.RETRACT})
 
@@ -187,11 +187,11 @@ class FakeMemoryProvider:
         self.arrived: dict[str, float] = {}
         """key -> when it first arrived."""
         self.writes: list[tuple[str, str]] = []
-        """(session name, key) of every write there was, repeats too."""
+        """(session name, key) of every write, repeats included."""
         self.replaced: dict[str, str] = {}
-        """key -> what a superseded note said, as it was told."""
+        """key -> the text of the superseded note, as it was received."""
         self.heard_by: dict[str, tuple[str, ...]] = {}
-        """key -> who had heard what was retracted or replaced, as it was told."""
+        """key -> the audience of the retracted or replaced item, as it was received."""
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         lost = self.faults.begin_call()
@@ -221,7 +221,7 @@ class FakeMemoryProvider:
         return there
 
     def receive_item(self, name: str, item: MemoryItem) -> None:
-        """The far side's part of storing one item."""
+        """Receive one item, as the service does in a store."""
         kept = self.kept.setdefault(name, [])
         self.writes.append((name, item.key))
         known = item.key in self.arrived
@@ -235,7 +235,7 @@ class FakeMemoryProvider:
 
 
 def get_memory_text(item: MemoryItem) -> str:
-    """The words of a memory, whatever kind it is."""
+    """Return the text of a memory item of any kind."""
     match item:
         case Exchange(heard=heard, said=said):
             return " ".join(each.text for each in (*heard, *said))
@@ -249,7 +249,7 @@ def get_memory_text(item: MemoryItem) -> str:
 
 
 class FakeTool:
-    """A tool of any effect that counts what it did, by key."""
+    """A tool with any effect that counts its runs and effects by key."""
 
     def __init__(
         self,
@@ -264,9 +264,9 @@ class FakeTool:
         self.deadline = deadline
         self.faults = FaultQueue()
         self.started: Counter[str] = Counter()
-        """key -> how often it was run."""
+        """key -> how often it ran."""
         self.done: Counter[str] = Counter()
-        """key -> how often that changed something."""
+        """key -> how often it had an effect."""
         self.results: dict[str, ToolResult] = {}
         self._act = act or (lambda _arguments, context: ToolResult(text=f"{name} did {context.key}"))
 

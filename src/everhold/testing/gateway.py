@@ -1,11 +1,11 @@
-"""A whole everhold in one process and virtual time: the real store, the real flows, fakes for the far sides.
+"""A gateway in one process and in virtual time: the real store, the real workers, fakes for the remote services.
 
-    house = House(tmp_path)
-    with house.awake():
-        house.say("hello")
-        assert house.heard_back() == ["You said: hello"]
+    gateway = InProcessGateway(tmp_path)
+    with gateway.run_started():
+        gateway.send_message("hello")
+        assert gateway.list_shown_texts() == ["You said: hello"]
 
-`crash` leaves everything as a kill -9 would; `start` is the next process on the same disk.
+`crash` ends the process as a kill -9 does; `start` starts the next process on the same disk.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ B = TypeVar("B", bound=EntryBody)
 
 
 class VirtualClock:
-    """Wall time is the loop's plus `skew`, which a test may change at will."""
+    """A clock with the loop's time plus `skew`, which a test may change."""
 
     def __init__(self, loop: SimLoop) -> None:
         self.loop = loop
@@ -56,7 +56,7 @@ class VirtualClock:
 
 
 class RecordingLogger:
-    """A log that a test can read: (event, fields)."""
+    """A logger that keeps (event, fields) for a test."""
 
     def __init__(self, lines: list[tuple[str, dict[str, object]]] | None = None, **bound: object) -> None:
         self.lines: list[tuple[str, dict[str, object]]] = [] if lines is None else lines
@@ -75,13 +75,13 @@ class RecordingLogger:
 
 
 class FakeRuntimes:
-    """What the flows work with; a test may exchange any of it at any time."""
+    """What the workers use. A test may replace any part at any time."""
 
     def __init__(self) -> None:
         self.model = FakeModel()
         self.fallbacks: tuple[FakeModel, ...] = ()
         self.other_models: dict[str, FakeModel] = {}
-        """What a session may choose instead, by name."""
+        """The models that a session may choose, by name."""
         self.summariser = self.model
         self.tools: dict[str, Tool] = {}
         self.platforms: dict[tuple[str, str], Platform] = {}
@@ -94,9 +94,9 @@ class FakeRuntimes:
         self.logger = RecordingLogger()
         self.in_doubt_policy = "resend"
         self.unknown_agents: set[str] = set()
-        """Agents that have sessions and are not in the configuration."""
+        """Agents that have sessions but are not configured."""
         self.settings: dict[str, Any] = {}
-        """Anything else of a Runtime: busy, soft, hard, keep, ahead…"""
+        """Other fields of AgentRuntime: busy_policy, soft_share, hard_share, keep_turns…"""
 
     def get_runtime(self, agent: str, choices: Mapping[str, str]) -> AgentRuntime:
         if agent in self.unknown_agents:
@@ -163,7 +163,7 @@ class FakeRuntimes:
 
 
 class CrashableStore:
-    """A store as one process sees it: once that is dead, nothing it asks for ever comes back."""
+    """A store as one process sees it. Calls of a dead process never return."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -181,7 +181,7 @@ class CrashableStore:
 
 
 class CrashableGates(Gates):
-    """Gates that let nobody through once their process is dead."""
+    """Gates whose calls never return once their process is dead."""
 
     dead = False
 
@@ -200,7 +200,7 @@ class CrashableGates(Gates):
 
 
 class GatewayProcess:
-    """One life of a gateway: what dies with it."""
+    """One process of a gateway: everything that a crash ends."""
 
     def __init__(self, gateway: InProcessGateway, owner: str) -> None:
         opened = SqliteStore.open(gateway.path / "log.db", chance=gateway.chance, inline=True, synchronous="OFF")
@@ -236,11 +236,11 @@ class GatewayProcess:
 
 
 class InProcessGateway:
-    """Everything, wired. Synchronous to use: each call runs the virtual world until it comes to rest."""
+    """A complete gateway with synchronous methods. Each call runs virtual time until all work is done."""
 
     def __init__(self, path: Path, *, seed: object = 0) -> None:
         self.path = path
-        self.loop = SimLoop(seed, shuffle=0.0)  # type: ignore[abstract]  # it has what virtual worlds need
+        self.loop = SimLoop(seed, shuffle=0.0)  # type: ignore[abstract]  # it lacks only sockets and signals
         self.clock = VirtualClock(self.loop)
         self.chance: RandomSource = SeededRandom()
         self.logger = RecordingLogger()
@@ -267,14 +267,14 @@ class InProcessGateway:
         return self.process
 
     def crash(self) -> None:
-        """End the process as kill -9 would: nothing is finished, flushed or let go of."""
+        """End the process as kill -9 does: nothing is finished, flushed or released."""
         assert self.process is not None
         self.process.die()
         self.process = None
 
     @contextlib.contextmanager
     def run_started(self) -> Iterator[InProcessGateway]:
-        """A house at work, from here to the end of the block."""
+        """Run the gateway until the end of the block."""
         self.start()
         try:
             yield self
@@ -285,11 +285,11 @@ class InProcessGateway:
         return self.loop.run(work)
 
     def pass_time(self, seconds: float = 0.1) -> None:
-        """Let `seconds` pass, whatever is under way."""
+        """Let `seconds` pass."""
         self.run(asyncio.sleep(seconds))
 
     def run_until_idle(self, seconds: float = 0.0) -> None:
-        """Let `seconds` pass, then let everything that is due be done."""
+        """Let `seconds` pass, then finish all due work."""
 
         async def wait() -> None:
             if seconds:
@@ -301,7 +301,7 @@ class InProcessGateway:
                     due = await self.store.get_next_due(at=self.clock.now())
                     if due is None or due > 0:
                         return
-            raise AssertionError("the house does not come to rest")
+            raise AssertionError("the gateway does not become idle")
 
         self.run(wait())
 
@@ -331,14 +331,14 @@ class InProcessGateway:
         return self.run(_await_result(self.process.accept(incoming)))
 
     def send_message(self, text: str, *, rest: bool = True, **more: Any) -> AcceptResult:
-        """Somebody says something; with `rest` everything that follows from it happens, too."""
+        """Write a message as a user; with `rest`, also finish all work that follows."""
         verdict = self.accept_message(self.make_message(text, **more))
         if rest:
             self.run_until_idle()
         return verdict
 
     def list_shown_texts(self) -> list[str]:
-        """What people see on the platform."""
+        """Return the messages that users see on the platform."""
         return [out.text for out in self.platform.shown_messages]
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -350,9 +350,9 @@ class InProcessGateway:
         return [entry.body for entry in self.read_log(session) if isinstance(entry.body, kind)]
 
     def assert_sound(self) -> None:
-        """Nothing in the store contradicts itself or a promise."""
+        """Check that the store is consistent and that no promise is broken."""
         report = self.run(self.control.audit_store())
-        assert report.checked.entries, "an audit of nothing proves nothing"
+        assert report.checked.entries, "the audit read no session"
         assert not report.broken_findings, report.broken_findings
 
 

@@ -1,4 +1,4 @@
-"""What a plug-in's factory is given, for tests: a context as the gateway would make it."""
+"""A PluginContext for tests, as the gateway would make it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everhold.testing.gateway import RecordingLogger
 
 
 class WallClock:
-    """The machine's own time."""
+    """The machine's time."""
 
     def now(self) -> float:
         return time.time()
@@ -20,6 +20,6 @@ class WallClock:
 
 
 def make_plugin_context(*, directory: Path, agent: str = "main", instance: str = "it") -> PluginContext:
-    """On behalf of an agent, with a directory that exists."""
+    """Make a context for an agent, with an existing directory."""
     directory.mkdir(parents=True, exist_ok=True)
     return PluginContext(agent=agent, instance=instance, directory=directory, log=RecordingLogger(), clock=WallClock())

@@ -1,4 +1,4 @@
-"""A model that answers what it is told to, for tests of everything around a model."""
+"""A model with scripted answers, for tests."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ AnswerScript: TypeAlias = (
 
 
 class ScriptedModel:
-    """Answers from a list, or from a function of the request. Every request is kept in `requests`.
+    """Answers from a list or with a function of the request, and keeps every request in `requests`.
 
-    A list that is used up is a mistake in the test and says so. Text is streamed word by word.
+    When the list is used up, the model raises an error, because the test is wrong. Text is streamed word by word.
     """
 
     def __init__(self, script: AnswerScript, *, name: str = "scripted", context_tokens: int = 100_000) -> None:
@@ -31,7 +31,7 @@ class ScriptedModel:
         self._list: deque[ScriptedAnswer] = deque() if callable(script) else deque(script)
 
     def add_answers(self, *answers: ScriptedAnswer) -> None:
-        """Lengthen the list."""
+        """Append answers to the list."""
         assert self._function is None, "this model answers from a function"
         self._list.extend(answers)
 

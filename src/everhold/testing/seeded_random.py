@@ -1,4 +1,4 @@
-"""Chance that is the same in every run."""
+"""Random values that are the same in every run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 
 class SeededRandom:
-    """Chance from a seed: salts and ids that are the same in every run."""
+    """A RandomSource with a seed, for salts and ids that are the same in every run."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)

@@ -1,6 +1,6 @@
-"""What is asked of every memory provider, as checks that need nothing but Python: `everhold plugin test` runs them.
+"""Checks that every memory provider must pass. They need only Python; `everhold plugin test` runs them.
 
-`everhold.testing.contracts.MemoryContract` is the same as a class for pytest.
+`everhold.testing.contracts.MemoryContract` has the same checks as a class for pytest.
 """
 
 from everhold.testing.conformance.checks import CHECKS as CHECKS

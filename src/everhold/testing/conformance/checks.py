@@ -1,4 +1,4 @@
-"""The checks by name, in the order they are run: first what a provider does, then what it does when things go wrong."""
+"""The checks by name, in the order of their run: first normal use, then failures."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ CHECKS: Final[dict[str, ConformanceCheck]] = {
     "kill": failures.check_kill,
     "far-side-outage": failures.check_service_outage,
 }
-"""The first line of each one's docstring is the promise it stands for."""
+"""The first line of each check's docstring is the promise that it checks."""

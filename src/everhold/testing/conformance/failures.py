@@ -1,4 +1,4 @@
-"""When things go wrong on the way, with the gateway's own lanes around the provider: nothing is lost or held up."""
+"""Checks with failures, with the gateway's delivery workers around the provider: nothing is lost or blocked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ async def start_gateway(scenario: ProviderScenario) -> AsyncIterator[GatewayHarn
 
 
 async def _check_arrivals(scenario: ProviderScenario, gateway: GatewayHarness, *tokens: str) -> None:
-    """Each once; where nobody can tell, at least once, and twice only with the doubt on record."""
+    """Check that each item arrived once.
+
+    With blind delivery it may be repeated, if the repeat is recorded as in doubt.
+    """
     if gateway.memory_client.delivery in (*IDEMPOTENT_GUARANTEES, DeliveryGuarantee.PROBE):
         await scenario.assert_found(gateway.memory_client, *tokens)
         return
@@ -44,7 +47,7 @@ async def _check_arrivals(scenario: ProviderScenario, gateway: GatewayHarness, *
 
 
 async def check_lost_answer(scenario: ProviderScenario) -> None:
-    """An answer that is lost after the work was done: nothing is doubled, where it can be told."""
+    """An answer is lost after the work was done: nothing is doubled, unless delivery is blind."""
     async with start_gateway(scenario) as gateway:
         tokens = [scenario.make_token() for _ in range(3)]
         gateway.faulty_provider.faults.extend([lose_answer, lose_answer])
@@ -55,16 +58,16 @@ async def check_lost_answer(scenario: ProviderScenario) -> None:
 
 
 async def check_late_answer(scenario: ProviderScenario) -> None:
-    """A request that is carried out late, after it was asked for or sent again: nothing is doubled."""
+    """A request takes effect late, after a probe or a resend: nothing is doubled."""
     async with start_gateway(scenario) as gateway:
         begun: list[asyncio.Task[Any]] = []
         it = gateway.memory_client
         if it.delivery is DeliveryGuarantee.PROBE:
-            seconds = it.deadline * 0.9  # within its deadline: nobody may ask before that has passed
+            seconds = it.deadline * 0.9  # within its deadline, because a probe may come only after that
         elif it.delivery in IDEMPOTENT_GUARANTEES:
             seconds = it.deadline * 2
         else:
-            raise CheckSkipped(f"it declares {it.delivery} delivery: nobody can tell")
+            raise CheckSkipped(f"it declares {it.delivery} delivery, so arrival cannot be checked")
         gateway.faulty_provider.faults.append(delay_store(seconds, begun))
         first, second = scenario.make_token(), scenario.make_token()
         await gateway.send_message(f"we met {first}")
@@ -75,11 +78,11 @@ async def check_late_answer(scenario: ProviderScenario) -> None:
         await asyncio.sleep(it.visible_after)
         await scenario.assert_found(it, first, second)
         if it.delivery is DeliveryGuarantee.PROBE and not gateway.faulty_provider.probe_count:
-            raise CheckFailed("nobody asked it what had arrived")
+            raise CheckFailed("`probe` was not called")
 
 
 async def check_outage(scenario: ProviderScenario) -> None:
-    """While it is away nothing is lost, and when it is back everything comes, once."""
+    """An outage loses nothing: after it, everything arrives once."""
     async with start_gateway(scenario) as gateway:
         gateway.faulty_provider.default_fault = refuse_connection
         tokens = [scenario.make_token() for _ in range(5)]
@@ -94,7 +97,7 @@ async def check_outage(scenario: ProviderScenario) -> None:
 
 
 async def check_slowness(scenario: ProviderScenario) -> None:
-    """A slow provider holds nobody up, and gets everything."""
+    """A slow provider delays no turn, and receives everything."""
     async with start_gateway(scenario) as gateway:
         gateway.faulty_provider.default_fault = slow_down_store(gateway.memory_client.deadline / 2)
         tokens = [scenario.make_token() for _ in range(3)]
@@ -108,7 +111,7 @@ async def check_slowness(scenario: ProviderScenario) -> None:
 
 
 async def check_hanging(scenario: ProviderScenario) -> None:
-    """One that hangs is given up after its deadline; no turn waits for it, and later it gets everything."""
+    """A call that hangs ends at its deadline; no turn waits for it, and later the provider receives everything."""
     async with start_gateway(scenario) as gateway:
         gateway.faulty_provider.faults.extend([hang_forever, hang_forever])
 
@@ -129,7 +132,7 @@ async def check_hanging(scenario: ProviderScenario) -> None:
 
 
 async def check_cancellation(scenario: ProviderScenario) -> None:
-    """A call that is broken off at any moment leaves a provider that works."""
+    """A provider works after a call was cancelled at any moment."""
     it = scenario.build_client()
     tokens = [scenario.make_token() for _ in range(6)]
     items = [scenario.make_note(f"once more: {token}") for token in tokens]
@@ -141,7 +144,7 @@ async def check_cancellation(scenario: ProviderScenario) -> None:
         for task in (storing, finding):
             task.cancel()
         await asyncio.gather(storing, finding, return_exceptions=True)
-    # what was broken off may have arrived: it is told by its key, or looked for, as everywhere
+    # the cancelled batch may have arrived: its key or a probe tells
     for item in items:
         if it.delivery is DeliveryGuarantee.PROBE:
             await asyncio.sleep(it.visible_after)
@@ -152,12 +155,13 @@ async def check_cancellation(scenario: ProviderScenario) -> None:
         try:
             await scenario.store_items(it, item)
         except TimeoutError:
-            raise CheckFailed("after a call was broken off, it does not answer any more") from None
+            raise CheckFailed("it does not answer after a call was cancelled") from None
     await scenario.assert_found(it, *tokens)
 
 
 async def check_provider_switch(scenario: ProviderScenario) -> None:
-    """Another object takes over while one is at work: the call ends, the rest goes the new way, nothing twice."""
+    """A new object replaces one during a call: the call ends, the new object receives the rest, and nothing is
+    doubled."""
     async with start_gateway(scenario) as gateway:
         gateway.faulty_provider.faults.append(slow_down_store(gateway.memory_client.deadline / 2))
         tokens = [scenario.make_token() for _ in range(4)]
@@ -174,7 +178,8 @@ async def check_provider_switch(scenario: ProviderScenario) -> None:
 
 
 async def check_kill(scenario: ProviderScenario) -> None:
-    """The process is killed in the middle of a call: the next one finishes what it began, once where it can be told."""
+    """The process is killed during a call: the next process finishes the batch, without repeats unless delivery is
+    blind."""
     async with start_gateway(scenario) as gateway:
         tokens = [scenario.make_token() for _ in range(4)]
         await gateway.send_message(f"we met {tokens[0]}")
@@ -191,7 +196,7 @@ async def check_kill(scenario: ProviderScenario) -> None:
 
 
 async def check_service_outage(scenario: ProviderScenario) -> None:
-    """When its service is away, it says so in time and in our words, and goes on by itself once that is back."""
+    """In an outage it raises one of everhold's errors within the deadline, and works again after the outage."""
     harness = scenario.require_harness()
     it = scenario.build_client()
     first, second = scenario.make_token(), scenario.make_token()
@@ -214,8 +219,8 @@ async def _check_outage_error(call: Any, what: str, deadline: float) -> None:
         return
     except EverholdError as error:
         raise CheckFailed(
-            f"`{what}` says {type(error).__name__} about an outage: that would be given up, not tried again"
+            f"`{what}` raises {type(error).__name__} in an outage, so the item would be given up instead of retried"
         ) from None
     except TimeoutError:
-        raise CheckFailed(f"`{what}` says nothing within its deadline") from None
-    raise CheckFailed(f"`{what}` does as if nothing was wrong")
+        raise CheckFailed(f"`{what}` does not return within its deadline") from None
+    raise CheckFailed(f"`{what}` reports no error in an outage")

@@ -1,4 +1,5 @@
-"""A gateway around the provider under test: the real store and the real lanes, and faults between them and it."""
+"""A gateway around the provider under test: the real store, the real delivery workers, and faults before the
+provider."""
 
 from __future__ import annotations
 
@@ -25,26 +26,26 @@ from everhold.testing.seeded_random import SeededRandom
 
 StoreCall: TypeAlias = Callable[[MemoryBatch], Awaitable[Mapping[str, str]]]
 StoreFault: TypeAlias = Callable[[StoreCall, MemoryBatch], Awaitable[Mapping[str, str]]]
-"""(what storing would be, the batch) -> what becomes of it instead."""
+"""(the provider's `store`, the batch) -> the faulty result."""
 
 
 async def lose_answer(store: StoreCall, batch: MemoryBatch) -> Mapping[str, str]:
-    """It is stored, and nobody hears of it."""
+    """Store the batch and lose the answer."""
     await store(batch)
     raise InDoubt("the answer was lost")
 
 
 async def refuse_connection(store: StoreCall, batch: MemoryBatch) -> Mapping[str, str]:
-    raise Transient("nobody answers")
+    raise Transient("the service does not answer")
 
 
 async def hang_forever(store: StoreCall, batch: MemoryBatch) -> Mapping[str, str]:
     await asyncio.get_running_loop().create_future()
-    raise AssertionError("nobody wakes up from this")
+    raise AssertionError("this wait never ends")
 
 
 def delay_store(seconds: float, begun: list[asyncio.Task[Any]]) -> StoreFault:
-    """The answer is lost at once, and the request carried out only after `seconds`."""
+    """Lose the answer immediately, and store the batch after `seconds`."""
 
     async def fault(store: StoreCall, batch: MemoryBatch) -> Mapping[str, str]:
         async def carry_out() -> None:
@@ -66,7 +67,7 @@ def slow_down_store(seconds: float) -> StoreFault:
 
 
 class FaultyProvider:
-    """The provider as the gateway sees it: faults happen on the way, everything else is the provider's own."""
+    """The provider with injected faults in `store`. All other calls go to the provider."""
 
     def __init__(self, provider: MemoryProvider) -> None:
         self.provider = provider
@@ -96,7 +97,7 @@ class FaultyProvider:
 
 
 class LoopClock:
-    """Time is the loop's, real or virtual."""
+    """A clock with the loop's time, real or virtual."""
 
     def now(self) -> float:
         return asyncio.get_running_loop().time() + 1_700_000_000.0
@@ -125,7 +126,7 @@ class GatewayHarness:
         self.process: GatewayProcess | None = None
 
     def replace_provider(self) -> MemoryClient:
-        """Put another object of the provider in the place of the one there was; the old one."""
+        """Replace the provider's object with a new one; return the old one."""
         before = self.runtimes.find_memory("it", "main") if self.runtimes.memories else None
         self.faulty_provider = FaultyProvider(self.scenario.build_provider())
         self.runtimes.memories["it"] = cast(MemoryProvider, self.faulty_provider)
@@ -150,7 +151,7 @@ class GatewayHarness:
         return self
 
     def crash(self) -> None:
-        """As kill -9 would: nothing is finished, flushed or let go of."""
+        """End the process as kill -9 does: nothing is finished, flushed or released."""
         assert self.process is not None
         self.process.die()
         for task in (*self.process.tasks, *self.process.supervisor.tasks):
@@ -167,7 +168,7 @@ class GatewayHarness:
         return self.process.disk
 
     async def send_message(self, text: str, *, chat: str = "s1", who: str = "ada") -> AcceptResult:
-        """Somebody says something, and is answered."""
+        """Write a message and wait for its reply."""
         assert self.process is not None
         self._ids += 1
         chat, who = self.scenario.make_session_id(chat), self.scenario.make_person_id(who)
@@ -181,18 +182,17 @@ class GatewayHarness:
         return verdict
 
     async def wait_until_delivered(self, *, seconds: float = 20.0) -> None:
-        """Until nothing is left to hand over. What waits after a failure is tried again at once."""
+        """Wait until everything is delivered. Failed batches are retried immediately."""
         assert self.process is not None
         until = self.clock.monotonic() + seconds + 3 * (self.memory_client.deadline + self.memory_client.visible_after)
         while True:
             busy = any(claim.consumer == memory_consumer("it") for claim in self.process.supervisor.tasks.values())
-            behind = await self.store.list_backlogs(MEMORY_PREFIX)
-            if not busy and not any(it.items for it in behind):
+            undelivered = await self.store.list_backlogs(MEMORY_PREFIX)
+            if not busy and not any(it.items for it in undelivered):
                 return
             if self.clock.monotonic() > until:
-                raise CheckFailed(
-                    f"{sum(it.items for it in behind)} exchanges never arrived: {behind[0].error if behind else ''}"
-                )
+                error = undelivered[0].error if undelivered else ""
+                raise CheckFailed(f"{sum(it.items for it in undelivered)} exchanges never arrived: {error}")
             if not busy:
                 await self.store.retry_now(at=self.clock.now())
                 self.process.wakeups.work_available.set()

@@ -1,4 +1,4 @@
-"""Whose memory it is, and that it outlives the object: nothing crosses, nothing dies in a buffer."""
+"""Checks of isolation and durability: nothing crosses between people or agents, nothing stays in a buffer."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MAX_SIGNATURE_SECONDS: Final = 0.05
 
 
 async def check_people_isolation(scenario: ProviderScenario) -> None:
-    """What one person said in private is found by nobody else, nor with somebody else in the room."""
+    """What one person said in private is not found for another person or in a group."""
     it = scenario.build_client()
     hers, theirs = scenario.make_token(), scenario.make_token()
     await scenario.store_items(it, scenario.make_exchange(f"my secret is {hers}"))
-    # said in the group, in her own session there: the group heard it, and she may hear of it again in private
+    # said in a group: the group's members heard it, and the speaker may find it in private
     await scenario.store_items(
         it, scenario.make_exchange(f"we all know {theirs}", audience=(*GROUP_AUDIENCE, *ADA_AUDIENCE), session="s2")
     )
@@ -41,7 +41,7 @@ async def check_people_isolation(scenario: ProviderScenario) -> None:
 
 
 async def check_agent_isolation(scenario: ProviderScenario) -> None:
-    """What was said to one agent is not another's."""
+    """What was said to one agent is not found for another."""
     main, other = scenario.build_client("main"), scenario.build_client("other")
     mine, yours = scenario.make_token(), scenario.make_token()
     await scenario.store_items(main, scenario.make_exchange(f"between us: {mine}"))
@@ -53,7 +53,7 @@ async def check_agent_isolation(scenario: ProviderScenario) -> None:
 
 
 async def check_session_names(scenario: ProviderScenario) -> None:
-    """What is found says of which session it is, or nothing; never of another."""
+    """A hit names its own session or none, never another one."""
     it = scenario.build_client()
     tokens = {f"s{number}": scenario.make_token() for number in range(1, 4)}
     batches = [
@@ -65,37 +65,37 @@ async def check_session_names(scenario: ProviderScenario) -> None:
         await scenario.assert_found(it, token)
         (found,) = await scenario.find_hits(it, token)
         if found.session not in ("", scenario.make_session_id(name)):
-            raise CheckFailed(f"what was said in {name} is found as if it was {found.session}'s")
+            raise CheckFailed(f"a text of session {name} is found with session {found.session}")
 
 
 async def check_signature(scenario: ProviderScenario) -> None:
-    """`cache_busting_signature` stays the same while nothing changes, is flat, quick, and touches nothing outside."""
+    """`cache_busting_signature` is stable while nothing changes, flat, quick, and uses no file or connection."""
     it = scenario.build_client()
     if not it.has_capability(MemoryCapability.SIGNATURE):
         raise CheckSkipped("it declares none")
-    # what can only be learned by using it calls for a new instance, once: that is behind us after this
+    # the first use may change the signature once, because some values are known only after it
     await scenario.store_items(it, scenario.make_exchange("something is said for the first time"))
     it = scenario.build_client()
     first = it.signature()
     loop = asyncio.get_running_loop()
     again, took = first, float("inf")
     with _record_io() as touched:
-        for _ in range(5):  # the machine may be busy for a moment, but hardly every time
+        for _ in range(5):  # the machine may be busy for a moment, but not every time
             before = loop.time()
             again = it.signature()
             took = min(took, loop.time() - before)
     if touched:
-        raise CheckFailed(f"it touches {touched[0]}: it is asked before every message")
+        raise CheckFailed(f"it uses {touched[0]}, and it is called before every message")
     if took > MAX_SIGNATURE_SECONDS:
-        raise CheckFailed(f"it takes {took:.3f} s, and is asked before every message")
+        raise CheckFailed(f"it takes {took:.3f} s, and it is called before every message")
     await scenario.store_items(it, scenario.make_exchange("something was said"))
     for other in (again, it.signature(), scenario.build_client().signature()):
         if other != first:
-            raise CheckFailed(f"nothing was changed, and it is {other} after {first}")
+            raise CheckFailed(f"it changed from {first} to {other} without a change of the memory")
 
 
 async def check_close(scenario: ProviderScenario) -> None:
-    """Closing while something is being stored loses nothing, twice is once, and the next object has it all."""
+    """Closing during a store loses nothing, a second close is harmless, and the next object has everything."""
     it = scenario.build_client()
     tokens = [scenario.make_token() for _ in range(5)]
     for token in tokens[:4]:
@@ -110,7 +110,7 @@ async def check_close(scenario: ProviderScenario) -> None:
 
 
 async def check_restart(scenario: ProviderScenario) -> None:
-    """What `store` has said is stored is there for an object that knows nothing of this one, which nobody closes."""
+    """What `store` confirmed is found by a new object, even if the old one was never closed."""
     it = scenario.build_client()
     tokens = [scenario.make_token() for _ in range(3)]
     for token in tokens:
@@ -125,7 +125,7 @@ _hook_installed = False
 
 @contextlib.contextmanager
 def _record_io() -> Iterator[list[str]]:
-    """What is opened or connected to, meanwhile. An audit hook cannot be taken away again, so there is one for all."""
+    """Records opened files and connections. An audit hook cannot be removed, so all checks share one."""
     global _hook_installed
     if not _hook_installed:
         _hook_installed = True

@@ -1,4 +1,4 @@
-"""Runs the checks, each in a world of its own, and says how each went."""
+"""Run the checks, each with its own scenario, and report the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CheckState: TypeAlias = Literal["passed", "failed", "skipped"]
 
 
 class CheckOutcome(Struct, frozen=True, kw_only=True):
-    """How one check went."""
+    """The result of one check."""
 
     check: str
     promise: str
@@ -43,10 +43,10 @@ def read_promise(name: str) -> str:
 
 
 async def run_check(name: str, scenario: ProviderScenario, *, most: float = MAX_CHECK_SECONDS) -> CheckOutcome:
-    """One check, whatever comes of it."""
+    """Run one check and return its result."""
     promise, since = read_promise(name), time.monotonic()
     work = asyncio.wait_for(CHECKS[name](scenario), most)
-    # the provider is foreign code: whatever it raises is the finding
+    # the provider is foreign code, so any exception is a finding
     (raised,) = await asyncio.gather(work, return_exceptions=True)
     state, reason = _classify_result(raised)
     return CheckOutcome(check=name, promise=promise, state=state, reason=reason, seconds=time.monotonic() - since)
@@ -74,7 +74,7 @@ async def run_checks(
     seconds: float = 2.0,
     patience: float = 5.0,
 ) -> AsyncIterator[CheckOutcome]:
-    """Every check (or those named in `only`) in real time, each with a provider that has seen nothing."""
+    """Run every check, or those named in `only`, in real time, each with an empty provider."""
     for name in only or CHECKS:
         with tempfile.TemporaryDirectory(prefix="everhold-plugin-", ignore_cleanup_errors=True) as directory:
             scenario = ProviderScenario(Path(directory), make, harness=harness, seconds=seconds, patience=patience)
@@ -84,10 +84,10 @@ async def run_checks(
 def run_checks_virtually(
     make: MakeProvider, path: Path, *, harness: Callable[[], ServiceHarness] | None = None, only: Sequence[str] = ()
 ) -> list[CheckOutcome]:
-    """The same in virtual time: for a provider that waits for nothing but asyncio, it takes a moment."""
+    """Run the checks in virtual time, for a provider that waits only for asyncio."""
     outcomes = []
     for name in only or CHECKS:
-        loop = SimLoop(name, shuffle=0.0)  # type: ignore[abstract]  # it has what virtual worlds need
+        loop = SimLoop(name, shuffle=0.0)  # type: ignore[abstract]  # it lacks only sockets and signals
         scenario = ProviderScenario(
             path / name, make, harness=harness() if harness else None, seconds=30.0, patience=60.0
         )

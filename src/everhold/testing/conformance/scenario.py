@@ -1,4 +1,4 @@
-"""A provider under test: objects of it on demand, things to store in it, and a look at what it has."""
+"""A provider under test: creates its objects, items to store, and queries."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ from everhold.ports.memory import (
 )
 
 MakeProvider: TypeAlias = Callable[[str, Path], MemoryProvider]
-"""(agent, its directory) -> a provider as the gateway would build it; with the same two, one that goes on with it."""
+"""(agent, its directory) -> a provider as the gateway builds it. Equal arguments give an object for the same data."""
 
 POLL_SECONDS: Final = 0.01
 SETTLE_SECONDS: Final = 0.2
 ADA_AUDIENCE: Final = ("person:ada",)
 BOB_AUDIENCE: Final = ("person:bob",)
 GROUP_AUDIENCE: Final = ("chat:agent:main:test:group:g",)
-"""Those present in a group, whoever they are."""
+"""The members of a group."""
 
 
 class CheckSkipped(Exception):
-    """A check that says nothing about this provider, and why."""
+    """The check does not apply to this provider; the message says why."""
 
 
 class CheckFailed(AssertionError):
-    """What the provider did not do."""
+    """The provider failed the check; the message says how."""
 
 
 @runtime_checkable
 class ServiceHarness(Protocol):
-    """Breaks a provider's far side and looks into it. Optional: checks that need one are skipped without."""
+    """Breaks a provider's service and reads its contents. Without one, the checks that need it are skipped."""
 
     settings: Mapping[str, Any]
-    """What the provider has to be configured with to reach this far side."""
+    """The settings with which the provider reaches this service."""
 
     async def disconnect(self) -> None:
-        """From now on nobody answers there."""
+        """Stop the service."""
 
     async def reconnect(self) -> None: ...
 
     async def list_stored_texts(self) -> Sequence[str]:
-        """The words of everything that is there, in the order it came."""
+        """Return the texts of all items in the order of their arrival."""
 
 
 class ProviderScenario:
-    """One check's world: a provider that starts empty, in a directory of its own."""
+    """The environment of one check: an empty provider with its own directory."""
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class ProviderScenario:
         seconds: float = 2.0,
         patience: float = 5.0,
     ) -> None:
-        """`seconds` is what a call may take here, `patience` how long something may need to be found."""
+        """`seconds`: the limit of a call. `patience`: how long an item may take until it is found."""
         self.path = path
         self.make = make
         self.harness = harness
         self.seconds = seconds
         self.patience = patience
         self.mark = secrets.token_hex(3)
-        """In every name here: a far side that remembers an earlier run must not take this one for it."""
+        """Part of every name, so that a service with data of an earlier run does not mix the runs."""
         self._built: list[MemoryClient] = []
         self._count = itertools.count(1)
         self._tokens = itertools.count(1)
@@ -87,7 +87,7 @@ class ProviderScenario:
     # -- the provider ------------------------------------------------------------------------------------------------
 
     def build_client(self, agent: str = "main") -> MemoryClient:
-        """Another object for an agent. Its directory is the one the object before it had."""
+        """Make another object for an agent, with the same directory as the previous one."""
         return self.attach_provider(self.build_provider(agent), agent)
 
     def build_provider(self, agent: str = "main") -> MemoryProvider:
@@ -108,13 +108,13 @@ class ProviderScenario:
 
     def require_harness(self) -> ServiceHarness:
         if self.harness is None:
-            raise CheckSkipped("needs a far side that can be broken: give a harness")
+            raise CheckSkipped("the check needs a service that can be broken: pass a harness")
         return self.harness
 
     # -- what is stored ----------------------------------------------------------------------------------------------
 
     def make_token(self) -> str:
-        """A word nobody has used before."""
+        """Return a new unique word."""
         return f"zq{self.mark}x{next(self._tokens)}"
 
     def make_person_id(self, name: str) -> str:
@@ -188,7 +188,7 @@ class ProviderScenario:
         )
 
     def make_job_batch(self, of: Exchange, task: str, result: str) -> MemoryBatch:
-        """A job that was asked for where `of` was said."""
+        """Make a job that was requested in the session of `of`."""
         seq = next(self._count) * 10
         job = JobResult(
             key=f"{of.session}:{seq}:job",
@@ -206,7 +206,7 @@ class ProviderScenario:
         return MemoryBatch(name=f"memory-of-{items[0].session}", items=items)
 
     async def store_items(self, attached: MemoryClient, *items: MemoryItem) -> Mapping[str, str]:
-        """Store something, within the time a call may take."""
+        """Store items within the limit of a call."""
         async with asyncio.timeout(attached.deadline):
             return await attached.store(self.make_batch(*items))
 
@@ -233,19 +233,21 @@ class ProviderScenario:
         )
 
     async def find_hits(self, attached: MemoryClient, token: str, **whose: Any) -> list[MemoryHit]:
-        """What it finds of a word now."""
+        """Return the hits for a word now."""
         async with asyncio.timeout(attached.deadline):
             found = await attached.find(self.make_query(token, **whose))
         return [item for item in found if token in item.text]
 
     async def assert_found(self, attached: MemoryClient, *tokens: str, times: int = 1, **whose: Any) -> None:
-        """Every word is found, each so many times, and stays so."""
+        """Check that every word is found `times` times, and stays so."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self.patience + attached.visible_after
         for token in tokens:
-            # nobody rings a bell when a service has taken something in
+            # poll, because the service sends no event when it has stored an item
             while len(found := await self.find_hits(attached, token, **whose)) < times and loop.time() < until:  # noqa: ASYNC110
-                await asyncio.sleep(SETTLE_SECONDS)  # nobody rings a bell when a service has indexed something
+                await asyncio.sleep(
+                    SETTLE_SECONDS
+                )  # poll, because the service sends no event when it has indexed an item
             if len(found) != times:
                 raise CheckFailed(
                     f"“{token}” was stored, and is found {_format_times(len(found))}, not {_format_times(times)}"
@@ -254,7 +256,7 @@ class ProviderScenario:
     async def assert_not_found(self, attached: MemoryClient, token: str, **whose: Any) -> None:
         found = await self.find_hits(attached, token, **whose)
         if found:
-            raise CheckFailed(f"“{token}” is found, and must not be: {found[0].text[:80]!r}")
+            raise CheckFailed(f"“{token}” must not be found, and is: {found[0].text[:80]!r}")
 
 
 def _format_times(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Storing and finding when nothing goes wrong: once, whole, in order, whatever the words are."""
+"""Checks of storing and finding without failures: once, whole, in order, with any text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNICODE_TEXTS: Final = (
 
 
 async def check_basics(scenario: ProviderScenario) -> None:
-    """What is stored is found again, in its own words, and nothing else is."""
+    """Stored items are found with their own text, and nothing else is found."""
     it = scenario.build_client()
     first, second, never = scenario.make_token(), scenario.make_token(), scenario.make_token()
     exchange, note = scenario.make_exchange(f"my boat is called {first}"), scenario.make_note(f"the {second} is blue")
@@ -31,30 +31,32 @@ async def check_basics(scenario: ProviderScenario) -> None:
     receipts = await scenario.store_items(it, exchange, note)
     strange = set(receipts) - {exchange.key, note.key}
     if strange:
-        raise CheckFailed(f"`store` gives back keys nobody stored: {', '.join(sorted(strange))}")
+        raise CheckFailed(f"`store` returns keys that were not stored: {', '.join(sorted(strange))}")
     await scenario.assert_found(it, first, second)
     await scenario.assert_not_found(it, never)
     if len(await it.find(scenario.make_query(first, limit=1))) > 1:
-        raise CheckFailed("it finds more than it was asked for")
+        raise CheckFailed("it returns more hits than the limit")
 
 
 async def check_duplicates(scenario: ProviderScenario) -> None:
-    """The same batch once more changes nothing, where that is declared; where it can be asked, it knows what it has."""
+    """A repeated batch changes nothing if the provider declares so, and `probe` knows what arrived."""
     it = scenario.build_client()
     token, other = scenario.make_token(), scenario.make_token()
     item, missing = scenario.make_exchange(f"we saw a {token}"), scenario.make_exchange(f"we never saw a {other}")
     if it.delivery is DeliveryGuarantee.PROBE:
         if await it.probe(scenario.make_batch(item)):
-            raise CheckFailed("`probe` says something has arrived that was never sent")
+            raise CheckFailed("`probe` returns an item that was never sent")
         await scenario.store_items(it, item)
         await asyncio.sleep(it.visible_after)
         there = list(await it.probe(scenario.make_batch(item, missing)))
         if there != [item.key]:
-            raise CheckFailed(f"`probe` says {there}, and only {item.key} was stored; `visible_after` may be too short")
+            raise CheckFailed(
+                f"`probe` returns {there}, but only {item.key} was stored; `visible_after` may be too short"
+            )
         await scenario.assert_found(it, token)
         return
     if it.delivery not in IDEMPOTENT_GUARANTEES:
-        raise CheckSkipped(f"it declares {it.delivery} delivery: a repeat is the policy's business")
+        raise CheckSkipped(f"it declares {it.delivery} delivery, so the policy decides about repeats")
     for _ in range(3):
         await scenario.store_items(it, item)
     await asyncio.sleep(it.visible_after)
@@ -62,13 +64,13 @@ async def check_duplicates(scenario: ProviderScenario) -> None:
 
 
 async def check_order(scenario: ProviderScenario) -> None:
-    """What comes later is later: a batch is taken in from the front, and one after the other."""
+    """Batches and their items are stored in order."""
     it = scenario.build_client()
     tokens = [scenario.make_token() for _ in range(6)]
     items = [scenario.make_note(f"step {number}: {token}") for number, token in enumerate(tokens)]
     seen = False
     if it.has_capability(MemoryCapability.RETRACT):
-        # in one batch: taken back, and said anew after that
+        # in one batch: a retraction, then a new note
         await scenario.store_items(it, items[0], scenario.make_retraction(items[0]), items[1])
         await scenario.assert_found(it, tokens[1])
         await scenario.assert_not_found(it, tokens[0])
@@ -85,14 +87,14 @@ async def check_order(scenario: ProviderScenario) -> None:
             text for text in await scenario.harness.list_stored_texts() if any(token in text for token in tokens[3:])
         ]
         if [next(token for token in tokens[3:] if token in text) for text in kept] != tokens[3:]:
-            raise CheckFailed(f"the far side has them in another order: {kept}")
+            raise CheckFailed(f"the service has them in another order: {kept}")
         seen = True
     if not seen:
-        raise CheckSkipped("nothing of it shows: it takes nothing back, and there is no harness to look through")
+        raise CheckSkipped("the order cannot be checked: the provider has no retraction, and there is no harness")
 
 
 async def check_unicode(scenario: ProviderScenario) -> None:
-    """Any text people can type comes back as it was, or is refused with a reason."""
+    """Any text is found unchanged, or refused with a reason."""
     it = scenario.build_client()
     for words in UNICODE_TEXTS:
         token = scenario.make_token()
@@ -107,7 +109,7 @@ async def check_unicode(scenario: ProviderScenario) -> None:
 
 
 async def check_large_items(scenario: ProviderScenario) -> None:
-    """A megabyte in one item is kept, or refused with a reason; what stands behind it does not suffer."""
+    """An item of one megabyte is stored, or refused with a reason; the items after it are stored."""
     it = scenario.build_client()
     big, small = scenario.make_token(), scenario.make_token()
     kept = True
@@ -118,11 +120,11 @@ async def check_large_items(scenario: ProviderScenario) -> None:
     await scenario.store_items(it, scenario.make_exchange(f"{small} is small"))
     await scenario.assert_found(it, small)
     if kept and not await scenario.find_hits(it, big):
-        raise CheckFailed("a megabyte was taken, and is not found")
+        raise CheckFailed("an item of one megabyte was stored and is not found")
 
 
 async def check_concurrent_notes(scenario: ProviderScenario) -> None:
-    """Fifty notes at once, from many sessions: none is lost, none refused by timing."""
+    """Fifty concurrent notes of many sessions are stored; none is lost or refused."""
     it = scenario.build_client()
     tokens = [scenario.make_token() for _ in range(CONCURRENT_NOTES)]
     notes = [scenario.make_note(f"remember {token}", session=f"s{number}") for number, token in enumerate(tokens)]
@@ -130,7 +132,7 @@ async def check_concurrent_notes(scenario: ProviderScenario) -> None:
 
     async def put(note: MemoryNote) -> None:
         for _ in range(MAX_TRIES - 1):
-            with contextlib.suppress(Transient):  # nothing was done: a lane would try again, too
+            with contextlib.suppress(Transient):  # nothing was stored; a delivery worker would retry too
                 await scenario.store_items(it, note)
                 return
         await scenario.store_items(it, note)
@@ -140,7 +142,7 @@ async def check_concurrent_notes(scenario: ProviderScenario) -> None:
 
 
 async def check_capabilities(scenario: ProviderScenario) -> None:
-    """Everything it declares answers, in time and in kind."""
+    """Every declared capability returns in time, with the right type."""
     it = scenario.build_client()
     token = scenario.make_token()
     item = scenario.make_exchange(f"{token} is what I told you")
@@ -148,7 +150,7 @@ async def check_capabilities(scenario: ProviderScenario) -> None:
     await scenario.assert_found(it, token)
     names = [tool.spec.name for tool in it.tools.values()]
     if len(names) != len(set(names)):
-        raise CheckFailed("two of its tools have one name")
+        raise CheckFailed("two of its tools have the same name")
     it.prompt()
     where = MemoryScope(
         agent="main",
@@ -165,19 +167,19 @@ async def check_capabilities(scenario: ProviderScenario) -> None:
             await scenario.assert_found(it, token)
         if it.has_capability(MemoryCapability.JOBS):
             jobs = scenario.make_job_batch(item, "count the cats", "there are three")
-            for _ in range(2):  # after a lost answer it comes again
+            for _ in range(2):  # it is called again after a lost answer
                 await it.store(jobs)
             await scenario.assert_found(it, token)
         if it.has_capability(MemoryCapability.HEALTH) and not (health := await it.health()).well:
-            raise CheckFailed(f"it works, and says that it is not well: {health.text}")
+            raise CheckFailed(f"it works, and reports that it is unhealthy: {health.text}")
         if it.has_capability(MemoryCapability.EXPORT) and not any(
             [token in found.text async for found in it.export(scenario.make_person_id("ada"))]
         ):
-            raise CheckFailed("`export` leaves out what the person said")
+            raise CheckFailed("`export` lacks what the person said")
         if it.has_capability(MemoryCapability.EXPORT) and any(
             [token in found.text async for found in it.export(scenario.make_person_id("bob"))]
         ):
-            raise CheckFailed("`export` gives one person what another said")
+            raise CheckFailed("`export` for one person contains what another person said")
         if it.has_capability(MemoryCapability.FORGET):
             other = scenario.make_token()
             await scenario.store_items(

@@ -1,4 +1,4 @@
-"""One suite per port, shipped so that a second keeper of a promise can be held to it. Never imported by the gateway."""
+"""One test suite per port, shipped for other implementations of the port. The gateway never imports it."""
 
 from typing import TYPE_CHECKING
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 for suite in (
     "memory",
     "platform",
-    "platform_desk",
-    "scene",
+    "platform_harness",
+    "store_scenario",
     "store",
-    "store_lanes",
+    "store_cursors",
     "store_log",
     "store_operations",
     "store_state",

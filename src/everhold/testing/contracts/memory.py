@@ -1,4 +1,4 @@
-"""The suite every memory provider must pass, for pytest. A provider joins with a subclass that says how one is built:
+"""The suite that every memory provider must pass, for pytest. A subclass says how a provider is built:
 
 class TestMine(MemoryContract):
     def make(self, agent: str, directory: Path) -> MemoryProvider:
@@ -19,20 +19,20 @@ from everhold.testing.conformance.run import run_check
 
 
 class MemoryContract:
-    """Every check is a test of its own. `virtual`: it waits for nothing but asyncio, so time need not be real."""
+    """Every check is a test. `virtual`: the provider waits only for asyncio, so virtual time can be used."""
 
     virtual: ClassVar[bool] = False
     seconds: ClassVar[float] = 2.0
-    """What a call may take."""
+    """The limit of a call."""
     patience: ClassVar[float] = 5.0
-    """How long something may need to be found."""
+    """How long an item may take until it is found."""
 
     def make(self, agent: str, directory: Path) -> MemoryProvider:
-        """A provider for an agent, as the gateway would build it. It may keep what it likes in the directory."""
+        """Build a provider for an agent, as the gateway does. It may use the directory freely."""
         raise NotImplementedError
 
     def harness(self) -> ServiceHarness | None:
-        """Something that breaks its far side, if there is such a thing."""
+        """Return a harness that can break the provider's service, or None."""
         return None
 
     @pytest.mark.parametrize("name", CHECKS)

@@ -1,8 +1,8 @@
-"""The suite every store must pass. A store joins with a subclass that says how one is opened:
+"""The suite that every store must pass. A subclass says how a store is opened:
 
 class TestMyStore(StoreContract):
     def open(self, home: Path) -> Store:
-        return MyStore.open(home, chance=Dice())
+        return MyStore.open(home, chance=SeededRandom())
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ __all__ = ["SeededRandom", "StoreContract", "StoreScenario"]
 
 class StoreContract(StoreLogContract, StoreOperationsContract, StoreCursorContract, StateContract):
     def open(self, home: Path) -> Store:
-        """A new, empty store that may use the directory `home`."""
+        """Open a new, empty store that may use the directory `home`."""
         raise NotImplementedError
 
     @store_promise
-    async def test_what_was_spent_adds_up_per_budget_and_day(self, scene: StoreScenario) -> None:
-        await scene.commit(spends=(BudgetSpend(budget="agent:main", day="d1", usd=0.25, tokens=10),))
-        await scene.commit(
+    async def test_what_was_spent_adds_up_per_budget_and_day(self, scenario: StoreScenario) -> None:
+        await scenario.commit(spends=(BudgetSpend(budget="agent:main", day="d1", usd=0.25, tokens=10),))
+        await scenario.commit(
             spends=(
                 BudgetSpend(budget="agent:main", day="d1", usd=0.5, tokens=5),
                 BudgetSpend(budget="agent:main", day="d2", usd=1.0),
                 BudgetSpend(budget="person:ada", day="d1", tokens=1),
             )
         )
-        spent = await scene.store.get_spend("agent:main", "d1")
+        spent = await scenario.store.get_spend("agent:main", "d1")
         assert (spent.usd, spent.tokens) == (0.75, 15)
-        assert (await scene.store.get_spend("agent:main", "d2")).usd == 1.0
-        assert await scene.store.get_spend("nobody", "d1") == BudgetSpend(budget="nobody", day="d1")
-        assert await scene.store.list_spends("agent:", "d1") == [spent]
-        assert [it.budget for it in await scene.store.list_spends("", "d1")] == ["agent:main", "person:ada"]
-        assert await scene.store.list_spends("chat:", "d1") == []
+        assert (await scenario.store.get_spend("agent:main", "d2")).usd == 1.0
+        assert await scenario.store.get_spend("nobody", "d1") == BudgetSpend(budget="nobody", day="d1")
+        assert await scenario.store.list_spends("agent:", "d1") == [spent]
+        assert [it.budget for it in await scenario.store.list_spends("", "d1")] == ["agent:main", "person:ada"]
+        assert await scenario.store.list_spends("chat:", "d1") == []
 
     @store_promise
     async def test_content_is_kept_once_under_its_hash(self, scenario: StoreScenario) -> None:
@@ -77,7 +77,7 @@ class StoreContract(StoreLogContract, StoreOperationsContract, StoreCursorContra
             await scenario.commit(records=(b"nobody's",))
 
     @store_promise
-    async def test_whoever_has_not_read_the_newest_thought_is_told(self, scenario: StoreScenario) -> None:
+    async def test_a_change_is_refused_after_a_newer_thought(self, scenario: StoreScenario) -> None:
         await scenario.open_session("other")
         said = await scenario.commit_heard("a secret", session="other")
         op = await scenario.begin_operation(await scenario.commit_heard())

@@ -1,4 +1,4 @@
-"""What every store promises about lanes: when they are due, who holds one, and what becomes of its flight."""
+"""What every store promises about cursors: when they are due, who holds one, and its batch in flight."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=10.0) == ["c"]
 
     @store_promise
-    async def test_cursors_that_are_due_alike_come_by_session_whoever_held_them(self, scenario: StoreScenario) -> None:
+    async def test_cursors_with_equal_due_times_come_by_session(self, scenario: StoreScenario) -> None:
         await scenario.open_session("t")
         await scenario.commit(wakeups=(Wakeup(consumer="turn"),), at=2.0)
         await scenario.claim_cursor("turn", owner="gone", at=2.0)
@@ -168,7 +168,7 @@ class StoreCursorContract:
         await scenario.end_operation(op, claim=again)
 
     @store_promise
-    async def test_a_held_cursor_is_nobody_elses(self, scenario: StoreScenario) -> None:
+    async def test_a_held_cursor_cannot_be_claimed(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         await scenario.claim_cursor(at=1.0, owner="me", lease=60.0)
         assert await scenario.claim_consumers(at=60.9, owner="you") == []
@@ -218,7 +218,7 @@ class StoreCursorContract:
         assert await scenario.store.renew_leases([mine, yours], owner="me", at=111.0, lease=60.0) == 0
 
     @store_promise
-    async def test_who_is_alone_ends_the_leases_of_the_dead(self, scenario: StoreScenario) -> None:
+    async def test_a_single_process_revokes_the_leases_of_dead_ones(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         await scenario.wake_consumer("platform")
         await scenario.wake_consumer("idle")
@@ -239,7 +239,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=4.0, owner="you") == ["turn"]
 
     @store_promise
-    async def test_a_mandatory_delay_ends_for_whoever_asks_somebody_else(self, scenario: StoreScenario) -> None:
+    async def test_a_mandatory_delay_ends_when_another_destination_is_used(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         claim = await scenario.claim_cursor()
         wait = RetryDelay(seconds=60.0, mandatory=True, waits_for="a")
@@ -247,17 +247,17 @@ class StoreCursorContract:
         assert (await scenario.read_cursor()).waits_for == "a"
         for wake in (Wakeup(consumer="turn"), Wakeup(consumer="turn", waits_for="a")):
             await scenario.commit(at=3.0, wakeups=(wake,))
-            assert await scenario.claim_consumers(at=3.0) == [], "what somebody asked for is never shortened for them"
+            assert await scenario.claim_consumers(at=3.0) == [], "a requested wait is never shortened"
         await scenario.commit(
             at=4.0, wakeups=(Wakeup(consumer="turn", waits_for="b"), Wakeup(consumer="compression", waits_for="b"))
         )
         cursor = await scenario.read_cursor()
         assert (cursor.attempts, cursor.error, cursor.mandatory, cursor.waits_for) == (0, "", False, "")
         assert await scenario.claim_consumers(at=4.0) == ["turn"]
-        assert await scenario.store.get_cursor("compression", "s") is None, "nothing else is woken by it"
+        assert await scenario.store.get_cursor("compression", "s") is None, "no other cursor is woken"
 
     @store_promise
-    async def test_a_wait_that_is_over_is_for_nobody(self, scenario: StoreScenario) -> None:
+    async def test_a_wait_that_is_over_waits_for_nothing(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         claim = await scenario.claim_cursor()
         await scenario.update_cursor(claim, at=2.0, wait=RetryDelay(seconds=1.0, waits_for="a"), release=True)
@@ -302,9 +302,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=5.0) == ["turn"]
 
     @store_promise
-    async def test_a_clock_that_is_set_takes_no_cursor_from_those_who_are_at_work_here(
-        self, scenario: StoreScenario
-    ) -> None:
+    async def test_a_changed_clock_takes_no_cursor_from_a_running_worker(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard(at=1.0)
         mine = await scenario.claim_cursor(at=TEN_YEARS_SECONDS, owner="me", lease=60.0)
         for at in (TEN_YEARS_SECONDS + 3600.0, TEN_YEARS_SECONDS - 10.0, 2.0):
@@ -319,9 +317,7 @@ class StoreCursorContract:
         )
 
     @store_promise
-    async def test_whoever_has_let_go_of_a_cursor_may_take_it_again_while_they_wind_up(
-        self, scenario: StoreScenario
-    ) -> None:
+    async def test_a_released_cursor_can_be_claimed_again_while_its_worker_ends(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         mine = await scenario.claim_cursor(owner="me")
         await scenario.update_cursor(mine, release=True)
@@ -481,11 +477,11 @@ class StoreCursorContract:
     @store_promise
     async def test_a_repeated_key_still_lets_its_cursor_move_on(self, scenario: StoreScenario) -> None:
         await scenario.open_session("t")
-        tied = EntryDraft(body=Noted(text="once"), author="system", dedup="tie:s:1")
-        await scenario.commit(tied, session="t")
+        draft = EntryDraft(body=Noted(text="once"), author="system", dedup="backlink:s:1")
+        await scenario.commit(draft, session="t")
         await scenario.commit_heard(wake="backlinks")
         claim = await scenario.claim_cursor("backlinks")
-        done = await scenario.commit(tied, session="t", claim=claim, cursor=make_idle_update(1))
+        done = await scenario.commit(draft, session="t", claim=claim, cursor=make_idle_update(1))
         assert done.duplicate
         cursor = await scenario.read_cursor("backlinks")
         assert (cursor.since, cursor.owner) == (None, "")
@@ -536,7 +532,7 @@ class StoreCursorContract:
         await scenario.update_cursor(claim, clear_in_flight=True)
         assert (await scenario.read_cursor()).in_flight is None
 
-    # -- what they leave
+    # -- receipts and dead letters
 
     @store_promise
     async def test_receipts_are_kept_per_part_and_consumer(self, scenario: StoreScenario) -> None:
@@ -564,7 +560,7 @@ class StoreCursorContract:
         assert await scenario.store.count_receipts_in_doubt() == 1
 
     @store_promise
-    async def test_what_was_handed_over_is_counted_by_consumer(self, scenario: StoreScenario) -> None:
+    async def test_receipts_are_counted_by_consumer(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         named = Receipt(consumer="memory:a", session="s", seq=1, key="k", remote="r")
         plain = Receipt(consumer="memory:a", session="s", seq=2, key="l")
@@ -600,7 +596,7 @@ class StoreCursorContract:
 
     @store_promise
     async def test_no_reason_repeats_what_was_erased(self, scenario: StoreScenario) -> None:
-        """Whoever refuses something may quote it, also where it was handed over as part of an exchange."""
+        """A refusal may quote the refused text, also when the text is part of an exchange."""
         await scenario.commit_heard("secret", wake="platform")
         await scenario.commit(make_own_draft(Began(type="turn", takes=(1,))), make_own_draft(Ended()))
         await scenario.commit_heard("kept", wake="")

@@ -1,4 +1,4 @@
-"""What every store promises about the log: order, identity, conditions, and what was erased."""
+"""What every store promises about the log: order, identity, conditions and erasure."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class StoreLogContract:
         assert await undone() == []
         await scenario.end_operation(second)
         await scenario.commit_change(OperationsUndone(ops=(second,)))
-        assert await undone() == [waits]  # heard while the first one ran, and no part of it
+        assert await undone() == [waits]  # heard while the first turn ran, and not part of it
         await scenario.commit_change(OperationsUndone(ops=(first,), again=True))
         assert await undone() == [waits, answer]
         third = await scenario.begin_operation(stays, steered)
@@ -180,7 +180,7 @@ class StoreLogContract:
         one, two = await scenario.store.list_entries("s")
         assert one.digest != two.digest
 
-    # -- what is not there
+    # -- unknown sessions and names
 
     @store_promise
     async def test_an_unknown_session_is_said_to_be_unknown(self, scenario: StoreScenario) -> None:
@@ -194,7 +194,7 @@ class StoreLogContract:
         assert await scenario.store.get_cursor("turn", "nobody") is None
 
     @store_promise
-    async def test_what_is_no_text_is_nobodys_name(self, scenario: StoreScenario) -> None:
+    async def test_an_invalid_text_names_no_session(self, scenario: StoreScenario) -> None:
         store, odd = scenario.store, "\udcff"
         await scenario.commit_heard()
         reads = (
@@ -215,7 +215,7 @@ class StoreLogContract:
             with pytest.raises(InvalidRequest):
                 await read(odd)
 
-    # -- one bad change
+    # -- refused changes
 
     @store_promise
     async def test_a_lone_surrogate_fails_its_own_change_only(self, scenario: StoreScenario) -> None:
@@ -226,7 +226,7 @@ class StoreLogContract:
         assert await scenario.read_texts() == ["one", "nul \x00", "two"]
 
     @store_promise
-    async def test_a_refused_change_leaves_nothing_behind(self, scenario: StoreScenario) -> None:
+    async def test_a_refused_change_writes_nothing(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard("first")
         with pytest.raises(Conflict):
             await scenario.commit(
@@ -342,7 +342,7 @@ class StoreLogContract:
         assert await scenario.store.resolve_address("chat:2") is None
 
     @store_promise
-    async def test_of_two_who_open_an_address_at_once_one_wins(self, scenario: StoreScenario) -> None:
+    async def test_of_two_concurrent_openings_of_an_address_one_wins(self, scenario: StoreScenario) -> None:
         done = await asyncio.gather(
             scenario.open_session("a", address="chat:1"),
             scenario.open_session("b", address="chat:1"),
@@ -352,7 +352,7 @@ class StoreLogContract:
         assert await scenario.store.resolve_address("chat:1") == "a"
 
     @store_promise
-    async def test_an_address_moves_only_from_where_it_was_thought_to_lead(self, scenario: StoreScenario) -> None:
+    async def test_an_address_moves_only_from_its_expected_session(self, scenario: StoreScenario) -> None:
         await scenario.open_session("t")
         with pytest.raises(Conflict):
             await scenario.commit_change(AddressBound(address="test:s"), session="t")
@@ -431,7 +431,7 @@ class StoreLogContract:
         assert [one.id for one in await scenario.store.list_sessions(limit=2, after="b")] == ["c", "s"]
 
     @store_promise
-    async def test_the_sessions_somebody_began_are_listed_newest_first(self, scenario: StoreScenario) -> None:
+    async def test_the_sessions_of_a_person_are_listed_newest_first(self, scenario: StoreScenario) -> None:
         def said(author: str) -> EntryDraft:
             return EntryDraft(body=make_heard("hello"), author=author)
 
@@ -465,7 +465,7 @@ class StoreLogContract:
         assert await find("chat:2") == ["abc-2"]
         assert await find("last") == ["abc-2"]
         await scenario.commit_change(SessionTitled(title="Garden plans, again"), session="abc-1")
-        assert await find("last") == ["abc-2"], "where somebody was heard last"
+        assert await find("last") == ["abc-2"], "the session of the last message"
         assert await find("nothing like it") == []
         assert await find("") == []
 

@@ -1,4 +1,5 @@
-"""What every store promises about operations: who may write for one, what it consumes, and how it leaves the view."""
+"""What every store promises about operations: who may write for one, what it consumes, and how it leaves the
+context."""
 
 from __future__ import annotations
 
@@ -132,8 +133,8 @@ class StoreOperationsContract:
         assert len(await scenario.store.list_entries("s")) == 3
 
     @store_promise
-    async def test_who_writes_for_an_operation_names_it(self, scenario: StoreScenario) -> None:
-        """Or nobody would look whether it is still running."""
+    async def test_a_change_for_an_operation_names_it(self, scenario: StoreScenario) -> None:
+        """Otherwise the store could not check that the operation still runs."""
         over, running = await scenario.commit_turn(), await scenario.begin_operation()
         for op in (over, running):
             for body in (Thought(text="hm"), Noted(text="late"), Took(takes=()), Ended()):
@@ -144,7 +145,7 @@ class StoreOperationsContract:
             await scenario.commit(EntryDraft(body=Thought(), author="agent:main", op=over), op=running)
         with pytest.raises(
             InvalidRequest, match="does not name"
-        ):  # nor with something that erases: it ends others, no more
+        ):  # nor with an erasure, which may only end other operations
             await scenario.commit(
                 Erased(seqs=(1,)),
                 EntryDraft(body=Thought(), author="agent:main", op=running),
@@ -173,13 +174,13 @@ class StoreOperationsContract:
     async def test_an_operation_is_not_written_for_by_another_cursor(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         await scenario.wake_consumer("commands")
-        mind, harness = await scenario.claim_cursor(), await scenario.claim_cursor("commands")
-        await scenario.update_cursor(harness, release=True)
-        harness = await scenario.claim_cursor("commands")
-        assert harness.fence != mind.fence
-        op = await scenario.begin_operation(1, claim=mind)
+        claim, other = await scenario.claim_cursor(), await scenario.claim_cursor("commands")
+        await scenario.update_cursor(other, release=True)
+        other = await scenario.claim_cursor("commands")
+        assert other.fence != claim.fence
+        op = await scenario.begin_operation(1, claim=claim)
         with pytest.raises(LeaseLost):
-            await scenario.commit(EntryDraft(body=Thought(text="?"), author="agent:main", op=op), op=op, claim=harness)
+            await scenario.commit(EntryDraft(body=Thought(text="?"), author="agent:main", op=op), op=op, claim=other)
 
     @store_promise
     async def test_waiting_on_purpose_is_not_an_attempt(self, scenario: StoreScenario) -> None:
@@ -238,7 +239,7 @@ class StoreOperationsContract:
         assert await scenario.store.list_operations("nobody") == []
 
     @store_promise
-    async def test_somebody_can_ask_a_running_operation_to_end(self, scenario: StoreScenario) -> None:
+    async def test_a_running_operation_can_be_asked_to_end(self, scenario: StoreScenario) -> None:
         done = await scenario.commit_turn()
         op = await scenario.begin_operation()
         await scenario.commit_change(StopRequested(op=done))
@@ -294,7 +295,7 @@ class StoreOperationsContract:
         await scenario.begin_operation(1)
         assert await scenario.store.count_waiting() == 1
 
-    # -- what changes the view
+    # -- changes of the context
 
     @store_promise
     async def test_undone_operations_leave_the_view_and_stay_in_the_log(self, scenario: StoreScenario) -> None:

@@ -1,4 +1,4 @@
-"""A stage for store suites: says in one line what a test wants to happen. It never looks behind the port."""
+"""A scenario for store suites: performs usual changes with one call. It uses only the port."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from everhold.testing.seeded_random import SeededRandom as SeededRandom
 
 
 class StoreScenario:
-    """One store and the people around it. Session `s` of agent `main` is there from the start."""
+    """One store with session `s` of agent `main`."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -80,7 +80,7 @@ class StoreScenario:
         return claims[0]
 
     async def claim_consumers(self, *, at: float = 1.0, owner: str = "me", limit: int = 99, **rest: Any) -> list[str]:
-        """The readers of the lanes that can be claimed now, in the order they come."""
+        """Return the consumers of the cursors that can be claimed now, in order."""
         claims = await self.store.claim_cursors(owner=owner, at=at, lease=60.0, limit=limit, **rest)
         return [claim.consumer for claim in claims]
 
@@ -119,13 +119,13 @@ class StoreScenario:
         return done.seqs[-1]
 
     async def commit_turn(self, text: str = "hello", *, session: str = "s") -> int:
-        """A message and its turn, over and done with."""
+        """Commit a message and its finished turn."""
         op = await self.begin_operation(await self.commit_heard(text, session=session, wake=""), session=session)
         await self.end_operation(op, session=session)
         return op
 
     async def commit_compression(self, covers: int, *, session: str = "s", **rest: Any) -> int:
-        """A summary of everything up to `covers`, committed."""
+        """Commit a compression of everything up to `covers`."""
         op = await self.begin_operation(type="compression", session=session, consumer="compression")
         compressed = EntryDraft(body=Compressed(summary="so far", covers=covers), author="system", op=op)
         ended = EntryDraft(body=Ended(), author="system", op=op)
@@ -156,7 +156,7 @@ class StoreScenario:
 
     async def read_cursor(self, consumer: str = "turn", session: str = "s") -> ConsumerCursor:
         cursor = await self.store.get_cursor(consumer, session)
-        assert cursor is not None, f"there is no lane {consumer}"
+        assert cursor is not None, f"there is no cursor of {consumer}"
         return cursor
 
     async def list_pending_seqs(self, session: str = "s") -> list[int]:
@@ -176,7 +176,7 @@ def make_heard(text: str = "hello", *, asks: bool = True, message: str = "1") ->
 
 
 def make_own_draft(body: EntryBody) -> EntryDraft:
-    """A draft of the operation that begins in the same change."""
+    """Make a draft for the operation that begins in the same change."""
     return EntryDraft(body=body, author="agent:main", op=OWN_OPERATION)
 
 
@@ -190,15 +190,15 @@ class OpensStore(Protocol):
 
 
 def store_promise(test: Callable[[Any, StoreScenario], Awaitable[None]]) -> Callable[[Any, Path], None]:
-    """Runs an async test on a store of its own, which must not contradict itself afterwards."""
+    """Run an async test with its own store, and verify the store afterwards."""
 
     def run(self: OpensStore, tmp_path: Path) -> None:
         async def play() -> None:
             store = self.open(tmp_path)
             try:
-                scene = StoreScenario(store)
-                await scene.open_session("s")
-                await test(self, scene)
+                scenario = StoreScenario(store)
+                await scenario.open_session("s")
+                await test(self, scenario)
                 assert await store.verify() == []
             finally:
                 await store.close()
@@ -206,5 +206,5 @@ def store_promise(test: Callable[[Any, StoreScenario], Awaitable[None]]) -> Call
         asyncio.run(play())
 
     functools.update_wrapper(run, test)
-    del run.__dict__["__wrapped__"]  # the runner would ask for the inner test's arguments
+    del run.__dict__["__wrapped__"]  # otherwise pytest would ask for the inner test's arguments
     return run

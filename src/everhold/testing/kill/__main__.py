@@ -1,4 +1,4 @@
-"""Kill a process, many times, and say what came of it."""
+"""Kill a process many times and print the result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def run_gate_tour(seed: int) -> KillTrialResult:
 
 
 async def run_gateway_kills(seed: int, kills: int) -> http_trial.GatewayKillResult:
-    """Callers on one side, a model on the other."""
+    """Kill `everhold up` between HTTP callers and a model server."""
     with tempfile.TemporaryDirectory(prefix="everhold-kill-") as directory:
         async with ModelServer(key=http_trial.MODEL_API_KEY) as model:
             gateway = KillableGateway(
@@ -42,9 +42,13 @@ async def run_gateway_kills(seed: int, kills: int) -> http_trial.GatewayKillResu
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m everhold.testing.kill", description=__doc__)
-    parser.add_argument("--kills", type=int, default=30, help="how often, at random moments")
-    parser.add_argument("--tour", action="store_true", help="instead: once before and once after every named commit")
-    parser.add_argument("--web", action="store_true", help="instead: the whole program, with callers and a model")
+    parser.add_argument("--kills", type=int, default=30, help="number of kills at random moments")
+    parser.add_argument(
+        "--tour", action="store_true", help="kill once before and once after every named commit instead"
+    )
+    parser.add_argument(
+        "--web", action="store_true", help="kill the whole program instead, with HTTP callers and a model server"
+    )
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if given.web:

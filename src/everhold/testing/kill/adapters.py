@@ -1,4 +1,4 @@
-"""The process's hands: platforms, memories, tools and a model whose far sides are at the other end of a wire."""
+"""The adapters of the killed process: platforms, memories, tools and a model whose services are in the test process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everhold.testing.kill.json_lines import KillClient
 
 
 class KillPlatformAdapter:
-    """Polls with an offset, and asks for later news only once everything before it is committed."""
+    """Polls with an offset, and requests later updates only when all earlier ones are committed."""
 
     account = "main"
     text_limit = world.TEXT_LIMIT_CHARS
@@ -114,14 +114,14 @@ class KillToolAdapter:
 
 
 class KillModelAdapter:
-    name = "town"
+    name = "world"
     context_tokens = world.CONTEXT_TOKENS
 
     def __init__(self, remote: KillClient) -> None:
         self.remote = remote
 
     async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
-        told = await self.remote.call("model/town", "answer", {"request": request}, on_piece=on_text)
+        told = await self.remote.call("model/world", "answer", {"request": request}, on_piece=on_text)
         if told is None:
             raise Refused("the model said nothing")
         return msgspec.convert(told, ModelResponse)

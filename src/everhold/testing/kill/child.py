@@ -1,4 +1,4 @@
-"""The process that is killed: the real store, flows and lock of a home, with hands that reach outside of it."""
+"""The process that is killed: the real store, engine and lock of a home, with adapters to services outside of it."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ DRAIN_SECONDS: Final = 1.0
 
 
 class ChildProcessTerms(Struct, frozen=True, kw_only=True):
-    """What a process is told when it starts."""
+    """The start options of a process."""
 
     home: str
     socket: str
     gate: KillGate | None = None
     lease: float = LEASE_SECONDS
     mutant: str = ""
-    """The name of a planted bug."""
+    """The name of a mutant."""
 
 
 class ChildProcessClock:
@@ -68,7 +68,7 @@ class ChildProcessRandom:
 
 
 class ChildProcessParts(Struct, frozen=True, kw_only=True):
-    """What a process is built of. Planted bugs put something else into one of these places."""
+    """The parts of a process. A mutant replaces one of them."""
 
     platform: type[KillPlatformAdapter] = KillPlatformAdapter
     accept: type[MessageAcceptor] = MessageAcceptor
@@ -77,24 +77,24 @@ class ChildProcessParts(Struct, frozen=True, kw_only=True):
 
 
 class ChildProcessRuntimes:
-    """What the flows work with. Implements `flow.runtime.Runtimes`."""
+    """What the workers use. Implements `engine.agent_runtime.AgentRuntimes`."""
 
-    def __init__(self, far: KillClient, parts: ChildProcessParts) -> None:
+    def __init__(self, remote: KillClient, parts: ChildProcessParts) -> None:
         self.parts = parts
         self.platforms = {
-            name: parts.platform(far, name, delivery) for name, (delivery, _) in world.PLATFORM_GUARANTEES.items()
+            name: parts.platform(remote, name, delivery) for name, (delivery, _) in world.PLATFORM_GUARANTEES.items()
         }
         self.memories = {
-            name: MemoryClient(KillMemoryAdapter(far, name, delivery), instance=name)
+            name: MemoryClient(KillMemoryAdapter(remote, name, delivery), instance=name)
             for name, delivery in world.MEMORY_GUARANTEES.items()
         }
-        model = KillModelAdapter(far)
+        model = KillModelAdapter(remote)
         self._runtime = parts.runtime(
             agent="main",
-            system="You live in a town.",
+            system="You are under test.",
             models=(model,),
             summariser=model,
-            tools={name: KillToolAdapter(far, name, effect) for name, effect in world.TOOL_EFFECTS.items()},
+            tools={name: KillToolAdapter(remote, name, effect) for name, effect in world.TOOL_EFFECTS.items()},
             memories=tuple(self.memories),
             soft_share=0.5,
             keep_turns=1,
@@ -126,7 +126,7 @@ class ChildProcessRuntimes:
 
 
 class OrderExecutor:
-    """Does what the office orders, and reports it only when it is done."""
+    """Carries out the operator's orders and reports each when it is done."""
 
     def __init__(self, remote: KillClient, control: SessionAdmin, store: Store) -> None:
         self.remote = remote
@@ -135,11 +135,11 @@ class OrderExecutor:
 
     async def run(self) -> None:
         while True:
-            told = await self.remote.call("office", "next")
+            told = await self.remote.call("operator", "next")
             if told is not None:
                 order = msgspec.convert(told, world.OperatorOrder)
                 result = await self._execute_order(order)
-                await self.remote.call("office", "done", {"id": order.id, "result": result})
+                await self.remote.call("operator", "done", {"id": order.id, "result": result})
 
     async def _execute_order(self, order: world.OperatorOrder) -> object:
         given = order.given
@@ -150,8 +150,8 @@ class OrderExecutor:
             case "erase":
                 heard = await self._find_heard_entry(given["message"])
                 if heard.body is None:
-                    return None  # whoever began this had done it
-                return await self.control.erase_entries(heard.session, [heard.seq], why="the office wants it")
+                    return None  # an earlier process had done it
+                return await self.control.erase_entries(heard.session, [heard.seq], why="the operator wants it")
             case "replay":
                 return await self._replay_dead_letters()
             case "link":
@@ -159,7 +159,7 @@ class OrderExecutor:
                 return None
             case "pay":
                 await self._commit_without_session(
-                    Step.SPEND, spends=(BudgetSpend(budget=given["purse"], day=world.SPENDING_DAY, tokens=1),)
+                    Step.SPEND, spends=(BudgetSpend(budget=given["budget"], day=world.SPENDING_DAY, tokens=1),)
                 )
                 return None
             case "mark":
@@ -167,7 +167,7 @@ class OrderExecutor:
                     self.store,
                     StateNamespace.PLATFORM_OFFSET,
                     given["name"],
-                    scope=make_state_scope("office", "main"),
+                    scope=make_state_scope("operator", "main"),
                     at=time.time(),
                     decide=lambda _: "read",
                 )
@@ -175,14 +175,14 @@ class OrderExecutor:
             case "quiet":
                 return await self._describe_remaining_work()
             case other:
-                raise Refused(f"nobody here can {other}")
+                raise Refused(f"unknown order {other}")
 
     async def _commit_without_session(self, step: Step, **what: Any) -> None:
-        """Commit something that belongs to no session."""
+        """Commit a change without a session."""
         await self.store.commit(Change(step=step, session="", at=time.time(), **what))
 
     async def _replay_dead_letters(self) -> int:
-        """Send again what was given up, as soon as something was; whoever began this may have done it."""
+        """Replay the dead letters as soon as there are any. An earlier process may have done it."""
         for _ in range(2_000):
             if count := await self.control.replay_dead_letters():
                 return count
@@ -190,7 +190,7 @@ class OrderExecutor:
         return 0
 
     async def _find_heard_entry(self, message: str) -> Entry:
-        """A message's place in the log, as soon as it has one; its words may be gone."""
+        """Wait until a message is in the log and return its place. Its body may be erased."""
         after = 0
         while True:
             page = await self.store.read_feed(after=after)
@@ -207,7 +207,7 @@ class OrderExecutor:
                 await asyncio.sleep(0.02)
 
     async def _describe_remaining_work(self) -> str:
-        """What is still to be done, in a few words; empty when all is quiet."""
+        """Describe the remaining work; empty when there is none."""
         waiting = await self.store.count_waiting()
         cursors = [_describe_cursor(cursor) for cursor in await self.store.list_cursors(waiting=True)]
         return f"{waiting} messages wait, and {', '.join(cursors[:5])}" if waiting or cursors else ""
@@ -215,12 +215,13 @@ class OrderExecutor:
 
 def _describe_cursor(cursor: ConsumerCursor) -> str:
     left = (cursor.since or 0.0) + cursor.wait - time.time()
-    return f"{cursor.consumer} of {cursor.session} (due in {left:.1f} s, {cursor.owner or 'free'}, {cursor.error or 'no error'})"
+    state = f"due in {left:.1f} s, {cursor.owner or 'free'}, {cursor.error or 'no error'}"
+    return f"{cursor.consumer} of {cursor.session} ({state})"
 
 
 async def serve_home(terms: ChildProcessTerms, parts: ChildProcessParts) -> None:
-    """Serve a home from taking its lock to SIGTERM, or to a sudden end."""
-    far = KillClient(Path(terms.socket))
+    """Serve a home from taking its lock until SIGTERM or a kill."""
+    remote = KillClient(Path(terms.socket))
     home = Path(terms.home)
     clock, chance = ChildProcessClock(), ChildProcessRandom()
     log = open_log(clock=clock, form="json", level="warning")
@@ -229,18 +230,18 @@ async def serve_home(terms: ChildProcessTerms, parts: ChildProcessParts) -> None
         store.kill_switch = KillSwitch(terms.gate)
         gates = Gates(store=store, clock=clock, chance=chance, log=log, owner=f"{os.getpid()}-{chance.bytes(4).hex()}")
         wakeups = Wakeups()
-        hands = ChildProcessRuntimes(far, parts)
+        runtimes = ChildProcessRuntimes(remote, parts)
         accept = parts.accept(gates, admit=_admit_message, wakeups=wakeups)
         supervisor = WorkerSupervisor(
             gates,
-            runtimes=hands,
+            runtimes=runtimes,
             wakeups=wakeups,
             lease_seconds=terms.lease,
             send_deadline=world.DEADLINE_SECONDS,
             draft_deadline=world.DEADLINE_SECONDS,
         )
-        control = SessionAdmin(gates, wakeups=wakeups, accept=accept, runtimes=hands, erasures=home / "erasures.log")
-        executor = OrderExecutor(far, control, store)
+        control = SessionAdmin(gates, wakeups=wakeups, accept=accept, runtimes=runtimes, erasures=home / "erasures.log")
+        executor = OrderExecutor(remote, control, store)
         await store.revoke_leases(owner=gates.owner, at=clock.now())
         await control.reapply_erasures()
         stop = asyncio.Event()
@@ -248,12 +249,12 @@ async def serve_home(terms: ChildProcessTerms, parts: ChildProcessParts) -> None
         work: dict[str, Callable[[], Any]] = {
             "dispatch": supervisor.dispatch,
             "renew": supervisor.keep_renewing_leases,
-            "office": executor.run,
+            "operator": executor.run,
         }
-        for name, platform in hands.platforms.items():
+        for name, platform in runtimes.platforms.items():
             work[f"listen {name}"] = functools.partial(platform.listen, accept)
         tasks = [asyncio.create_task(supervisor.keep_running(name, each), name=name) for name, each in work.items()]
-        await far.call("ready", "", {"pid": os.getpid(), "computed": time.process_time()})
+        await remote.call("ready", "", {"pid": os.getpid(), "computed": time.process_time()})
         await stop.wait()
         await supervisor.drain(DRAIN_SECONDS)
         for task in tasks:
@@ -270,7 +271,7 @@ def main() -> None:
     terms = msgspec.json.decode(sys.argv[1], type=ChildProcessTerms)
     parts = ChildProcessParts()
     if terms.mutant:
-        from everhold.testing.kill.mutants import MUTANTS  # a healthy process knows nothing of them
+        from everhold.testing.kill.mutants import MUTANTS  # imported only for a mutant
 
         parts = MUTANTS[terms.mutant].parts
     with contextlib.suppress(KeyboardInterrupt):

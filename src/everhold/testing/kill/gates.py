@@ -1,4 +1,4 @@
-"""Every named commit is a place to die at, before it or after it."""
+"""Kill gates: a process can be killed before or after every named commit."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ KillMoment: TypeAlias = Literal["before", "after"]
 KILL_MOMENTS: Final[tuple[KillMoment, ...]] = ("before", "after")
 
 UNREACHED: Final = {
-    Step.NOTICE: "nothing commits a notice alone: it goes with the commit of what it is about",
+    Step.NOTICE: "no change commits a notice alone; it is part of the commit of its cause",
 }
-"""Steps that no process comes to, and why. Every other step must be reached, or the tour fails."""
+"""Steps that no process reaches, and why. Every other step must be reached, or the test fails."""
 
 
 class KillGate(Struct, frozen=True):
-    """Die before or after the `nth` commit of this kind that a process makes."""
+    """Kill a process before or after its `nth` commit of this step."""
 
     step: Step
     moment: KillMoment
@@ -33,12 +33,12 @@ class KillGate(Struct, frozen=True):
 
 
 def list_kill_gates() -> list[KillGate]:
-    """All of them; a step added to the enum is in here at once."""
+    """Return all gates. They come from the enum, so a new step is included."""
     return [KillGate(step, moment) for step in Step if step not in UNREACHED for moment in KILL_MOMENTS]
 
 
 class KillSwitch:
-    """Counts the commits of one process and ends it at its gate. No `finally` runs after that."""
+    """Counts the commits of one process and kills it at its gate, so that no `finally` runs."""
 
     def __init__(self, gate: KillGate | None = None) -> None:
         self.gate = gate
@@ -52,7 +52,7 @@ class KillSwitch:
 
 
 class KillableStore(SqliteStore):
-    """The real store, and the end of the process at one of its commits."""
+    """The real store with a kill switch at its commits."""
 
     kill_switch = KillSwitch()
 

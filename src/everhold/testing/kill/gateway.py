@@ -1,4 +1,4 @@
-"""`everhold up` as people run it: a process on one home and one port, in one life after the other."""
+"""`everhold up` on one home and one port, restarted after each kill."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START_SECONDS: Final = 120.0
 
 
 class KillableGateway:
-    """The real program with its real HTTP side; `program` is what starts it, or something like it."""
+    """The real program with its HTTP API. `program` is the command that starts it."""
 
     def __init__(
         self, home: Path, configuration: str, *, secrets: str = "", program: Sequence[str] = ("-m", "everhold")
@@ -55,8 +55,8 @@ class KillableGateway:
         until = time.monotonic() + START_SECONDS
         async with httpx2.AsyncClient(trust_env=False) as client:
             while not await self._is_ready(client):
-                assert self.process.returncode is None, f"it ended with {self.process.returncode}"
-                assert time.monotonic() < until, f"it was not ready within {START_SECONDS:g} s"
+                assert self.process.returncode is None, f"the gateway ended with {self.process.returncode}"
+                assert time.monotonic() < until, f"the gateway was not ready within {START_SECONDS:g} s"
                 await asyncio.sleep(0.01)
 
     async def _is_ready(self, client: httpx2.AsyncClient) -> bool:

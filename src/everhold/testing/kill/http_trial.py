@@ -1,7 +1,7 @@
-"""A gateway under kill -9, between callers who insist and a model that is ill, both of them outside of it.
+"""A gateway under kill -9 between HTTP callers that retry and a faulty model server, both outside of it.
 
-The callers speak HTTP and know nothing but what they were answered. The model is a real server that hangs, breaks off,
-repeats itself, talks nonsense and says 429. What both have seen is compared with the log in the end.
+The callers know only the responses they received. The model server hangs, breaks connections, repeats text, returns
+garbage and answers 429. At the end, what both received is compared with the log.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from everhold.testing.model_server import (
     make_rate_limit_failure,
 )
 
-MODEL_API_KEY: Final = "sk-of-the-town"
+MODEL_API_KEY: Final = "sk-of-the-world"
 ENV_FILE_TEXT: Final = f"MODEL_KEY={MODEL_API_KEY}\n"
 CALLER_COUNT: Final = 6
 REQUEST_STYLES: Final = ("post", "whole", "stream")
 MAX_TRIGGER_SECONDS: Final = 2.0
-"""How long a kill at a chosen moment waits for that moment, where any other moment will do, too."""
+"""How long a kill waits for its chosen moment before it happens anyway."""
 PATIENCE_SECONDS: Final = 300.0
-"""How long it may take until every caller has heard how it ended, once all is well."""
+"""How long the callers may wait for their outcomes after the last fault."""
 
 MODEL_FAULTS: Final[dict[str, Callable[[str], ModelServerStep]]] = {
     "hangs": lambda text: HangingConnection(),
@@ -63,7 +63,7 @@ MODEL_FAULTS: Final[dict[str, Callable[[str], ModelServerStep]]] = {
     "says 429": lambda text: make_rate_limit_failure(None),
     "says 429 and when": lambda text: make_rate_limit_failure("1"),
 }
-"""Everything that goes wrong with the model, in turn: what is added here is met by the next storm."""
+"""The faults of the model server, used in turn."""
 
 
 def make_config(model: str) -> str:
@@ -72,20 +72,20 @@ def make_config(model: str) -> str:
 models:
   fake: {{provider: openai, base_url: {model}, name: fake, api_key_env: MODEL_KEY, deadline_seconds: {waits}}}
 agents:
-  main: {{persona: You live in a town., memories: [], tools: []}}
+  main: {{persona: You are under test., memories: [], tools: []}}
 """
 
 
 class FaultyModelScript:
-    """What the model server does: names every message it answers, or falls ill, once for each of them."""
+    """The script of the model server: it repeats the names of the messages, or has each fault once."""
 
     def __init__(self, seed: int) -> None:
-        self.dice = random.Random(f"vendor/{seed}")
+        self.rng = random.Random(f"vendor/{seed}")
         self.calm = False
         self.fault_counts: Counter[str] = Counter()
         self.all_faults_met = asyncio.Event()
         order = list(MODEL_FAULTS)
-        self.dice.shuffle(order)
+        self.rng.shuffle(order)
         self._next = itertools.cycle(order)
         self._faulted_tokens: set[str] = set()
 
@@ -97,7 +97,7 @@ class FaultyModelScript:
             elif message["role"] == "user":
                 tokens += TOKEN_PATTERN.findall(str(message["content"]))
         text = f"re {' '.join(tokens)} and that is all there is to say about it"
-        if not self.calm and tokens and tokens[-1] not in self._faulted_tokens and self.dice.random() < 0.7:
+        if not self.calm and tokens and tokens[-1] not in self._faulted_tokens and self.rng.random() < 0.7:
             self._faulted_tokens.add(tokens[-1])
             ill = next(self._next)
             self.fault_counts[ill] += 1
@@ -108,7 +108,7 @@ class FaultyModelScript:
 
 
 class CallerRequest(Struct):
-    """A message of a caller, and everything the caller was told about it."""
+    """A message of a caller, and all responses about it."""
 
     id: str
     text: str
@@ -123,18 +123,18 @@ class CallerRequest(Struct):
 
 
 class GatewayCaller:
-    """One conversation, one message after the other, each asked for under the same name until it is over."""
+    """One conversation with sequential messages. Each request is repeated with the same key until it has an outcome."""
 
     def __init__(
-        self, url: str, name: str, dice: random.Random, *, on_heard: Callable[[str], None], first_style: str
+        self, url: str, name: str, rng: random.Random, *, on_heard: Callable[[str], None], first_style: str
     ) -> None:
         self.on_heard = on_heard
-        """Whom to tell that something was heard: `kept`, or `words`."""
+        """Called when something arrives: `kept` for a confirmation, `words` for text."""
         self.first_style = first_style
-        """What the first errand is."""
+        """The style of the first request."""
         self.url = url
         self.name = name
-        self.dice = dice
+        self.rng = rng
         self.requests: list[CallerRequest] = []
         self.stop = False
 
@@ -142,12 +142,12 @@ class GatewayCaller:
         async with httpx2.AsyncClient(base_url=self.url, timeout=5.0, trust_env=False) as client:
             while not self.stop:
                 number = len(self.requests) + 1
-                manner = self.dice.choice(REQUEST_STYLES) if self.requests else self.first_style
+                manner = self.rng.choice(REQUEST_STYLES) if self.requests else self.first_style
                 request = CallerRequest(id=f"k{number}", text=f"{self.name}.m{number}", style=manner)
                 self.requests.append(request)
                 while not request.is_finished:
                     await self._try_request(client, request)
-                if self.dice.random() < 0.3:
+                if self.rng.random() < 0.3:
                     await self._try_request(client, request)
 
     async def _try_request(self, client: httpx2.AsyncClient, request: CallerRequest) -> None:
@@ -197,13 +197,13 @@ class GatewayCaller:
 
 
 def _find_final_error(event: Any) -> str:
-    """Why there will be no answer, if a stream says so; what may pass is asked for again."""
+    """Return the final error of a stream. A temporary error is retried instead."""
     error = event.get("error") or {}
     return "" if error.get("type") in (None, "overloaded", "timeout", "closing") else str(error)
 
 
 class GatewayKillResult(Struct, kw_only=True):
-    """What a storm found, and how much there was to find it in."""
+    """The failures of a trial, and the numbers of its events."""
 
     failures: list[str]
     kills: int
@@ -217,7 +217,7 @@ class GatewayKillResult(Struct, kw_only=True):
 
 
 class CallerTrigger:
-    """Hears when a caller is told something: the worst moment for whoever said it to die."""
+    """Signals when a caller receives something, which is the worst moment for a kill."""
 
     def __init__(self) -> None:
         self._awaited = ""
@@ -237,11 +237,11 @@ class CallerTrigger:
 async def run_kills(
     gateway: KillableGateway, model: ModelServer, *, seed: int, kills: int, at: str = "", ill: bool = True
 ) -> GatewayKillResult:
-    """Kill the gateway so often, while callers insist and the model is ill; then let all come to rest and compare.
+    """Kill the gateway repeatedly while callers retry and the model has faults; then finish all work and compare.
 
-    `at`: when a caller is told that something is `kept`, or hears `words`; otherwise at these and at random moments.
+    `at`: kill when a caller receives a confirmation (`kept`) or text (`words`); otherwise at these and random moments.
     """
-    dice = random.Random(f"web/{seed}")
+    rng = random.Random(f"web/{seed}")
     vendor, ear = FaultyModelScript(seed), CallerTrigger()
     model.default = vendor
     vendor.calm = not ill
@@ -260,10 +260,10 @@ async def run_kills(
     try:
         for _ in range(kills):
             await gateway.start()
-            if moment := at or dice.choice(("", "kept", "words")):
+            if moment := at or rng.choice(("", "kept", "words")):
                 await ear.wait_for(moment, seconds=PATIENCE_SECONDS if at else MAX_TRIGGER_SECONDS)
             else:
-                await asyncio.sleep(0.02 + dice.random() * dice.choice((0.2, 0.8, 1.6)))
+                await asyncio.sleep(0.02 + rng.random() * rng.choice((0.2, 0.8, 1.6)))
             await gateway.kill()
         await gateway.start()
         if ill:
@@ -274,7 +274,7 @@ async def run_kills(
             caller.stop = True
         await asyncio.wait(talking, timeout=PATIENCE_SECONDS)
         failures += [
-            f"{caller.name} never heard how {caller.requests[-1].text} ended"
+            f"{caller.name} has no outcome of {caller.requests[-1].text}"
             for caller, task in zip(callers, talking, strict=True)
             if not task.done()
         ]
@@ -294,7 +294,7 @@ async def run_kills(
 
 
 async def _wait_until_idle(gateway: KillableGateway) -> None:
-    """Wait until nobody has a message left to answer."""
+    """Wait until no message is pending."""
     until = time.monotonic() + PATIENCE_SECONDS
     async with httpx2.AsyncClient(base_url=gateway.url, timeout=PATIENCE_SECONDS, trust_env=False) as client:
         while time.monotonic() < until:
@@ -305,7 +305,7 @@ async def _wait_until_idle(gateway: KillableGateway) -> None:
 
 
 def _check_callers(callers: list[GatewayCaller], contents: verdict.StoreContents) -> Iterator[str]:
-    """Whatever a caller was told is what the log says, however often it asked, and in the order it asked."""
+    """Yield the differences between the callers' responses and the log, the order included."""
     for caller in callers:
         places: list[int] = []
         for request in caller.requests:
@@ -316,24 +316,24 @@ def _check_callers(callers: list[GatewayCaller], contents: verdict.StoreContents
                 if isinstance(entry.body, Heard) and TOKEN_PATTERN.findall(entry.body.text) == [request.text]
             ]
             if len(found) > 1:
-                yield f"{request.text} stands in the log {len(found)} times"
+                yield f"{request.text} is in the log {len(found)} times"
             if not found:
                 if request.acknowledged or request.replies or request.failed:
-                    yield f"the caller of {request.text} was told that it is kept, and it is not in the log"
+                    yield f"{request.text} was confirmed to its caller and is not in the log"
                 continue
             log, entry = found[0]
             places.append(entry.pos)
             if any(place != (log.session, entry.seq) for place in request.acknowledged):
-                yield f"{request.text} is entry {entry.seq}, and its caller was told {request.acknowledged}"
+                yield f"{request.text} is entry {entry.seq}, but its caller received {request.acknowledged}"
             yield from _check_reply(request, log, log.taken.get(entry.seq, [0])[-1])
         if places != sorted(places):
-            yield f"{caller.name} wrote one after the other, and the log has it in another order: {places}"
+            yield f"the log has the messages of {caller.name} in another order: {places}"
 
 
 def _check_reply(request: CallerRequest, log: verdict.SessionHistory, op: int) -> Iterator[str]:
     said = log.said.get(op, [])
     for reply in request.replies:
         if len(said) != 1 or not reply.endswith(said[0]) or (request.style == "whole" and reply != said[0]):
-            yield f"the caller of {request.text} was told {reply!r}, the log says {said}"
+            yield f"the caller of {request.text} received {reply!r}, the log has {said}"
     if request.failed and (said or not log.notified[op]):
-        yield f"the caller of {request.text} was told {request.failed!r}, the log says {said}"
+        yield f"the caller of {request.text} received {request.failed!r}, the log has {said}"

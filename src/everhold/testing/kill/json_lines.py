@@ -1,4 +1,4 @@
-"""Newline JSON over a unix socket, between a process that may be killed and the world that outlives it."""
+"""Newline JSON over a unix socket, between the killed process and the services outside of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OTHER_ERRORS: Final = {kind.__name__: kind for kind in (Refused, TooLong, InDou
 
 
 class KillRequest(Struct, frozen=True, kw_only=True):
-    """One request: who is asked to do what, and when it was sent."""
+    """One request: the service, the method, and the time of sending."""
 
     service: str
     action: str
@@ -29,7 +29,7 @@ class KillRequest(Struct, frozen=True, kw_only=True):
 
 
 class KillReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line back: a piece of something that grows, a result, or an error of ours by name."""
+    """One response line: a piece of a stream, a result, or the name of one of everhold's errors."""
 
     piece: str | None = None
     result: Any = None
@@ -43,7 +43,7 @@ KillRequestHandler: TypeAlias = Callable[[KillRequest, SendPiece], Awaitable[Any
 
 
 class KillClient:
-    """The far end, as the process sees it. One request at a time on a connection; a broken one is never used again."""
+    """The services as the process sees them. A connection has one request at a time; a broken one is not reused."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,7 +57,7 @@ class KillClient:
         *,
         on_piece: Callable[[str], None] | None = None,
     ) -> Any:
-        """What `whom` answers; raises what `whom` raised, or InDoubt when nobody answers."""
+        """Return the answer of the service; raise its error, or InDoubt when there is no answer."""
         connection = self._idle.pop() if self._idle else await self._connect()
         reader, writer = connection
         try:
@@ -78,7 +78,7 @@ class KillClient:
         try:
             return await asyncio.open_unix_connection(str(self.path), limit=MAX_LINE_BYTES)
         except OSError as error:
-            raise Transient(f"nobody listens at {self.path}") from error
+            raise Transient(f"no server listens at {self.path}") from error
 
     async def _read_reply(self, reader: asyncio.StreamReader) -> KillReply:
         try:
@@ -97,7 +97,7 @@ def _make_error(reply: KillReply) -> EverholdError:
 
 
 class KillServer:
-    """Answers whoever connects, however often they are killed."""
+    """Serves the connections of all processes, one after another."""
 
     def __init__(self, answer: KillRequestHandler) -> None:
         self.answer = answer
@@ -108,7 +108,7 @@ class KillServer:
         self._server = await asyncio.start_unix_server(self._serve_connection, str(path), limit=MAX_LINE_BYTES)
 
     async def close(self) -> None:
-        """Listen no more, and let everybody finish who is still at something."""
+        """Stop listening, and finish the current requests."""
         if self._server is not None:
             self._server.close()
         if self._open:
@@ -123,7 +123,7 @@ class KillServer:
             while (line := await reader.readline()).endswith(b"\n"):
                 await self._answer_request(msgspec.json.decode(line, type=KillRequest), writer)
         except OSError:
-            return  # whoever asked is dead
+            return  # the caller is dead
         finally:
             writer.close()
 

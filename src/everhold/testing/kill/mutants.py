@@ -1,4 +1,4 @@
-"""Planted bugs: processes that break one promise each. A harness that does not find them proves nothing."""
+"""Planted bugs: processes that break one promise each. The kill tests must find them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from everhold.engine.agent_runtime import AgentRuntime
-from everhold.ingress.accept import MessageAcceptor as Door
+from everhold.ingress.accept import MessageAcceptor as AcceptMessage
 from everhold.ports.platform import AcceptMessage, AcceptResult, IncomingMessage, OutgoingMessage
 from everhold.ports.store import Step
 from everhold.ports.tool import ToolEffect
@@ -18,7 +18,7 @@ from everhold.testing.kill.gates import KillGate
 
 
 class KillMutant(Struct, frozen=True, kw_only=True):
-    """A planted bug, what to say and where to die so that it shows, and what it must be found by."""
+    """A planted bug, the message and the gate that reveal it, and the failure that must be found."""
 
     parts: ChildProcessParts
     gate: KillGate
@@ -28,7 +28,7 @@ class KillMutant(Struct, frozen=True, kw_only=True):
 
 
 class AcknowledgingFirstPlatform(KillPlatformAdapter):
-    """Confirms what it was handed before it is committed."""
+    """Confirms updates before their commit."""
 
     async def listen(self, accept: AcceptMessage) -> None:
         offset = 0
@@ -40,22 +40,22 @@ class AcknowledgingFirstPlatform(KillPlatformAdapter):
 
 
 class ChangingKeysPlatform(KillPlatformAdapter):
-    """Gives every send a key of its own."""
+    """Gives every attempt a new key."""
 
     async def send(self, out: OutgoingMessage) -> str:
         now = asyncio.get_running_loop().time()
         return await super().send(structs.replace(out, key=f"{out.key}@{now}"))
 
 
-class ForgettingAccept(Door):
-    """Does not recognise what it has heard before."""
+class ForgettingAccept(AcceptMessage):
+    """Does not recognise duplicates."""
 
     async def __call__(self, incoming: IncomingMessage) -> AcceptResult:
         return await super().__call__(structs.replace(incoming, origin=structs.replace(incoming.origin, message="")))
 
 
 class RerunningRuntime(AgentRuntime):
-    """Takes every tool for one that can be repeated."""
+    """Treats every tool as repeatable."""
 
     @property
     def tool_effects(self) -> dict[str, ToolEffect]:
@@ -86,6 +86,6 @@ MUTANTS: Final = {
         parts=ChildProcessParts(policy=lambda _: "resend"),
         gate=KillGate(Step.DELIVERY_DONE, "before"),
         platform="hold",
-        found_by="had to be held",
+        found_by="under the hold policy",
     ),
 }

@@ -1,4 +1,4 @@
-"""The people of the town: they write as long as the storm lasts, and they know how to bring about any commit."""
+"""Simulated users for the kill tests: they write messages, and can provoke any commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGE_REQUESTS: Final = (
     "[look]", "[file]", "[book]", "[pay]", "[pay file]", "[file book | pay]", "[book]", "[note]", "[tell]", "[pay]",
     "long", "busy [look]", "faint", "later", f"fill {PADDING}", "[wait]",
 )  # fmt: skip
-"""What a message may ask for besides an answer."""
+"""What a message may request besides an answer."""
 
 CHAT_COMMANDS: Final = (
     "/status",
@@ -49,23 +49,23 @@ PROVOCATIONS: Final = {
     Step.JOB: ("", "/background find it out"),
     Step.DRAFT: ("long",),
 }
-"""What is written in a new chat so that a process comes to a commit. Any message brings about the others."""
+"""What is written in a new chat to provoke a commit. Any message provokes the other steps."""
 
 
 class KillChat:
-    """One conversation. What was written in it, in order, is on its square."""
+    """One conversation. Its platform keeps the messages in order."""
 
-    def __init__(self, platform: KillPlatform, name: str, dice: random.Random, *, sends_commands: bool = False) -> None:
+    def __init__(self, platform: KillPlatform, name: str, rng: random.Random, *, sends_commands: bool = False) -> None:
         self.platform = platform
         self.name = name
-        self.dice = dice
+        self.rng = rng
         self.sends_commands = sends_commands
-        """Its people give orders, and take back what was said."""
+        """Whether its users use commands and undo turns."""
         self.tokens: list[str] = []
         self._messages = 0
 
     def write_message(self, more: str = "", *, before: str = "") -> str:
-        """Write a message; its name."""
+        """Write a message; return its name."""
         token = f"{self.name}.m{self._messages + 1}"
         self.tokens.append(token)
         self._write_text(f"{before}{token} {more}".strip())
@@ -75,7 +75,7 @@ class KillChat:
         self._write_text(text)
 
     def edit_last_message(self) -> None:
-        """Change the last message: what it says now is something new."""
+        """Edit the last message. The new text counts as a new message."""
         token = f"{self.name}.m{self._messages}"
         if self.tokens and self.tokens[-1] == token:
             changed = f"{token}{EDITED_SUFFIX}"
@@ -93,20 +93,20 @@ class KillChat:
         )
 
     async def write_until_cancelled(self) -> None:
-        """Write until cancelled, not much faster than one is answered."""
+        """Write until cancelled, at about the pace of the answers."""
         while True:
-            roll = self.dice.random()
+            roll = self.rng.random()
             if self.sends_commands and roll < 0.25:
-                self.write_command(self.dice.choice(CHAT_COMMANDS))
+                self.write_command(self.rng.choice(CHAT_COMMANDS))
             elif roll < 0.05:
                 self.edit_last_message()
             else:
-                asked = self.dice.choice(MESSAGE_REQUESTS)
-                # an order to try again does everything again, and rightly so
+                asked = self.rng.choice(MESSAGE_REQUESTS)
+                # `/retry` repeats all effects on purpose
                 self.write_message(
                     asked if not self.sends_commands or ("pay" not in asked and "book" not in asked) else "[look]"
                 )
-            await asyncio.sleep(self.dice.random() * 0.4)
+            await asyncio.sleep(self.rng.random() * 0.4)
             for _ in range(20):
                 if self._count_unanswered() < 5:
                     break
@@ -123,21 +123,21 @@ class KillChat:
 
 
 class KillPeople:
-    """All chats of a town."""
+    """All chats of a trial."""
 
     def __init__(self, world: KillWorld, seed: int) -> None:
         self.world = world
-        self.dice = random.Random(f"people/{seed}")
+        self.rng = random.Random(f"people/{seed}")
         self.chats: dict[str, KillChat] = {}
         self.notes: list[str] = []
-        """What somebody in charge wanted noted."""
+        """The notes that the operator ordered."""
         self.secrets: list[str] = []
-        """What somebody in charge wanted forgotten."""
+        """The secrets that the operator ordered to erase."""
         self.linked: list[str] = []
         self.budgets: list[str] = []
-        """Out of which something was paid that left nothing else behind."""
+        """The budgets with a spend that has no other trace."""
         self.bookmarks: list[str] = []
-        """What somebody in charge wanted marked as read so far, without anything to keep of it."""
+        """The offsets that the operator ordered to store."""
         for platform in world.platforms:
             for _ in range(2):
                 self.open_chat(platform)
@@ -147,21 +147,21 @@ class KillPeople:
         self._tasks: list[asyncio.Task[None]] = []
 
     def open_chat(self, platform: str = "keyed", *, odd: bool = False) -> KillChat:
-        """A new chat."""
+        """Open a new chat."""
         name = f"{platform}-{len(self.chats)}"
-        chat = KillChat(self.world.platforms[platform], name, random.Random(self.dice.random()), sends_commands=odd)
+        chat = KillChat(self.world.platforms[platform], name, random.Random(self.rng.random()), sends_commands=odd)
         self.chats[name] = chat
         return chat
 
     def start(self, *, odd: bool = True) -> None:
-        """Let everybody talk; without the odd ones it is quieter."""
+        """Start writing in all chats."""
         talking = [
             chat for number, chat in enumerate(self.chats.values()) if odd or (number % 2 and not chat.sends_commands)
         ]
         self._tasks = [asyncio.create_task(chat.write_until_cancelled(), name=chat.name) for chat in talking]
 
     async def stop(self) -> None:
-        """Nobody writes any more."""
+        """Stop writing."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -173,7 +173,7 @@ class KillPeople:
         number = len(chat.platform.incoming_messages)
         return lambda: chat.platform.confirmed >= number
 
-    # -- what somebody in charge wants -------------------------------------------------------------------------------
+    # -- orders of the operator --------------------------------------------------------------------------------------
 
     def request_note(self) -> None:
         token = self.open_chat().write_message()
@@ -181,7 +181,7 @@ class KillPeople:
         self.world.operator_orders.request("note", message=token, text=self.notes[-1])
 
     def request_erasure(self) -> None:
-        secret = f"hush{self.dice.randbytes(6).hex()}"
+        secret = f"hush{self.rng.randbytes(6).hex()}"
         token = self.open_chat().write_message(secret)
         self.secrets.append(secret)
         self.world.operator_orders.request("erase", message=token)
@@ -191,21 +191,21 @@ class KillPeople:
         self.world.operator_orders.request("replay")
 
     def request_link(self) -> None:
-        self.linked.append(f"keyed:{self.dice.randbytes(4).hex()}")
+        self.linked.append(f"keyed:{self.rng.randbytes(4).hex()}")
         self.world.operator_orders.request("link", identity=self.linked[-1], person="ada")
 
     def request_spending(self) -> None:
-        self.budgets.append(f"call:{self.dice.randbytes(4).hex()}")
-        self.world.operator_orders.request("pay", purse=self.budgets[-1])
+        self.budgets.append(f"call:{self.rng.randbytes(4).hex()}")
+        self.world.operator_orders.request("pay", budget=self.budgets[-1])
 
     def request_state_record(self) -> None:
-        self.bookmarks.append(self.dice.randbytes(4).hex())
+        self.bookmarks.append(self.rng.randbytes(4).hex())
         self.world.operator_orders.request("mark", name=self.bookmarks[-1])
 
-    # -- how to bring about a commit ---------------------------------------------------------------------------------
+    # -- provoking a commit ------------------------------------------------------------------------------------------
 
     def provoke_commit(self, step: Step) -> None:
-        """Do something that makes a serving process come to this commit."""
+        """Make a serving process reach this commit."""
         wanted = {
             Step.NOTE: self.request_note,
             Step.ERASE: self.request_erasure,

@@ -1,4 +1,4 @@
-"""Starts a process, kills it, starts it again, and in the end lets it finish what it was given."""
+"""Start and kill processes, let the last one finish all work, and compare."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from everhold.testing.kill.people import KillPeople
 from everhold.testing.kill.world import KillWorld
 
 READY_SECONDS: Final = 2.0
-"""How long a process may compute from its start to its serving, however busy the machine is."""
+"""How much CPU time a process may use until it is ready, however busy the machine is."""
 PATIENCE_SECONDS: Final = 100.0
-"""How long anything in a trial may take before it counts as stuck."""
+"""How long a part of a trial may take before it counts as stuck."""
 QUIET_SECONDS: Final = 300.0
 SHORT_LEASE_SECONDS: Final = 1.2
-"""So that renewing it can be seen within a trial."""
+"""Short, so that a trial includes renewals."""
 
 
 class KillTrialResult(Struct, kw_only=True):
-    """What a trial found, and how much there was to find it in."""
+    """The failures of a trial, and the numbers of its events."""
 
     seed: int
     failures: list[str]
     counts: Counter[str]
     startup_seconds: list[float]
-    """Seconds from start to serving, of every process that got that far."""
+    """Seconds from start to ready, of every process that became ready."""
     computed: list[float]
-    """Of each of them, how many seconds it had computed by then."""
+    """CPU seconds of each of them until then."""
 
     def __str__(self) -> str:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
@@ -59,12 +59,12 @@ class KillTrialResult(Struct, kw_only=True):
 
 
 class KillTrial:
-    """One home, one town around it, and as many lives as it takes."""
+    """One home, the services around it, and a sequence of processes."""
 
     def __init__(self, seed: int, *, mutant: str = "") -> None:
         self.seed = seed
         self.mutant = mutant
-        self.dice = random.Random(f"trial/{seed}")
+        self.rng = random.Random(f"trial/{seed}")
         self.world = KillWorld(seed)
         self.people = KillPeople(self.world, seed)
         self.counts: Counter[str] = Counter()
@@ -78,7 +78,7 @@ class KillTrial:
         self._errors = (self._directory / "stderr").open("wb")
 
     async def __aenter__(self) -> Self:
-        await self._service.start(self._directory / "town")
+        await self._service.start(self._directory / "world")
         return self
 
     async def __aexit__(
@@ -90,12 +90,12 @@ class KillTrial:
         if self.mutant or not (self.failures or error):
             shutil.rmtree(self._directory)
 
-    # -- lives -------------------------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------------------------
 
     async def start(self, *, gate: KillGate | None = None, lease: float = LEASE_SECONDS) -> KillTrialProcess:
-        """A new process."""
+        """Start a new process."""
         terms = ChildProcessTerms(
-            home=str(self.home), socket=str(self._directory / "town"), gate=gate, lease=lease, mutant=self.mutant
+            home=str(self.home), socket=str(self._directory / "world"), gate=gate, lease=lease, mutant=self.mutant
         )
         started = time.monotonic()
         process = await asyncio.create_subprocess_exec(
@@ -111,20 +111,20 @@ class KillTrial:
         return KillTrialProcess(self, process, started)
 
     async def kill_at_random(self, kills: int) -> None:
-        """Kill at random moments, now and then before the process is even up."""
+        """Kill at random moments, sometimes before the process is ready."""
         self.people.start()
         for _ in range(kills):
             life = await self.start()
-            if self.dice.random() < 0.1:
-                await life.let_run(self.dice.random() * 0.3)
+            if self.rng.random() < 0.1:
+                await life.let_run(self.rng.random() * 0.3)
             else:
                 await life.wait_until_ready()
-                await life.let_run(0.02 + self.dice.random() * self.dice.choice((0.1, 0.4, 0.8)))
+                await life.let_run(0.02 + self.rng.random() * self.rng.choice((0.1, 0.4, 0.8)))
             await life.kill()
         await self.people.stop()
 
     async def kill_at_gates(self, gates: Iterable[KillGate]) -> None:
-        """Die at each of these gates, one life after the other, while people go on talking."""
+        """Kill a process at each of these gates while users write."""
         self.people.start(odd=False)
         for gate in gates:
             short = gate.step is Step.RENEW
@@ -134,17 +134,17 @@ class KillTrial:
             if await life.wait_until_killed():
                 self.counts["kills"] += 1
             else:
-                self.failures.append(f"nobody came to {gate} within {PATIENCE_SECONDS:.0f} s")
+                self.failures.append(f"no process reached {gate} within {PATIENCE_SECONDS:.0f} s")
                 await life.kill()
         await self.people.stop()
 
     async def finish_and_compare(self) -> KillTrialResult:
-        """Let a last process do what is left, end it, and compare."""
+        """Let a last process finish all work, stop it, and compare."""
         self.world.network.calm = True
         life = await self.start()
         await life.wait_until_ready()
         await self._wait_until_idle()
-        if self.dice.random() < 0.5:
+        if self.rng.random() < 0.5:
             await life.kill()
         else:
             await life.stop()
@@ -153,7 +153,7 @@ class KillTrial:
         self.failures += self._read_reported_errors()
         self._count_entries(contents)
         if self.failures and not self.mutant:
-            self.failures.append(f"what was left is in {self._directory}")
+            self.failures.append(f"the files of the trial are in {self._directory}")
         return KillTrialResult(
             seed=self.seed,
             failures=self.failures,
@@ -164,27 +164,27 @@ class KillTrial:
 
     async def _wait_until_idle(self) -> None:
         deadline = time.monotonic() + QUIET_SECONDS
-        unrest = "nobody was asked"
+        remaining = "no process was asked"
         while time.monotonic() < deadline:
             try:
-                unrest = await asyncio.wait_for(self.world.operator_orders.request("quiet"), PATIENCE_SECONDS)
+                remaining = await asyncio.wait_for(self.world.operator_orders.request("quiet"), PATIENCE_SECONDS)
             except TimeoutError:
-                unrest = "the office got no answer"
+                remaining = "the operator got no answer"
                 break
             unheard = sum(
                 len(platform.incoming_messages) - platform.confirmed for platform in self.world.platforms.values()
             )
-            if not unrest and not unheard:
+            if not remaining and not unheard:
                 return
-            unrest = unrest or f"{unheard} messages were not confirmed"
+            remaining = remaining or f"{unheard} messages were not confirmed"
             await asyncio.sleep(0.1)
-        self.failures.append(f"never came to rest: {unrest}")
+        self.failures.append(f"work remains: {remaining}")
 
     def _read_reported_errors(self) -> list[str]:
-        """What the processes themselves called an error: a part of them fell."""
+        """Return the errors that the processes logged."""
         self._errors.flush()
         lines = (self._directory / "stderr").read_text("utf-8", "replace").splitlines()
-        return [f"a process complained: {line[:2000]}" for line in lines if '"level":"warning"' not in line][:10]
+        return [f"a process logged an error: {line[:2000]}" for line in lines if '"level":"warning"' not in line][:10]
 
     def _count_entries(self, contents: verdict.StoreContents) -> None:
         counts = self.counts
@@ -192,14 +192,14 @@ class KillTrial:
             counts["entries"] += len(log.entries)
             counts["messages"] += sum(entry.kind == "heard" for entry in log.entries)
             counts["turns"] += sum(what == "turn" for what in log.operation_types.values())
-            counts["folds"] += sum(entry.kind == "compressed" for entry in log.entries)
+            counts["compressions"] += sum(entry.kind == "compressed" for entry in log.entries)
             counts["failed turns"] += sum(ended.outcome == "failed" for ended in log.ended.values())
             counts["resumed turns"] += sum(op.type == "turn" and op.attempts > 1 for op in log.operations)
             counts["calls of unknown outcome"] += sum(
                 isinstance(entry.body, Returned) and entry.body.unknown for entry in log.entries
             )
         counts["sessions"] += len(contents.logs)
-        counts["doubtful"] += sum(r.in_doubt for r in contents.receipts.values()) + sum(
+        counts["in doubt"] += sum(r.in_doubt for r in contents.receipts.values()) + sum(
             p.in_doubt for p in contents.dead_letters
         )
         counts["repeats absorbed"] += self.world.platforms["keyed"].repeats
@@ -207,7 +207,7 @@ class KillTrial:
 
 
 class KillTrialProcess:
-    """One process, from its start to its end."""
+    """One process from start to end."""
 
     def __init__(self, trial: KillTrial, process: asyncio.subprocess.Process, started: float) -> None:
         self.trial = trial
@@ -215,11 +215,11 @@ class KillTrialProcess:
         self.started = started
 
     async def wait_until_ready(self) -> None:
-        """Wait until it says that it serves."""
+        """Wait until the process reports that it is ready."""
         world, pid = self.trial.world, self.process.pid
         while pid not in world.ready:
             if self.process.returncode is not None:
-                self.trial.failures.append(f"a process ended by itself with {self.process.returncode}")
+                self.trial.failures.append(f"a process ended unexpectedly with {self.process.returncode}")
                 return
             if time.monotonic() - self.started > PATIENCE_SECONDS:
                 self.trial.failures.append("a process never became ready")
@@ -235,34 +235,34 @@ class KillTrialProcess:
         self.trial.computed.append(computed)
 
     async def let_run(self, seconds: float) -> None:
-        """Let it live for a while; it has no reason to end by itself."""
+        """Let the process run for a while. It must not end."""
         try:
             async with asyncio.timeout(seconds):
                 await self.process.wait()
         except TimeoutError:
             return
-        self.trial.failures.append(f"a process ended by itself with {self.process.returncode}")
+        self.trial.failures.append(f"a process ended unexpectedly with {self.process.returncode}")
 
     async def wait_until_killed(self) -> bool:
-        """Wait until it came to its gate."""
+        """Wait until the process was killed at its gate."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 code = await self.process.wait()
         except TimeoutError:
             return False
         if code != -signal.SIGKILL:
-            self.trial.failures.append(f"a process ended by itself with {code}")
+            self.trial.failures.append(f"a process ended unexpectedly with {code}")
         return True
 
     async def kill(self) -> None:
-        """What a kill -9, the out-of-memory killer or a power cut of the process amounts to."""
+        """Kill the process with SIGKILL, as the out-of-memory killer does."""
         if self.process.returncode is None:
             self.process.kill()
             self.trial.counts["kills"] += 1
         await self.process.wait()
 
     async def stop(self) -> float:
-        """Ask it to end; the seconds it took."""
+        """Stop the process with SIGTERM; return how many seconds it took."""
         asked = time.monotonic()
         if self.process.returncode is None:
             self.process.terminate()
@@ -270,9 +270,9 @@ class KillTrialProcess:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 code = await self.process.wait()
         except TimeoutError:
-            self.trial.failures.append("a process did not end when it was asked to")
+            self.trial.failures.append("a process did not end after SIGTERM")
             await self.kill()
             return time.monotonic() - asked
         if code != 0:
-            self.trial.failures.append(f"a process that was asked to end ended with {code}")
+            self.trial.failures.append(f"a process ended with {code} after SIGTERM")
         return time.monotonic() - asked

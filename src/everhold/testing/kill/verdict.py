@@ -1,4 +1,4 @@
-"""Compares what the town knows with what the log says, once the last process has ended. Every sentence is a failure."""
+"""Compare the records of the services with the log after the last process has ended. Every sentence is a failure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from everhold.testing.kill.world import (
 
 
 class SessionHistory:
-    """One session's log, walked once."""
+    """One session's log with its operations."""
 
     def __init__(self, session: str, entries: list[Entry], operations: list[Operation]) -> None:
         self.session = session
@@ -59,9 +59,9 @@ class SessionHistory:
         self.operation_types: dict[int, str] = {}
         self.ended: dict[int, Ended] = {}
         self.taken: dict[int, list[int]] = {}
-        """heard seq -> operations that took it and did not give it back."""
+        """heard seq -> operations that took it and did not release it."""
         self.retried: Counter[int] = Counter()
-        """heard seq -> how often somebody wanted it answered anew."""
+        """heard seq -> how often a retry was requested."""
         self.said: dict[int, list[str]] = {}
         self.notified: Counter[int] = Counter()
         self.undone: set[int] = set()
@@ -97,7 +97,7 @@ class SessionHistory:
             taken[:] = [op for op in taken if op not in ops]
 
     def list_expected_parts(self, platform: str) -> list[tuple[str, str, bool]]:
-        """(key, text, may be missing) of everything to be delivered there, in order."""
+        """Return (key, text, may be missing) of everything to be delivered to a platform, in order."""
         found = []
         for entry in self.entries:
             if (
@@ -111,7 +111,7 @@ class SessionHistory:
         return found
 
     def list_expected_memory_keys(self) -> list[str]:
-        """The keys a provider must have got, in order."""
+        """Return the keys that a provider must have, in order."""
         keys = []
         for entry in self.entries:
             match entry.body:
@@ -128,7 +128,7 @@ class SessionHistory:
 
 
 class StoreContents(Struct, kw_only=True):
-    """Everything the store holds at the end."""
+    """The final contents of the store."""
 
     logs: list[SessionHistory]
     dead_letters: list[DeadLetter]
@@ -136,19 +136,19 @@ class StoreContents(Struct, kw_only=True):
     problems: list[str]
     people: dict[str, str | None]
     paid: set[str]
-    """Purses out of which something was paid."""
+    """Budgets with a spend."""
     marked: set[str]
-    """What the office marked as read."""
+    """The offsets that the operator ordered to store."""
 
 
 async def read_store(
     home: Path, *, name: str = "log.db", identities: Sequence[str] = (), budgets: Sequence[str] = ()
 ) -> StoreContents:
-    """Open what the last process left behind, and have it verified."""
+    """Open the store of the last process and verify it."""
     path = home / name
     store = SqliteStore.open(path, chance=_NoRandomSource())
     try:
-        problems = [f"the store contradicts itself: {text}" for text in await store.verify()]
+        problems = [f"the store is inconsistent: {text}" for text in await store.verify()]
         logs: list[SessionHistory] = []
         receipts: dict[str, Receipt] = {}
         after = ""
@@ -163,8 +163,8 @@ async def read_store(
         dead_letters = await store.list_dead_letters(state="")
         people = {identity: await store.get_person(identity) for identity in identities}
         paid = {budget for budget in budgets if (await store.get_spend(budget, SPENDING_DAY)).tokens}
-        office = make_state_scope("office", "main")
-        marked = {it.key for it in await store.list_state_records(StateNamespace.PLATFORM_OFFSET, scope=office)}
+        operator = make_state_scope("operator", "main")
+        marked = {it.key for it in await store.list_state_records(StateNamespace.PLATFORM_OFFSET, scope=operator)}
     finally:
         await store.close()
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
@@ -182,7 +182,7 @@ async def read_store(
 
 
 class _NoRandomSource:
-    """Reading needs none."""
+    """A random source that must not be used, because this module only reads."""
 
     def bytes(self, n: int, /) -> bytes:
         raise EverholdError("nothing is written here")
@@ -192,7 +192,7 @@ class _NoRandomSource:
 
 
 def find_failures(world: KillWorld, people: KillPeople, contents: StoreContents, home: Path) -> list[str]:
-    """Everything that is not as it was promised."""
+    """Return all violations of a promise."""
     found = list(contents.problems)
     found += _check_heard(world, contents)
     found += check_answered(contents)
@@ -207,11 +207,11 @@ def find_failures(world: KillWorld, people: KillPeople, contents: StoreContents,
     return found
 
 
-# -- what came in ------------------------------------------------------------------------------------------------------
+# -- incoming messages -------------------------------------------------------------------------------------------------
 
 
 def _check_heard(world: KillWorld, contents: StoreContents) -> Iterator[str]:
-    """Every message is in the log once, in the order it was written. What was erased still has its place."""
+    """Every message is in the log once, in the order of writing. An erased message keeps its place."""
     log: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for entry in (entry for log_ in contents.logs for entry in log_.entries if entry.kind is EntryKind.HEARD):
         if entry.dedup is not None and not parse_message_name(entry.dedup):
@@ -235,20 +235,20 @@ def _check_heard(world: KillWorld, contents: StoreContents) -> Iterator[str]:
             if twice := [message for message, count in Counter(kept).items() if count > 1]:
                 yield f"{chat}: heard twice {twice}"
             if not lost and not twice and kept != messages:
-                yield f"{chat}: reordered, written {messages}, kept {kept}"
+                yield f"{chat}: reordered, written {messages}, in the log {kept}"
 
 
 def _check_tasks(contents: StoreContents) -> Iterator[str]:
-    """Every background task came to one result."""
+    """Every background task has one result."""
     for log in contents.logs:
         tasks = [e.seq for e in log.entries if isinstance(e.body, Changed) and isinstance(e.body.change, TaskRequested)]
         results = [e.dedup for e in log.entries if e.kind is EntryKind.HEARD and (e.dedup or "").startswith("job:")]
         if results != [f"job:{log.session}:{seq}" for seq in tasks]:
-            yield f"{log.session}: the tasks {tasks} came to {results}"
+            yield f"{log.session}: the tasks {tasks} have the results {results}"
 
 
 def check_answered(contents: StoreContents) -> Iterator[str]:
-    """Every message that asks was answered by one turn, or its turn ended otherwise, visibly."""
+    """Every message that asks was answered by one turn, or its turn has another visible outcome."""
     for log in contents.logs:
         for entry in log.entries:
             if not isinstance(entry.body, Heard) or not entry.body.asks:
@@ -256,7 +256,7 @@ def check_answered(contents: StoreContents) -> Iterator[str]:
             ops = log.taken.get(entry.seq, [])
             where = f"{log.session}: message {entry.seq} ({entry.body.text[:30]!r})"
             if len(ops) != 1:
-                yield f"{where} was taken by {ops or 'nobody'}"
+                yield f"{where} was taken by operations {ops}"
                 continue
             ended = log.ended.get(ops[0])
             if ended is None:
@@ -268,14 +268,14 @@ def check_answered(contents: StoreContents) -> Iterator[str]:
                 ):
                     yield f"{where} is not in the answer {said[:60]!r}"
                 if ended.outcome == "failed" and not log.notified[ops[0]]:
-                    yield f"{where} failed silently"
+                    yield f"{where} failed without a notice"
 
 
-# -- what went out -----------------------------------------------------------------------------------------------------
+# -- replies -----------------------------------------------------------------------------------------------------------
 
 
 def _check_shown(platform: KillPlatform, contents: StoreContents) -> Iterator[str]:
-    """Every part of every reply arrived once and in order; where nobody can tell, what is doubtful is recorded."""
+    """Every part of every reply arrived once and in order. A blind repeat is recorded as in doubt."""
     consumer = platform_consumer(platform.name, "main")
     dead_letters = {item.key: item for item in contents.dead_letters if item.consumer == consumer}
     arrived: dict[str, list[tuple[str, str]]] = {}
@@ -288,9 +288,9 @@ def _check_shown(platform: KillPlatform, contents: StoreContents) -> Iterator[st
         texts = {key: text for key, text, _ in expected}
         for key, text in got:
             if texts.get(key) != text:
-                yield f"{platform.name}: {key} shows {text[:40]!r}, the log says {(texts.get(key) or 'nothing')[:40]!r}"
+                yield f"{platform.name}: {key} shows {text[:40]!r}, the log has {(texts.get(key) or 'nothing')[:40]!r}"
         keys = [key for key, _ in got]
-        # a part that was taken back or given up, and put back into its lane later, may come later too
+        # a part that was undone or given up and replayed later may arrive later
         free = {key for key, _, cancelled in expected if cancelled} | set(dead_letters)
         for key in [key for key in texts if key not in keys and key not in free]:
             yield f"{platform.name}: {key} {texts[key][:40]!r} was never shown"
@@ -298,7 +298,7 @@ def _check_shown(platform: KillPlatform, contents: StoreContents) -> Iterator[st
         once = [key for key, _ in groupby(key for key in keys if key not in free)]
         order = [key for key, _, _ in expected if key in set(once)]
         if once != order:
-            yield f"{platform.name}: shown out of order in {log.session}: {once}, the log says {order}"
+            yield f"{platform.name}: shown out of order in {log.session}: {once}, the log has {order}"
 
 
 def _check_repeats(
@@ -312,26 +312,26 @@ def _check_repeats(
         if platform.delivery is not DeliveryGuarantee.BLIND or not known:
             yield f"{platform.name}: {key} was shown {count} times"
         elif platform.name == "hold" and dead_letters.get(key) is None:
-            yield f"{platform.name}: {key} was sent again where it had to be held"
+            yield f"{platform.name}: {key} was resent under the hold policy"
 
 
 def _check_answer_order(platform: KillPlatform, people: KillPeople, contents: StoreContents) -> Iterator[str]:
-    """As people see it, whatever the log says: what they wrote is answered in that order, each once."""
+    """Users see one answer to each message, in the order of writing."""
     excused = _find_excused_messages(contents, platform_consumer(platform.name, "main"))
     for chat in people.chats.values():
         if chat.platform is not platform or chat.sends_commands:
             continue
         texts = [shown.text for shown in platform.shown if shown.chat == chat.name]
         if platform.delivery is DeliveryGuarantee.BLIND:
-            texts = [text for text, _ in groupby(texts)]  # whether a repeat was recorded is looked at elsewhere
+            texts = [text for text, _ in groupby(texts)]  # repeats are checked elsewhere
         seen = [token for text in texts for token in TOKEN_PATTERN.findall(text)]
         wanted = [token for token in chat.tokens if token not in excused]
         if [token for token in seen if token not in excused] != wanted:
-            yield f"{chat.name}: people wrote {wanted} and saw answers to {seen}"
+            yield f"{chat.name}: users wrote {wanted} and saw answers to {seen}"
 
 
 def _find_excused_messages(contents: StoreContents, consumer: str) -> set[str]:
-    """Messages whose answer need not be seen: their turn did not come to one, or it was given up, or taken back."""
+    """Return the messages whose answer may be missing: their turn failed, or the reply was given up or undone."""
     given_up = {item.key.rpartition(":")[0] for item in contents.dead_letters if item.consumer == consumer}
     excused: set[str] = set()
     for log in contents.logs:
@@ -353,14 +353,14 @@ def _is_unanswered(log: SessionHistory, seq: int) -> bool:
     )
 
 
-# -- what was done and remembered --------------------------------------------------------------------------------------
+# -- tools and memories ------------------------------------------------------------------------------------------------
 
 
 _CHANGING_EFFECTS: Final = (ToolEffect.KEYED, ToolEffect.PROBE, ToolEffect.ONCE)
 
 
 def _count_requested_answers(contents: StoreContents) -> Counter[str]:
-    """How often people wanted a message answered: once, and once more for every turn they took back and tried again."""
+    """Return how often a message should be answered: once, and once more per retry."""
     asked: Counter[str] = Counter()
     for log in contents.logs:
         for entry in log.entries:
@@ -371,7 +371,7 @@ def _count_requested_answers(contents: StoreContents) -> Counter[str]:
 
 
 def _check_tools(world: KillWorld, contents: StoreContents) -> Iterator[str]:
-    """Nothing that changes something was done twice, and what is recorded as done was done."""
+    """No tool had its effect twice, and every recorded result has its effect."""
     asked = _count_requested_answers(contents)
     for (tool, message), count in world.toolbox.done.items():
         if count > max(1, asked[message]) and TOOL_EFFECTS[tool] in _CHANGING_EFFECTS:
@@ -392,24 +392,24 @@ def _check_tools(world: KillWorld, contents: StoreContents) -> Iterator[str]:
 
 
 def _check_memory(archive: KillMemory, contents: StoreContents) -> Iterator[str]:
-    """The provider has every exchange and note once, in order, with the words of the log."""
+    """The provider has every exchange and note once, in order, with the text of the log."""
     dead_letters = {item.key for item in contents.dead_letters if item.consumer == memory_consumer(archive.name)}
     for log in contents.logs:
         kept = archive.kept.get(log.session, [])
         keys = [item.key for item in kept]
         wanted = log.list_expected_memory_keys()
         if log.erased:
-            # an exchange that lost all its words is not handed over; what is, is in order
+            # an exchange without any text is not delivered; the others are in order
             wanted = [key for key in wanted if key in keys]
         if [key for key in keys if key not in dead_letters] != [key for key in wanted if key not in dead_letters]:
-            yield f"memory {archive.name}: has {keys} of {log.session}, the log says {wanted}"
+            yield f"memory {archive.name}: has {keys} of {log.session}, the log has {wanted}"
         for item in kept:
             if (
                 isinstance(item, Exchange)
                 and not log.erased
                 and list(_iter_operation_texts(log, item.op)) != _list_exchange_texts(item)
             ):
-                yield f"memory {archive.name}: {item.key} has other words than the log"
+                yield f"memory {archive.name}: the text of {item.key} differs from the log"
 
 
 def _iter_operation_texts(log: SessionHistory, op: int) -> Iterator[str]:
@@ -426,7 +426,7 @@ def _list_exchange_texts(exchange: Exchange) -> list[str]:
     return [utterance.text for utterance in (*exchange.heard, *exchange.said)]
 
 
-# -- what was ordered --------------------------------------------------------------------------------------------------
+# -- orders of the operator --------------------------------------------------------------------------------------------
 
 
 def _check_orders(people: KillPeople, contents: StoreContents, home: Path) -> Iterator[str]:
@@ -436,9 +436,9 @@ def _check_orders(people: KillPeople, contents: StoreContents, home: Path) -> It
             yield f"the note {text!r} is lost"
     for identity in people.linked:
         if contents.people.get(identity) != "ada":
-            yield f"nobody knows any more who {identity} is"
-    yield from (f"what was paid out of {budget} is lost" for budget in people.budgets if budget not in contents.paid)
-    yield from (f"the bookmark {name} is lost" for name in people.bookmarks if name not in contents.marked)
+            yield f"the link of {identity} is lost"
+    yield from (f"the spend of {budget} is lost" for budget in people.budgets if budget not in contents.paid)
+    yield from (f"the offset {name} is lost" for name in people.bookmarks if name not in contents.marked)
     for path in sorted(home.iterdir()):
         if path.is_file():
             content = path.read_bytes()

@@ -1,7 +1,7 @@
-"""What lives outside the process and outlives it: platforms, a model, tools, memory providers. It keeps the truth.
+"""The services outside the killed process: platforms, a model, tools, memory providers. They record what happened.
 
-Everything here takes its time, sometimes says no, and sometimes does what it was asked without anybody hearing of it.
-What it is told in a message decides what goes wrong (`busy`, `later`, `refuse`, ...), so a trial can ask for it.
+They are slow, sometimes refuse a request, and sometimes lose the answer after the work was done. Words in a message
+(`busy`, `later`, `refuse`, ...) select a fault, so a trial can request it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from everhold.ports.tool import ToolEffect
 from everhold.testing.kill.json_lines import KillRequest, SendPiece
 
 DEADLINE_SECONDS: Final = 0.6
-"""Seconds a call may take; whoever made it has given up after that."""
+"""Seconds that a call may take; after that its caller has given up."""
 MAX_TRANSIT_SECONDS: Final = 0.45
-"""Seconds after which a request is not carried out any more: deadlines promise nothing without this."""
+"""Seconds after which a request has no effect any more. Deadlines depend on this."""
 VISIBLE_AFTER_SECONDS: Final = 0.1
 CONTEXT_TOKENS: Final = 6_000
 TEXT_LIMIT_CHARS: Final = 120
 SPENDING_DAY: Final = "today"
-"""On which everything is paid."""
+"""The day of all spends."""
 LONG_POLL_SECONDS: Final = 0.5
 
 TOKEN_PATTERN: Final = re.compile(r"\b[a-z]+-\d+\.m\d+\b")
-"""What a message is called, wherever it turns up."""
+"""The name of a message, in any text."""
 EDITED_SUFFIX: Final = "000"
-"""What an edited message's name ends with."""
+"""The suffix of an edited message's name."""
 _PLAN_PATTERN: Final = re.compile(r"\[([^\]]*)\]")
 
 TOOL_EFFECTS: Final = {
@@ -64,11 +64,11 @@ PLATFORM_GUARANTEES: Final = {
     "blind": (DeliveryGuarantee.BLIND, "resend"),
     "hold": (DeliveryGuarantee.BLIND, "hold"),
 }
-"""name -> how a repeat stays safe, and the policy where it does not."""
+"""name -> delivery guarantee, and the policy for repeats in doubt."""
 
 
 def parse_message_name(dedup: str) -> str:
-    """The name of the message behind a dedup key; what no person wrote has none."""
+    """Return the name of the message with a dedup key, or an empty string if no user wrote it."""
     if not dedup.startswith("["):
         return ""
     _, _, chat, message, _, revision = msgspec.json.decode(dedup)
@@ -76,36 +76,36 @@ def parse_message_name(dedup: str) -> str:
 
 
 class NetworkFaults:
-    """How late and how unreliable the town is. Calm: as little as possible, so that a trial comes to an end."""
+    """The delays and losses of the network. Calm: as few as possible, so that a trial can end."""
 
     def __init__(self, seed: str) -> None:
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.calm = False
 
     async def delay_request(self, question: KillRequest) -> None:
-        """The way here. A request that was too long under way is not carried out any more; a question can be."""
-        roll = self.dice.random()
+        """Delay a request. One that took too long has no effect any more, unless it only reads."""
+        roll = self.rng.random()
         if roll < 0.04 and not self.calm:
-            await asyncio.sleep(self.dice.random() * MAX_TRANSIT_SECONDS * 0.8)
+            await asyncio.sleep(self.rng.random() * MAX_TRANSIT_SECONDS * 0.8)
         elif roll < 0.3:
-            await asyncio.sleep(self.dice.random() * 0.015)
+            await asyncio.sleep(self.rng.random() * 0.015)
         if time.time() - question.sent_at > MAX_TRANSIT_SECONDS and question.action != "answer":
-            raise InDoubt("it came too late to be carried out")
+            raise InDoubt("the request arrived after its deadline")
 
     async def delay_response(self) -> None:
-        """The way back, on which an answer may be lost."""
-        roll = self.dice.random()
+        """Delay an answer, or lose it."""
+        roll = self.rng.random()
         if roll < 0.02 and not self.calm:
             raise InDoubt("the answer was lost")
         if roll < 0.3:
-            await asyncio.sleep(self.dice.random() * 0.015)
+            await asyncio.sleep(self.rng.random() * 0.015)
 
 
 # -- platforms ---------------------------------------------------------------------------------------------------------
 
 
 class KillShownMessage(Struct, frozen=True, kw_only=True):
-    """Something people got to see."""
+    """A message that users saw."""
 
     chat: str
     key: str
@@ -113,7 +113,7 @@ class KillShownMessage(Struct, frozen=True, kw_only=True):
 
 
 class KillPlatform:
-    """One platform account: asked for news with an offset, which confirms everything before it."""
+    """One platform account. A poll with an offset confirms all earlier updates."""
 
     def __init__(self, name: str, delivery: DeliveryGuarantee, network: NetworkFaults) -> None:
         self.name = name
@@ -171,8 +171,8 @@ class KillPlatform:
             except TimeoutError:
                 return []
         first = self.confirmed
-        if self.network.dice.random() < 0.1:
-            first = max(0, first - 2)  # some of what was confirmed comes once more
+        if self.network.rng.random() < 0.1:
+            first = max(0, first - 2)  # some confirmed updates are delivered again
         return list(enumerate(self.incoming_messages[first : self.confirmed + 3], first))
 
     def _show_message(self, out: OutgoingMessage) -> str:
@@ -211,7 +211,7 @@ class KillMemory:
         self.network = network
         self.kept: dict[str, list[MemoryItem]] = {}
         self.writes: list[tuple[str, MemoryItem]] = []
-        """(session name, item) of every write there was, repeats too."""
+        """(session name, item) of every write, repeats included."""
         self.arrived: dict[str, float] = {}
 
     async def answer(self, question: KillRequest) -> object:
@@ -245,15 +245,15 @@ class KillMemory:
 
 
 class KillToolbox:
-    """Tools of all four effects. Counts what was really done, for which message and under which key."""
+    """Tools of all four effects. Counts the effects by message and key."""
 
     def __init__(self, network: NetworkFaults) -> None:
         self.network = network
         self.done: Counter[tuple[str, str]] = Counter()
-        """(tool, message) -> how often something changed."""
+        """(tool, message) -> how often it had an effect."""
         self.runs: Counter[str] = Counter()
         self.steer: Callable[[str], Callable[[], bool]] | None = None
-        """Writes a steering message for the chat of a token; the result says whether it was confirmed."""
+        """Writes a steering message in the chat of a token; returns whether it was confirmed."""
         self._keys: set[str] = set()
         self._waited: set[str] = set()
 
@@ -272,7 +272,7 @@ class KillToolbox:
         return f"{tool} for {message}"
 
     async def _run_wait_tool(self, message: str) -> None:
-        """Long enough for something else to happen meanwhile."""
+        """Sleep long enough for concurrent events."""
         confirmed: Callable[[], bool] = lambda: False  # noqa: E731
         if self.steer is not None and message not in self._waited:
             self._waited.add(message)
@@ -287,7 +287,8 @@ class KillToolbox:
 
 
 class KillModel:
-    """Answers by the request alone: calls the tools a message asks for, then repeats the names of what it answers."""
+    """A model whose answer depends only on the request: it calls the requested tools, then repeats the messages'
+    names."""
 
     def __init__(self, network: NetworkFaults) -> None:
         self.network = network
@@ -299,7 +300,7 @@ class KillModel:
         await self.network.delay_request(question)
         self.asked += 1
         if request.system.startswith(compression.SUMMARY_PROMPT):
-            return ModelResponse(text="what was said so far", model="town", usage=ModelUsage(input=3, output=1))
+            return ModelResponse(text="what was said so far", model="world", usage=ModelUsage(input=3, output=1))
         if compression.estimate_message_tokens(request.messages) > CONTEXT_TOKENS:
             raise TooLong(f"more than {CONTEXT_TOKENS} tokens")
         texts, rounds = find_unanswered_texts(request.messages)
@@ -308,9 +309,9 @@ class KillModel:
         steps = [(TOKEN_PATTERN.findall(text)[0], group.split()) for text in texts for group in parse_tool_rounds(text)]
         if rounds < len(steps):
             message, tools = steps[rounds]
-            # ids that are not unique from round to round, as some models give them
+            # some models repeat ids from round to round
             calls = tuple(ToolCall(id=f"c{i}", tool=tool, arguments={"for": message}) for i, tool in enumerate(tools))
-            return ModelResponse(calls=calls, model="town", usage=usage)
+            return ModelResponse(calls=calls, model="world", usage=usage)
         text = "re " + " ".join(token for each in texts for token in TOKEN_PATTERN.findall(each))
         for word in ("later", "refuse"):
             text += f" {word}" if any(word in each for each in texts) else ""
@@ -320,10 +321,10 @@ class KillModel:
                 await piece(text[start : start + 20])
                 await asyncio.sleep(0.005)
         await self.network.delay_response()
-        return ModelResponse(text=text, model="town", usage=usage)
+        return ModelResponse(text=text, model="world", usage=usage)
 
     def _raise_planned_overload(self, texts: list[str], rounds: int) -> None:
-        """Be overloaded, once for each message that asks for it: before anything was done, or in the middle."""
+        """Fail once for each message that requests it: before the answer, or in its middle."""
         for text in texts:
             for word, due in (("faint", rounds == 0), ("busy", rounds > 0)):
                 name = (TOKEN_PATTERN.findall(text)[0], word)
@@ -333,13 +334,13 @@ class KillModel:
 
 
 def parse_tool_rounds(text: str) -> list[str]:
-    """The tools a message asks for: `[pay file | look]` is two rounds."""
+    """Return the tools that a message requests: `[pay file | look]` is two rounds."""
     found = _PLAN_PATTERN.search(text)
     return [group.strip() for group in found[1].split("|")] if found else []
 
 
 def find_unanswered_texts(messages: tuple[ModelMessage, ...]) -> tuple[list[str], int]:
-    """What the model is to answer, and how often it was asked for it already."""
+    """Return the messages to answer, and the number of model calls for them so far."""
     texts: list[str] = []
     rounds = 0
     for message in reversed(messages):
@@ -357,11 +358,11 @@ def find_unanswered_texts(messages: tuple[ModelMessage, ...]) -> tuple[list[str]
 _NOTICE_AUTHOR: Final = "everhold"
 
 
-# -- whoever is in charge ----------------------------------------------------------------------------------------------
+# -- the operator ------------------------------------------------------------------------------------------------------
 
 
 class OperatorOrder(Struct, frozen=True, kw_only=True):
-    """Something a person in charge wants done."""
+    """An order of the operator."""
 
     id: int
     action: str
@@ -369,7 +370,7 @@ class OperatorOrder(Struct, frozen=True, kw_only=True):
 
 
 class OperatorOrders:
-    """Hands out orders, one at a time, until they are reported as done. Whoever falls over one finds it again."""
+    """Gives the operator's orders to the process, one at a time, until each is reported as done."""
 
     def __init__(self) -> None:
         self._orders: list[tuple[OperatorOrder, asyncio.Future[Any]]] = []
@@ -377,7 +378,7 @@ class OperatorOrders:
         self._count = 0
 
     def request(self, do: str, **given: str) -> asyncio.Future[Any]:
-        """What comes of it, once somebody has done it."""
+        """Queue an order and return its result when a process has carried it out."""
         self._count += 1
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._orders.append((OperatorOrder(id=self._count, action=do, given=given), future))
@@ -401,11 +402,11 @@ class OperatorOrders:
         return self._orders[0][0] if self._orders else None
 
 
-# -- all of it ---------------------------------------------------------------------------------------------------------
+# -- all services ------------------------------------------------------------------------------------------------------
 
 
 class KillWorld:
-    """Everything the process talks to. `answer` is the one door."""
+    """All services of the process. `answer` handles every request."""
 
     def __init__(self, seed: int) -> None:
         self.network = NetworkFaults(f"town/{seed}")
@@ -417,8 +418,8 @@ class KillWorld:
         self.model = KillModel(self.network)
         self.operator_orders = OperatorOrders()
         self.ready: dict[int, tuple[float, float]] = {}
-        """When each process said that it serves, and how many seconds it had computed by then."""
-        """process -> when it said that it serves."""
+        """When each process became ready, and its CPU seconds until then."""
+        """process -> when it became ready."""
         self.process_ready = asyncio.Event()
 
     async def answer(self, question: KillRequest, piece: SendPiece) -> object:
@@ -432,11 +433,11 @@ class KillWorld:
                 return await self.toolbox.answer(question, name)
             case "model":
                 return await self.model.answer(question, piece)
-            case "office":
+            case "operator":
                 return await self.operator_orders.answer(question)
             case "ready":
                 self.ready[question.arguments["pid"]] = time.monotonic(), question.arguments["computed"]
                 self.process_ready.set()
                 return None
             case other:
-                raise Refused(f"nobody here is called {other}")
+                raise Refused(f"there is no service {other}")

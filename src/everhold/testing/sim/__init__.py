@@ -1,14 +1,20 @@
-"""A seeded world in which the real flow and the real SQL run, fall, stall and are lied to. One seed is one schedule.
+"""A deterministic simulator. It runs the real engine and the real SQL in virtual time and injects faults.
 
-    world      what survives a crash: time, fate, the wire, the trace
-    process    one life of a process, and its gates         host       starts processes, and others after them
-    farside    tools, platforms, memory providers           people     who writes; operator: who is in charge
-    model      answers, and falls ill as real ones do       web        the routes without sockets; callers: who asks
-    witness    watches every commit and call                oracles    what must be true in the end; memories: of memory
-    reference  the log read naively                         mutants    bugs planted to be found
-    profile    what a seed is about                         run        one seed; tally: many; loop: virtual time
+One seed is one schedule of crashes, stalls, lost answers and clock jumps.
 
-`python -m everhold.testing.sim --seeds 0:300` plays, `--story SEED` tells, `--bug NAME` hunts. A gate is a place where
-a process can be crashed, stalled or cut off: every writing method of the store, every call into the world. The steps
-of `ports.store.Step` are aimed at in turn, so a new one is found by the tests before anybody forgets it.
+    world            what survives a crash: time, random draws, the network, the trace
+    process          one process and its gates                host        starts and replaces processes
+    remote_services  tools, platforms, memory providers       model       a model with faults
+    people           users who write in chats                 operator    uses the admin operations
+    http             the API routes without sockets           callers     programs that use them
+    invariants       checks every commit and call             oracles     checks the final state
+    memories         checks the final state of memories       reference   reads the log in the simplest way
+    profile          the settings of a seed                   mutants     planted bugs that must be found
+    run              runs one seed                            statistics  runs many seeds
+    loop             virtual time                             power_loss  power cuts
+
+`python -m everhold.testing.sim --seeds 0:300` runs seeds, `--story SEED` prints the events of one seed, and `--bug
+NAME` searches for a seed that finds a mutant. A gate is a place where a process can be crashed, stalled or cut off:
+every writing method of the store and every call to a remote service. Each seed's first crash is aimed at one of the
+steps of `ports.store.Step`, so the tests cover a new step without further work.
 """

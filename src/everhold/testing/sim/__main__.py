@@ -1,4 +1,4 @@
-"""`python -m everhold.testing.sim`: play seeds, find planted bugs, tell a seed's story."""
+"""Run seeds of the simulator, search for planted bugs, or print the events of one seed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from everhold.testing.sim.run import run_seed
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m everhold.testing.sim", description=__doc__)
     parser.add_argument("--seeds", default="0:300", help="FROM:TO, by default 0:300")
-    parser.add_argument("--jobs", type=int, default=1, help="processes to play them in")
-    parser.add_argument("--bug", choices=[*MUTANTS, "all"], help="plant a bug, and play until it is found")
-    parser.add_argument("--story", type=int, metavar="SEED", help="play one seed and tell what happened")
-    parser.add_argument("--remember", type=Path, metavar="FILE", help="write failing seeds down there")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
+    parser.add_argument("--bug", choices=[*MUTANTS, "all"], help="plant a bug, and run seeds until one finds it")
+    parser.add_argument("--story", type=int, metavar="SEED", help="run one seed and print its events")
+    parser.add_argument("--remember", type=Path, metavar="FILE", help="append failing seeds to this file")
     chosen = parser.parse_args()
     first, _, last = chosen.seeds.partition(":")
     seeds = range(int(first), int(last or int(first) + 1))
@@ -49,11 +49,11 @@ def hunt_mutants(bugs: list[str], seeds: range) -> int:
         found = statistics.play_seeds(seeds, bug=bug, until_found=True)
         if found.failures:
             seed, problems = next(iter(found.failures.items()))
-            told = f"seed {seed:>5}  {problems[0]}"
+            result = f"seed {seed:>5}  {problems[0]}"
         else:
             missed += 1
-            told = f"survives {found.schedules} schedules"
-        sys.stdout.write(f"{bug:<17}{MUTANTS[bug].description:<46}{told}\n")
+            result = f"survives {found.schedules} schedules"
+        sys.stdout.write(f"{bug:<22}{MUTANTS[bug].description:<54}{result}\n")
         sys.stdout.flush()
     return 1 if missed else 0
 

@@ -1,4 +1,4 @@
-"""Those who talk to the simulated house over HTTP: they ask, leave in the middle, and come back under the same name."""
+"""Simulated HTTP callers. They send requests, disconnect before the end, and repeat a request with the same key."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ from everhold.testing.sim.invariants import InvariantWitness
 from everhold.testing.sim.world import SimWorld
 
 REQUEST_STYLES: Final = ("post", "whole", "stream", "stream", "aside")
-"""Posts a message and goes; waits for the reply; reads it as it grows; asks without a conversation."""
+"""`post`: send a message and leave; `whole`: wait for the reply; `stream`: read its deltas; `aside`: no session."""
 PATIENCE_SECONDS: Final = (0.5, 5.0, 40.0, 200.0)
 MAX_STATELESS_TRIES: Final = 3
 REQUESTS_PER_CALLER: Final = 4
 
 
 class SimCallerRequest(Struct):
-    """One thing somebody wants to have answered, and what came of it."""
+    """One message of a caller, and its results."""
 
     id: str
     chat: str
     text: str
     style: str
     acknowledged: bool = False
-    """Whether somebody said that it is kept."""
+    """Whether a response said that the message is stored."""
     replies: list[str] = field(default_factory=list)
-    """Every time it was answered."""
+    """The reply of each complete response."""
     refused: str = ""
-    """Why it will not be answered."""
+    """Why the message will not be answered."""
 
 
 class SimCaller:
-    """A program with a conversation of its own. What it wants it asks for until it has heard how that ended."""
+    """A program with its own session. It repeats each request until it has received the outcome."""
 
     def __init__(self, world: SimWorld, witness: InvariantWitness, number: int) -> None:
         self.world = world
         self.witness = witness
         self.name = f"c{number}"
-        self.dice = random.Random(f"{world.seed}/{self.name}")
+        self.rng = random.Random(f"{world.seed}/{self.name}")
         self.requests: list[SimCallerRequest] = []
         self.open_requests = 0
-        """Errands that are not over."""
+        """Requests without an outcome."""
         self.finished = False
         self.find_api: Callable[[], SimApi | None] = lambda: None
 
     async def run(self) -> None:
-        await asyncio.sleep(self.dice.random() * 5)
+        await asyncio.sleep(self.rng.random() * 5)
         for number in range(1, REQUESTS_PER_CALLER + 1):
-            text = f"{self.name}.m{number} hush-{self.dice.randbytes(4).hex()}"
+            text = f"{self.name}.m{number} hush-{self.rng.randbytes(4).hex()}"
             request = SimCallerRequest(
-                id=f"{self.name}-{number}", chat=self.name, text=text, style=self.dice.choice(REQUEST_STYLES)
+                id=f"{self.name}-{number}", chat=self.name, text=text, style=self.rng.choice(REQUEST_STYLES)
             )
             self.requests.append(request)
             self.open_requests += 1
             task = self.world.loop.create_task(self._run_request(request))
-            if self.dice.random() < 0.5:
+            if self.rng.random() < 0.5:
                 await asyncio.wait((task,))
-            await asyncio.sleep(self.dice.choice((0.3, 3.0, 30.0)) * self.dice.random())
+            await asyncio.sleep(self.rng.choice((0.3, 3.0, 30.0)) * self.rng.random())
         self.finished = True
 
     async def _run_request(self, request: SimCallerRequest) -> None:
@@ -73,15 +73,15 @@ class SimCaller:
                 break
             await self._try_request(request)
             await asyncio.sleep(self.world.draw_between(0.1, 3))
-        if self.dice.random() < 0.4 and request.style != "aside":
-            await self._try_request(request)  # the same once more is the same
+        if self.rng.random() < 0.4 and request.style != "aside":
+            await self._try_request(request)  # a repeated request must have the same result
         self.open_requests -= 1
 
     async def _try_request(self, request: SimCallerRequest) -> None:
         api = self.find_api()
         if api is None:
             return
-        patience = PATIENCE_SECONDS[-1] if self.world.calm else self.dice.choice(PATIENCE_SECONDS)
+        patience = PATIENCE_SECONDS[-1] if self.world.calm else self.rng.choice(PATIENCE_SECONDS)
         if request.style == "post":
             body: object = {"chat": request.chat, "text": request.text, "id": request.id}
             heard = await api.send_request("/api/messages", body, headers={}, patience=patience)
@@ -94,7 +94,7 @@ class SimCaller:
         body = {"model": "main", "messages": said, "stream": request.style == "stream"}
         heard = await api.send_request("/v1/chat/completions", body, headers=headers, patience=patience)
         if not heard.is_complete:
-            self.world.stats["callers who left"] += 1
+            self.world.stats["callers disconnected"] += 1
         elif heard.status == 200:
             self._read_response(request, heard)
         elif heard.headers.get("x-should-retry") == "false":
@@ -116,7 +116,7 @@ class SimCaller:
             self._record_reply(request, text)
 
     def _record_reply(self, request: SimCallerRequest, text: str) -> None:
-        self.world.record(self.name, f"hears {text!r}")
+        self.world.record(self.name, f"receives {text!r}")
         self.world.stats["callers answered"] += 1
         request.replies.append(text)
         if request.style != "aside":

@@ -1,9 +1,10 @@
-"""Starts processes, and starts others when they fall, stand still, or seem to: the machine the system runs on."""
+"""The simulated machine. It starts processes and replaces those that crash, stall, or seem to."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -42,13 +43,13 @@ from everhold.testing.sim.world import SimRandom, SimWorld
 
 CHECK_SECONDS: Final = 2.0
 MAX_CALM_SECONDS: Final = 3 * 3_600.0
-"""After the storm everything must come to rest within this, the longest waits included."""
+"""After the faults end, all work must finish within this time, the longest waits included."""
 MAX_PROCESSES: Final = 24
 MAX_IDLE_SECONDS: Final = 20.0
 
 
 class SimProcessParts(Struct, frozen=True, kw_only=True):
-    """What a process is built of. Planted bugs put something else into one of these places."""
+    """The parts of a process. A mutant replaces one of them."""
 
     store: Callable[[SimProcess], Store] = lambda process: process.store
     accept: type[MessageAcceptor] = MessageAcceptor
@@ -59,7 +60,7 @@ class SimProcessParts(Struct, frozen=True, kw_only=True):
 
 
 class SimEnvironment:
-    """The far sides, and what an agent is configured to be."""
+    """The remote services and the configuration of the agent."""
 
     def __init__(
         self, world: SimWorld, witness: InvariantWitness, platforms: list[SimPlatform], chats: list[people.SimChat]
@@ -79,7 +80,7 @@ class SimEnvironment:
         self.tools = {name: SimTool(world, name, effect, places) for name, effect in TOOL_EFFECTS.items()}
 
     def make_runtime(self) -> AgentRuntime:
-        """An agent as one process knows it; what it learns about its model is forgotten with the process."""
+        """Build the agent runtime of one process. What it learns about its model ends with the process."""
         profile = self.profile
         return AgentRuntime(
             agent="main",
@@ -112,7 +113,7 @@ class SimEnvironment:
 
 
 class SimRuntimes:
-    """The surroundings as one process sees them. Implements `flow.runtime.Runtimes`."""
+    """The environment as one process sees it. Implements `engine.agent_runtime.AgentRuntimes`."""
 
     def __init__(self, environment: SimEnvironment) -> None:
         self.environment = environment
@@ -137,13 +138,13 @@ class SimRuntimes:
         return self.environment.profile.policy
 
     def find_memory(self, instance: str, agent: str) -> MemoryClient | None:
-        """The client in use now. Settings change, and keys: then another takes its place, and the old one is closed."""
-        world, far = self.environment.world, self.environment.providers.get(instance)
-        if far is None:
+        """Return the current client. Sometimes a new one replaces it and the old one is closed, as when keys change."""
+        world, provider = self.environment.world, self.environment.providers.get(instance)
+        if provider is None:
             return None
         if not world.calm and world.draw_chance(self.environment.profile.replace_client):
             world.loop.create_task(self._memories[instance].close())
-            self._memories[instance] = MemoryClient(SimMemoryClient(far), instance=instance)
+            self._memories[instance] = MemoryClient(SimMemoryClient(provider), instance=instance)
         return self._memories[instance]
 
     def list_memories(self) -> list[MemoryClient]:
@@ -151,7 +152,7 @@ class SimRuntimes:
 
 
 class SimHost:
-    """Keeps one process (or two peers) running until everything has come to rest."""
+    """Keeps one process, or two peers, running until all work is done."""
 
     def __init__(
         self,
@@ -173,14 +174,14 @@ class SimHost:
         self.supervisors: dict[str, WorkerSupervisor] = {}
         self.apis: dict[str, SimApi] = {}
         self._idle: dict[tuple[str, str, int], float] = {}
-        """Lanes that are held while nobody works on them, and since when."""
+        """Cursors that are held while no worker processes them, and since when."""
         self.operator = SimOperator(world, witness, self._find_control)
         self.serving: list[SimProcess] = []
-        """Those that are meant to serve. Whoever is not among them any more and still runs is a zombie."""
+        """The processes that should serve. A replaced process that still runs is a zombie."""
         world.cut_power = self._cut_power
 
     async def run(self) -> str:
-        """Let the schedule happen; what was left undone, or nothing."""
+        """Run the schedule. Return a description of the remaining work, or an empty string."""
         world, profile = self.world, self.world.profile
         for chat in self.chats:
             chat.sessions = lambda: self.witness.session_of
@@ -197,13 +198,13 @@ class SimHost:
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             self._check_processes(profile)
-            if not world.calm and world.loop.time() > profile.storm_seconds and self._is_everything_written():
+            if not world.calm and world.loop.time() > profile.fault_seconds and self._is_everything_written():
                 world.calm = True
-                world.record("world", "the storm is over")
+                world.record("world", "the faults end")
                 calm_since = world.loop.time()
             if not world.calm:
                 continue
-            left = self._describe_remaining_work() or ("" if operator.done() else "the operator is at work")
+            left = self._describe_remaining_work() or ("" if operator.done() else "the operator has not finished")
             if not left:
                 return ""
             if world.loop.time() > calm_since + MAX_CALM_SECONDS:
@@ -214,7 +215,7 @@ class SimHost:
 
     def _describe_remaining_work(self) -> str:
         if waiting := sum(caller.open_requests for caller in self.environment.callers):
-            return f"{waiting} callers never heard how it ended"
+            return f"{waiting} callers have no outcome"
         if waiting := sum(platform.count_unacknowledged() for platform in self.environment.platforms.values()):
             return f"{waiting} messages were never acknowledged"
         return self.witness.describe_unfinished()
@@ -225,18 +226,18 @@ class SimHost:
             world.jump_clock()
         for process in list(self.serving):
             if process.dead:
-                self._replace_process(process, "fell")
+                self._replace_process(process, "crashed")
             elif process.stalled is not None and world.draw_chance(0.4):
-                self._replace_process(process, "stands still")
+                self._replace_process(process, "stalls")
             elif world.draw_chance(profile.replace):
-                self._replace_process(process, "is replaced and runs on")
+                self._replace_process(process, "is replaced and keeps running")
         self._check_idle_cursors()
         for process in self.processes:
             if process not in self.serving and not process.dead and world.draw_chance(0.05):
                 process.die()
 
     def _check_idle_cursors(self) -> None:
-        """A lane that is held by a living process is worked on: its lease would be renewed for ever otherwise."""
+        """Report a cursor that a live process holds without a worker, because its lease would be renewed for ever."""
         now = self.world.loop.time()
         alive = [process.name for process in self.processes if process.alive and process.name in self.supervisors]
         working = {
@@ -253,7 +254,7 @@ class SimHost:
         for (consumer, session, _), since in self._idle.items():
             if since and now - since > MAX_IDLE_SECONDS:
                 self.witness.report_problem(
-                    f"{consumer} of {session} has been held since {since:.0f} s, and nobody works on it"
+                    f"{consumer} of {session} has been held since {since:.0f} s, and no worker processes it"
                 )
                 self._idle[consumer, session, _] = 0.0
 
@@ -276,11 +277,11 @@ class SimHost:
         self.world.loop.create_task(self._run_process(process), name=process.name)
 
     def _open_store(self) -> SqliteStore:
-        """A connection of its own for a process: a new one, or one that a dead process can no longer use."""
+        """Return a connection for a process: a new one, or one of a dead process."""
         if self._spare and self.world.draw_chance(0.8):
             return self._spare.pop()
         if self.world.draw_chance(0.7):
-            self.witness.checkpoint_wal()  # who opens the file finds its write-ahead log empty, or long
+            self.witness.checkpoint_wal()  # some connections open an empty write-ahead log
         number = len(self._connections)
         store = SqliteStore.open(
             self.world.disk, chance=SimRandom(self.world.seed, f"salt {number}"), inline=True, synchronous="OFF"
@@ -290,28 +291,28 @@ class SimHost:
         return store
 
     def _cut_power(self) -> None:
-        """The power goes, and comes back: whoever ran is gone, and what the disk did not have yet."""
+        """Cut the power: all processes die, and data that is not synced to the disk is lost."""
         self.world.stats["power cuts"] += 1
         for process in self.processes:
             if not process.dead:
                 process.die()
         for store in self._connections:
             with contextlib.suppress(StopIteration):
-                store.close().send(None)  # it waits for nobody
+                store.close().send(None)  # an inline store does not wait
         self._connections.clear()
         self._spare.clear()
         self.witness.close()
         lost = self.world.power.cut()
-        self.world.record("host", "the power fails" + (" and what was not yet on the disk is lost" if lost else ""))
+        self.world.record("host", "the power fails" + (" and unsynced data is lost" if lost else ""))
         self.world.stats["lost with the power"] += lost
         self.witness.reopen()
 
     async def _run_process(self, process: SimProcess) -> None:
-        """What a process does from its start."""
+        """Build and start one process."""
         parts = self.parts
         log = process.make_logger(self.witness.complaints)
         gates = SimGates(process, store=parts.store(process), log=log)
-        if self.world.profile.mode == "seize":
+        if self.world.profile.mode == "restart":
             await gates.store.revoke_leases(owner=process.name, at=gates.clock.now())
         wakeups, tail = Wakeups(), LogTail()
         process.on_commit = tail.on_commit
@@ -334,16 +335,17 @@ class SimHost:
         start(supervisor.keep_running("dispatch", supervisor.dispatch))
         start(supervisor.keep_running("renew", supervisor.keep_renewing_leases))
         for platform in self.environment.platforms.values():
-            ear = parts.listener(platform, process, gates)
-            start(supervisor.keep_running(f"listen {platform.name}", lambda ear=ear: ear.listen(accept)))  # type: ignore[misc]
+            listener = parts.listener(platform, process, gates)
+            listen = functools.partial(listener.listen, accept)
+            start(supervisor.keep_running(f"listen {platform.name}", listen))
 
     def _find_control(self) -> SessionAdmin | None:
-        """The control of a process that serves, if one does."""
+        """Return the admin of a serving process, or None."""
         found = [self.controls[one.name] for one in self.serving if one.alive and one.name in self.controls]
         return found[-1] if found else None
 
     def _find_api(self) -> SimApi | None:
-        """The door of a process that is there: one that stands still lets callers in, and wait."""
+        """Return the API of a process that is not dead. A stalled process accepts connections, and its callers wait."""
         found = [self.apis[one.name] for one in self.serving if not one.dead and one.name in self.apis]
         return found[int(self.world.draw_between(0, len(found)))] if found else None
 

@@ -1,4 +1,4 @@
-"""The HTTP side of a simulated process: the real guard and the real routes, with no socket in front of them."""
+"""The HTTP API of a simulated process: the real middleware and routes, without sockets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS: Final = Settings.model_validate({"agents": {"main": {}}})
 
 
 class CallerResponse(Struct):
-    """What a caller got to hear: nothing yet, or some of it, or all of it."""
+    """What a caller has received of a response."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class CallerResponse(Struct):
 
 
 class _SimAgents:
-    """What the routes want to know of the agents."""
+    """The part of the agents that the routes use."""
 
     settings = SETTINGS
 
@@ -56,7 +56,7 @@ class _SimAgents:
 
 
 class SimApi:
-    """Where the callers of one process come in."""
+    """The API of one process, called without sockets."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class SimApi:
         clock = control.gates.clock
         self.context = ApiContext(
             control=control,
-            memory=cast(MemoryAdmin, None),  # nobody here asks what is remembered
+            memory=cast(MemoryAdmin, None),  # no caller uses the memory routes
             local_person=LOCAL_PERSON,
             agents=cast(ConfiguredAgents, _SimAgents(runtimes)),
             tail=tail,
@@ -82,7 +82,7 @@ class SimApi:
             redact_text=str,
             idempotent_tasks=IdempotentTasks(monotonic=clock.monotonic),
             budgets=budgets,
-            gateway=cast(GatewayServices, None),  # nor about the gateway itself
+            gateway=cast(GatewayServices, None),  # nor the routes about the gateway
         )
         self._app = build_application(self.context)
         assert isinstance(self._app.inner_app, RouteDispatcher)
@@ -91,27 +91,27 @@ class SimApi:
     async def send_request(
         self, path: str, body: object, *, headers: Mapping[str, str], patience: float
     ) -> CallerResponse:
-        """What a caller hears who waits so long: a connection to a process that dies ends at once."""
-        heard, left = CallerResponse(), asyncio.Event()
-        told = [msgspec.json.encode(body)]
+        """Send a request and return what arrives within `patience` seconds, or until the process dies."""
+        response, left = CallerResponse(), asyncio.Event()
+        unread = [msgspec.json.encode(body)]
 
         async def receive() -> dict[str, Any]:
             await self.process.wait_until_alive()
-            if told:
-                return {"type": "http.request", "body": told.pop(), "more_body": False}
+            if unread:
+                return {"type": "http.request", "body": unread.pop(), "more_body": False}
             await left.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Mapping[str, Any]) -> None:
             await self.process.pass_gate("http", "answering")
             if left.is_set():
-                raise OSError("the caller left")
+                raise OSError("the caller disconnected")
             if message["type"] == "http.response.start":
-                heard.status = message["status"]
-                heard.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+                response.status = message["status"]
+                response.headers = {name.decode(): value.decode() for name, value in message["headers"]}
             else:
-                heard.body += message.get("body", b"")
-                heard.is_complete = not message.get("more_body", False)
+                response.body += message.get("body", b"")
+                response.is_complete = not message.get("more_body", False)
 
         scope = {
             "type": "http",
@@ -129,11 +129,11 @@ class SimApi:
             await asyncio.wait((serving,), timeout=min(CHECK_SECONDS, until - self.world.loop.time()))
         left.set()
         serving.add_done_callback(self._check_served)
-        return heard
+        return response
 
     def _check_served(self, task: asyncio.Task[None]) -> None:
         if (error := task.exception()) is not None and not isinstance(error, ClientDisconnect | OSError):
-            self.process.witness.report_problem(f"a route broke: {error!r}")
+            self.process.witness.report_problem(f"a route failed: {error!r}")
 
 
 async def _load_settings() -> Settings:

@@ -1,7 +1,7 @@
-"""Watches every commit, claim and arrival as it happens, and notes what must never happen. Changes nothing.
+"""Checks of every commit, claim and request when it happens. They change nothing.
 
-It keeps its own books on who holds which lane and who was told to wait, from what it has seen: never from the tables
-that the store under test keeps about it.
+The witness records itself which process holds which cursor and which consumer must wait. It does not read this from the
+tables of the store under test.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from everhold.testing.sim.process import SimProcess
 
 TOKEN_PATTERN: Final = re.compile(r"\bc\d+\.m\d+(?:e\d+)?\b")
-"""What a simulated message is called, wherever it turns up."""
+"""The name of a simulated message, in any text."""
 SECRET_PATTERN: Final = re.compile(r"\bhush-[0-9a-f]{8}\b")
-"""What a simulated message says that may have to be erased."""
+"""A secret in a simulated message that may be erased later."""
 
 TOLERANCE_SECONDS: Final = 0.05
-"""Seconds that clocks and commits may differ by."""
+"""The allowed difference between clocks and commits."""
 ERASURE_GRACE_SECONDS: Final = 45.0
-"""How long after an erasure a request may arrive that was already being made when it happened."""
+"""How long after an erasure a request may arrive that was in progress when the erasure was committed."""
 
 
 class WaitRequest(NamedTuple):
-    """Somebody was asked to wait."""
+    """A remote service asked a consumer to wait."""
 
     consumer: str
     session: str
@@ -46,7 +46,7 @@ class WaitPeriod(NamedTuple):
 
 
 class BusyService(Transient):
-    """A far side that names a time."""
+    """A remote service names the time after which to retry."""
 
     def __init__(self, wait_request: WaitRequest) -> None:
         super().__init__(f"come back in {wait_request.seconds:.0f} s", retry_after=wait_request.seconds)
@@ -60,13 +60,13 @@ class BusyModel(Overloaded):
 
 
 class InvariantWitness:
-    """Books on one schedule."""
+    """The records and checks of one schedule."""
 
     def __init__(self, world: SimWorld) -> None:
         self.world = world
         self.problems: list[str] = []
         self.complaints: list[str] = []
-        """Errors the system itself reported: a part of it fell."""
+        """Errors that the processes logged."""
         self.holders: dict[tuple[str, str], tuple[str, int]] = {}
         self.session_of: dict[str, str] = {}
         """token -> the session it was heard in."""
@@ -74,13 +74,13 @@ class InvariantWitness:
         """secret -> when its erasure was committed."""
         self.secrets: dict[tuple[str, int], str] = {}
         self.linked: list[str] = []
-        """Identities that somebody was told are linked."""
+        """Identities whose link was confirmed to the operator."""
         self.on_commit: list[Callable[[Change], None]] = []
-        """Who wants to hear of commits, to do something at the worst moment."""
+        """Callbacks for commits, for interference at the worst moment."""
         self.on_recall: list[Callable[[str], None]] = []
-        """Likewise of what memories tell."""
+        """Callbacks for recalled text."""
         self._requested_waits: dict[tuple[str, str, int], WaitPeriod] = {}
-        """lane, session, fence under which somebody was told to wait -> how long."""
+        """(consumer, session, fence) that was asked to wait -> how long."""
         self._mandatory_waits: dict[tuple[str, str], WaitPeriod] = {}
         self._connection = self._open_connection()
         self._pos = 0
@@ -90,14 +90,14 @@ class InvariantWitness:
         self.world.record("WITNESS", text)
 
     def checkpoint_wal(self) -> None:
-        """Bring the write-ahead log home, as the disk's own housekeeping."""
+        """Move the write-ahead log into the database, as a checkpoint does in use."""
         self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
     def close(self) -> None:
         self._connection.close()
 
     def reopen(self) -> None:
-        """After a power cut: look at what is left. Nobody holds anything any more."""
+        """Reopen the database after a power cut. No process holds a cursor any more."""
         self._connection = self._open_connection()
         self._pos = self._connection.execute("select max(pos) from entries").get or 0
         self.holders.clear()
@@ -111,11 +111,11 @@ class InvariantWitness:
         return [row[0] for row in self._connection.execute("select id from sessions order by id")]
 
     def check_reply(self, id: str, text: str) -> None:
-        """A caller was given `text` as the reply to its message: by then it stands in the log."""
+        """Check that a reply is in the log when a caller receives it."""
         origins = "select e.body from entries e where e.kind = ?"
         said = [row[0] for row in self._connection.execute(origins, ("said",))]
         if not any(row is None or msgspec.json.decode(row)["text"] in text for row in said):
-            self.report_problem(f"the caller of {id} was told {text!r} before it was in the log")
+            self.report_problem(f"the caller of {id} received {text!r} before it was in the log")
 
     # -- commits
 
@@ -129,8 +129,8 @@ class InvariantWitness:
         self._check_one_session(change)
         self._check_holder(process, change)
         self._record_mandatory_wait(change)
-        for hear in self.on_commit:
-            hear(change)
+        for callback in self.on_commit:
+            callback(change)
         if done.duplicate:
             return
         for seq, draft in zip(done.seqs, change.entries, strict=True):
@@ -163,7 +163,7 @@ class InvariantWitness:
         if holder != (process.name, claim.fence):
             self.report_problem(
                 f"{process.name} committed {change.step} for {claim.consumer} of {claim.session} under fence "
-                f"{claim.fence}, but the lane is held by {holder}"
+                f"{claim.fence}, but the cursor is held by {holder}"
             )
         if change.cursor is not None and change.cursor.release:
             self.holders.pop((claim.consumer, claim.session), None)
@@ -180,26 +180,24 @@ class InvariantWitness:
             self.holders[cursor] = (process.name, claim.fence)
 
     def _check_not_own_worker(self, process: SimProcess, claim: Claim, before: tuple[str, int]) -> None:
-        """Whatever the clock says: a process knows best whom it has at work."""
+        """Check that a process does not take a cursor from its own running worker, whatever the clock says."""
         at_work = {(worker.name, worker.fence) for worker in process.workers.values()}
         if before[0] == process.name and (claim.name, before[1]) in at_work:
-            self.report_problem(
-                f"{process.name} took {claim.consumer} of {claim.session} from somebody of its own at work there"
-            )
+            self.report_problem(f"{process.name} took {claim.consumer} of {claim.session} from its own running worker")
 
-    # -- waits that others ask for
+    # -- requested waits
 
     def record_wait_request(self, claim: Claim | None, error: BaseException) -> None:
-        """Whoever acts under `claim` has the far side's word."""
+        """Record that the remote service asked the holder of `claim` to wait."""
         if isinstance(error, BusyService | BusyModel) and claim is not None:
-            told, now = error.wait_request, self.world.loop.time()
-            if (told.consumer, told.session) == (claim.consumer, claim.session):
-                self._requested_waits[told.consumer, told.session, claim.fence] = WaitPeriod(
-                    since=now, until=now + told.seconds
+            request, now = error.wait_request, self.world.loop.time()
+            if (request.consumer, request.session) == (claim.consumer, claim.session):
+                self._requested_waits[request.consumer, request.session, claim.fence] = WaitPeriod(
+                    since=now, until=now + request.seconds
                 )
 
     def _record_mandatory_wait(self, change: Change) -> None:
-        """From the commit that puts its lane off, whoever was told to wait has to."""
+        """Make a requested wait mandatory from the commit that delays its cursor."""
         claim = change.claim
         if claim is None or change.cursor is None or change.cursor.wait is None:
             return
@@ -208,7 +206,7 @@ class InvariantWitness:
             self._mandatory_waits[claim.consumer, claim.session] = wait
 
     def check_arrival(self, cursor: str, session: str, text: str) -> None:
-        """A request reached a far side. Whoever holds the lane must have waited as long as they were told."""
+        """Check a request that reached a remote service: the requested wait is over, and no erased secret is in it."""
         sent = REQUEST_ORIGIN.get(NO_ORIGIN)
         wait = self._mandatory_waits.get((cursor, session))
         holder = self.holders.get((cursor, session))
@@ -219,22 +217,20 @@ class InvariantWitness:
             and not self.world.jumped_forward_since(wait.since)
         ):
             early = wait.until - sent.sent_at
-            self.report_problem(
-                f"{cursor} of {session} asked again {early:.1f} s before the far side wanted to hear of it"
-            )
+            self.report_problem(f"{cursor} of {session} asked again {early:.1f} s before the end of the requested wait")
         for secret in SECRET_PATTERN.findall(text):
             gone = self.erased.get(secret)
-            # whoever stood still while it was erased learns of it only with its next commit
+            # a process that stalled during the erasure learns of it only with its next commit
             if (
                 gone is not None
                 and sent.sent_at > max(gone, self.world.woke_at.get(sent.process, 0.0)) + ERASURE_GRACE_SECONDS
             ):
                 self.report_problem(f"{secret}, erased at {gone:.3f} s, was sent to {cursor} at {sent.sent_at:.3f} s")
 
-    # -- quiet
+    # -- remaining work
 
     def describe_unfinished(self) -> str:
-        """What is still to be done, in a few words; empty when all is quiet."""
+        """Describe the remaining work; empty when there is none."""
         for what, sql in (
             ("cursors are due", "select count(*) from cursors where due is not null"),
             ("messages are pending", "select count(*) from pending where asks = 1"),

@@ -1,7 +1,7 @@
-"""A seeded event loop in virtual time: asyncio as it is, minus the clock, the threads and the real order of things.
+"""A seeded event loop in virtual time, without a real clock, threads or I/O.
 
-Built on the hooks that `asyncio.AbstractEventLoop` offers to anybody. Time passes only when nobody can run. What can
-run does so mostly in turn, and sometimes in another order that the seed decides. Nothing in here does I/O.
+It implements the methods of `asyncio.AbstractEventLoop` that asyncio needs. Time passes only when no callback can run.
+Callbacks mostly run in order, and sometimes in another order that the seed decides.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 SHUFFLE_PROBABILITY: Final = 0.2
-"""How often somebody else than the first in line runs."""
+"""The probability that a callback other than the first one runs."""
 MAX_STEPS: Final = 2_000_000
 MAX_STEPS_AT_ONCE: Final = 30_000
-"""More callbacks than this at one moment of virtual time: they only keep each other busy."""
+"""More callbacks than this at one moment of virtual time count as an endless loop."""
 
 
 class LoopStuck(Exception):
-    """Nothing will ever happen again, or nothing but the same thing."""
+    """No callback can ever run again, or the callbacks run in an endless loop."""
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """Runs one coroutine to its end, and everything it starts, without waiting for anything real."""
+    """Runs one coroutine and everything it starts, without waiting for real time."""
 
     def __init__(self, seed: object, *, shuffle: float = SHUFFLE_PROBABILITY) -> None:
         self.steps = 0
         self.errors: list[str] = []
-        """What asyncio reports to a loop: exceptions nobody took, tasks nobody waited for."""
+        """What asyncio reports to a loop: exceptions that were not retrieved, tasks that were not awaited."""
         self._chance = random.Random(f"{seed}/loop")
         self._shuffle = shuffle
         self._now = 0.0
@@ -42,10 +42,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._count = 0
         self._tasks: list[asyncio.Task[Any]] = []
-        """All there ever were: a task that waits for ever must not be collected, its `finally` would run."""
+        """All tasks. A task that waits for ever must not be garbage-collected, because its `finally` would run."""
         self._closed = False
 
-    # -- what asyncio asks of a loop
+    # -- methods that asyncio needs
 
     def time(self) -> float:
         return self._now
@@ -95,7 +95,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """A cancelled timer is passed over when its time comes."""
+        """Do nothing, because a cancelled timer is skipped at its time."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
@@ -103,7 +103,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     # -- running
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run `main` to its end; what it started may be left where it is."""
+        """Run `main` to its end. Tasks that it started may remain unfinished."""
         asyncio._set_running_loop(self)
         try:
             task = self.create_task(main)
@@ -117,7 +117,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.steps += 1
         if self._ready:
             if self.steps - self._since_steps > MAX_STEPS_AT_ONCE or self.steps > MAX_STEPS:
-                raise LoopStuck(f"going round in circles at {self._now:.3f} s, after {self.steps} steps")
+                raise LoopStuck(f"endless loop at {self._now:.3f} s, after {self.steps} steps")
             handle = self._pick_handle()
             if not handle.cancelled():
                 handle._run()
@@ -131,7 +131,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 self._since_steps = self.steps
             self._ready.append(timer)
             return
-        raise LoopStuck(f"nobody can run and nothing is awaited at {self._now:.3f} s")
+        raise LoopStuck(f"no callback can run and no timer is set at {self._now:.3f} s")
 
     def _pick_handle(self) -> asyncio.Handle:
         ready = self._ready
@@ -140,7 +140,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return ready.pop(0)
 
     def close(self) -> None:
-        """Put away what was left waiting. Their `finally` blocks run now, when nobody looks any more."""
+        """Discard the unfinished tasks. Their `finally` blocks run now, when no check follows."""
         self._closed = True
         self._ready.clear()
         self._timers.clear()

@@ -1,4 +1,4 @@
-"""What memory providers must have in the end: every exchange and note, once, in order, as whoever it was then."""
+"""Checks of the memory providers at the end: every exchange and note, once, in order, with its stamp."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REMEMBERED_OUTCOMES = {"done", "stopped", "interrupted"}
 
 
 class ExpectedMemory(Struct, frozen=True, kw_only=True):
-    """Something memory must be handed, where it stands in the log."""
+    """An item that memories must receive, and its place in the log."""
 
     key: str
     seq: int
@@ -29,7 +29,7 @@ class ExpectedMemory(Struct, frozen=True, kw_only=True):
 
 
 def collect_expected_memories(session: str, log: Sequence[Entry]) -> list[ExpectedMemory]:
-    """What one session's log holds for memory, in order."""
+    """Collect the items of one session's log that memories must receive, in order."""
     found: list[ExpectedMemory] = []
     began: dict[int, str] = {}
     takes: dict[int, list[int]] = defaultdict(list)
@@ -66,14 +66,14 @@ def check_memories(
     receipts: Mapping[str, Sequence[Receipt]],
     *,
     policy: str,
-    at_rest: bool,
+    is_finished: bool,
 ) -> Iterator[str]:
-    """Every exchange and note reached every provider as often as it should, in order, under its own identity."""
+    """Check that every exchange and note reached every provider once, in order, with its stamp."""
     for name, provider in providers.items():
         consumer = memory_consumer(name)
         dead = [one for one in dead_letters if one.consumer == consumer]
         known = DeliveryRecord(
-            doubtful={r.key for found in receipts.values() for r in found if r.consumer == consumer and r.in_doubt}
+            in_doubt={r.key for found in receipts.values() for r in found if r.consumer == consumer and r.in_doubt}
             | {one.key for one in dead if one.in_doubt},
             given_up={one.key for one in dead if one.state in ("dead", "dropped")},
             replayed={one.key for one in dead if one.state in ("replaying", "replayed")},
@@ -89,17 +89,17 @@ def check_memories(
             yield from _kept_once(name, provider, kept, known, policy=policy)
             for one in dead:
                 if one.session == session and not one.in_doubt and one.key not in provider.blamed:
-                    yield f"{name} was never offered {one.key} by itself, and it was parked: {one.reason}"
+                    yield f"{name} never received {one.key} alone, and it became a dead letter: {one.reason}"
             there = {item.key for item in kept}
-            for place in expected if at_rest else ():
+            for place in expected if is_finished else ():
                 if place.key not in there and place.key not in known.given_up and not place.erased:
                     yield f"{name} never got {place.key}"
 
 
 class DeliveryRecord(NamedTuple):
-    """What is on record about the keys of one provider."""
+    """What the store records about the keys of one provider."""
 
-    doubtful: set[str]
+    in_doubt: set[str]
     given_up: set[str]
     replayed: set[str]
 
@@ -110,7 +110,7 @@ def _kept_as_said(
     by_key = {place.key: place for place in expected}
     for item in kept:
         if item.key not in by_key:
-            yield f"{name} keeps {item.key}, which the log does not hold for memory"
+            yield f"{name} keeps {item.key}, which is no item of the log"
         else:
             yield from (f"{name}: {why}" for why in _check_identity(item, by_key[item.key], log))
 
@@ -124,10 +124,10 @@ def _kept_in_order(
     known: DeliveryRecord,
 ) -> Iterator[str]:
     order = {place.key: number for number, place in enumerate(expected)}
-    # where nobody can tell what arrived, a whole batch may stand there twice, one behind the other; of one that
-    # was given up in doubt, half of the last try may stand there behind the whole of an earlier one
+    # with blind delivery a whole batch may be there twice; if the batch was given up in doubt, a part of the last
+    # attempt may come after the whole of an earlier one
     loose = known.replayed | (
-        known.given_up & known.doubtful if provider.delivery is DeliveryGuarantee.BLIND else set()
+        known.given_up & known.in_doubt if provider.delivery is DeliveryGuarantee.BLIND else set()
     )
     found = _order_by_last_occurrence(order[item.key] for item in kept if item.key in order and item.key not in loose)
     if found != sorted(found):
@@ -146,22 +146,22 @@ def _kept_once(
         bold = policy != "hold" or key in known.replayed
         if count > 1 and (provider.delivery is not DeliveryGuarantee.BLIND or not bold):
             yield f"{name} keeps {key} {count} times"
-        elif count > 1 and key not in known.doubtful:
-            yield f"{name} keeps {key} {count} times, and no doubt about it is on record"
+        elif count > 1 and key not in known.in_doubt:
+            yield f"{name} keeps {key} {count} times, and no receipt or dead letter is in doubt"
 
 
 def _order_by_last_occurrence(numbers: Iterable[int]) -> list[int]:
-    """The numbers in the order in which each came last."""
+    """Return the distinct numbers in the order of their last occurrence."""
     return list(dict.fromkeys(reversed(list(numbers))))[::-1]
 
 
 def _check_identity(item: MemoryItem, place: ExpectedMemory, log: Sequence[Entry]) -> Iterator[str]:
-    """Who said it, what and where: as stamped when it was said."""
+    """Check author, text and stamp of an item against the log."""
     match item:
         case MemoryNote(stamp=stamp, text=text):
             body = log[place.seq - 1].body
             if isinstance(body, Noted) and (body.stamp, body.text) != (stamp, text):
-                yield f"the note {item.key} is not filed as it was made"
+                yield f"the note {item.key} differs from the log"
         case Exchange(heard=heard, said=said) if not place.erased:
             then = [
                 (entry.author, entry.body.text, entry.body.stamp)
@@ -169,6 +169,6 @@ def _check_identity(item: MemoryItem, place: ExpectedMemory, log: Sequence[Entry
                 if isinstance(entry.body, Heard | Said)
             ]
             if [(one.author, one.text, one.stamp) for one in (*heard, *said)] != then:
-                yield f"the exchange {item.key} is not filed as it was said"
+                yield f"the exchange {item.key} differs from the log"
         case _:
             pass

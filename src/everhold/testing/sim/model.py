@@ -1,4 +1,4 @@
-"""The model of the simulated world: it answers by what it is asked alone, and falls ill as the real ones do."""
+"""The simulated model. Its answer depends only on the request, and it has the faults of real models."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ NOTICE_AUTHOR: Final = "everhold"
 MEMORY_AUTHOR: Final = "memory"
 PIECE_CHARS: Final = 25
 GARBLED_TEXT: Final = "\x00\ud83d <|im_end|>\u202e"
-"""Half a character, and other things that nobody wants to read."""
+"""A lone surrogate and control characters."""
 
 
 class ModelFault(enum.StrEnum):
-    """What goes wrong with an answer. Each is drawn as often as the others, and counted by its name."""
+    """Faults of an answer. All are equally likely, and counted by their value."""
 
     HANGS = "model hangs"
     LIMITED = "model says 429"
@@ -49,17 +49,17 @@ class ModelFault(enum.StrEnum):
 
 
 class SimModel(SimRemoteService):
-    """In good health the same question gets the same answer, whoever asks and however often."""
+    """Without a fault, equal requests get equal answers."""
 
     name = "sim"
 
     def __init__(self, world: SimWorld, witness: InvariantWitness) -> None:
         super().__init__(world, witness)
         self.context_tokens = world.profile.context_tokens
-        self.dice = random.Random(f"{world.seed}/model")
+        self.rng = random.Random(f"{world.seed}/model")
 
     async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
-        # what memories tell is theirs to forget
+        # recalled text is not checked for erased secrets, because memories erase it themselves
         text = "\n".join(message.text for message in request.messages if message.name != MEMORY_AUTHOR)
         tokens, rounds = _find_unanswered(request.messages)
         session = self.witness.session_of.get(tokens[-1], "") if tokens else ""
@@ -69,42 +69,42 @@ class SimModel(SimRemoteService):
             cursor, answer = "review", await self._make_review(text)
         else:
             cursor, answer = TURN, await self._make_reply(request, text, session, tokens, rounds)
-        ill = self._pick_fault()
-        match ill:
+        fault = self._pick_fault()
+        match fault:
             case ModelFault.HANGS:
                 await self.world.wait_forever()
             case ModelFault.LIMITED:
                 raise Overloaded("too many requests")
             case ModelFault.LIMITED_FOR:
-                raise BusyModel(WaitRequest(cursor, session, self.dice.choice(LONG_WAIT_SECONDS)))
+                raise BusyModel(WaitRequest(cursor, session, self.rng.choice(LONG_WAIT_SECONDS)))
             case ModelFault():
-                answer = _spoil_answer(answer, ill)
-        await self._stream_text(answer.text, ill, on_text)
+                answer = _spoil_answer(answer, fault)
+        await self._stream_text(answer.text, fault, on_text)
         return answer
 
     def _pick_fault(self) -> ModelFault | None:
-        """What is wrong with it this time, if anything."""
-        if self.world.calm or self.dice.random() >= self.world.profile.model_fault:
+        """Draw the fault of this answer, or None."""
+        if self.world.calm or self.rng.random() >= self.world.profile.model_fault:
             return None
-        ill = self.dice.choice(tuple(ModelFault))
-        self.world.stats[ill] += 1
-        self.world.record("model", ill)
-        return ill
+        fault = self.rng.choice(tuple(ModelFault))
+        self.world.stats[fault] += 1
+        self.world.record("model", fault)
+        return fault
 
-    async def _stream_text(self, text: str, ill: ModelFault | None, on_text: Callable[[str], None] | None) -> None:
-        """Let the text be heard as it grows, by whoever still listens."""
-        broken = ill in (ModelFault.DIES, ModelFault.STALLS)
+    async def _stream_text(self, text: str, fault: ModelFault | None, on_text: Callable[[str], None] | None) -> None:
+        """Stream the text while the caller listens."""
+        broken = fault in (ModelFault.DIES, ModelFault.STALLS)
         if broken:
-            text = text[: self.dice.randrange(len(text) + 1)]
+            text = text[: self.rng.randrange(len(text) + 1)]
         if on_text is not None:
-            hears = CALLER_LISTENING.get()
+            is_listening = CALLER_LISTENING.get()
             for start in range(0, len(text), PIECE_CHARS):
-                if hears():
+                if is_listening():
                     on_text(text[start : start + PIECE_CHARS])
                 await asyncio.sleep(1.0 if start else 0.0)
-        if ill is ModelFault.STALLS:
+        if fault is ModelFault.STALLS:
             await self.world.wait_forever()
-        if ill is ModelFault.DIES:
+        if fault is ModelFault.DIES:
             raise Overloaded("the answer broke off before its end")
 
     async def _pause(self, least: float, most: float) -> None:
@@ -123,9 +123,9 @@ class SimModel(SimRemoteService):
         return self._make_answer(request, tokens, rounds)
 
     async def _make_summary(self, text: str) -> ModelResponse:
-        """Names and secrets of all that was said, which is short and would tell if it outlived an erasure."""
+        """Summarise as the names and secrets of all messages, so that a summary that outlives an erasure is found."""
         self.witness.check_arrival(COMPRESSION, "", text)
-        self.refuse_sometimes(COMPRESSION, "", lambda told: Transient("too busy to summarise"))
+        self.refuse_sometimes(COMPRESSION, "", lambda _: Transient("too busy to summarise"))
         await asyncio.sleep(self.world.draw_between(0, 8))
         await self._pause(5, 100)
         kept = dict.fromkeys([*TOKEN_PATTERN.findall(text), *SECRET_PATTERN.findall(text)])
@@ -134,9 +134,9 @@ class SimModel(SimRemoteService):
         )
 
     async def _make_review(self, text: str) -> ModelResponse:
-        """A note about some of the lines, citing them."""
+        """Write a note about some of the lines, and cite them."""
         self.witness.check_arrival("review", "", text)
-        self.refuse_sometimes("review", "", lambda told: Transient("too busy to review"))
+        self.refuse_sometimes("review", "", lambda _: Transient("too busy to review"))
         await self._pause(5, 60)
         lines = [
             json.dumps({"note": f"remember {match[2]}", "cites": [int(match[1])]})
@@ -154,7 +154,7 @@ class SimModel(SimRemoteService):
             if number % 3 == 0:
                 chosen.append(names[number // 3 % len(names)])
             calls = tuple(
-                # some models give ids that are not unique from round to round
+                # some models repeat ids from round to round
                 ToolCall(id=f"call-{index}", tool=tool, arguments={"n": number % 1_000})
                 for index, tool in enumerate(chosen)
             )
@@ -164,7 +164,7 @@ class SimModel(SimRemoteService):
 
 
 def _find_unanswered(messages: tuple[ModelMessage, ...]) -> tuple[list[str], int]:
-    """The names of the messages the model is to answer, and how often it was asked for them already."""
+    """Return the names of the messages to answer, and the number of model calls for them so far."""
     tokens: list[str] = []
     rounds = 0
     for message in reversed(messages):
@@ -179,9 +179,9 @@ def _find_unanswered(messages: tuple[ModelMessage, ...]) -> tuple[list[str], int
     return tokens, rounds
 
 
-def _spoil_answer(answer: ModelResponse, ill: ModelFault) -> ModelResponse:
-    """What becomes of an answer. The names it answers to stay in it, so that it can be told whose answer it is."""
-    match ill:
+def _spoil_answer(answer: ModelResponse, fault: ModelFault) -> ModelResponse:
+    """Apply a fault to an answer. The names of the answered messages stay in it, so that the oracles can assign it."""
+    match fault:
         case ModelFault.REPEATS:
             return structs.replace(answer, text=answer.text * 9, calls=answer.calls * 2)
         case ModelFault.NOTHING:
@@ -200,6 +200,6 @@ def _spoil_answer(answer: ModelResponse, ill: ModelFault) -> ModelResponse:
         case ModelFault.CUT_OFF:
             return structs.replace(answer, text=answer.text.partition(" #")[0], finish="length")
         case ModelFault.HANGS | ModelFault.STALLS | ModelFault.DIES | ModelFault.LIMITED | ModelFault.LIMITED_FOR:
-            return answer  # if it comes at all
+            return answer  # these faults stop the answer elsewhere
         case _:
-            assert_never(ill)
+            assert_never(fault)

@@ -1,6 +1,6 @@
-"""Bugs planted on purpose, each in its own place at a seam. A simulator that does not find them proves nothing.
+"""Planted bugs, which the simulator must find.
 
-Nothing in production code knows of these: a mutant puts another object where a process is put together.
+Production code does not know them. A mutant replaces one part when a process is built.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from everhold.ports.store import (
 from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
 from everhold.stores.sqlite import commit, cursors
 from everhold.testing.sim.host import SimProcessParts
-from everhold.testing.sim.http import CallerResponse as Asked, SimApi
+from everhold.testing.sim.http import CallerResponse, SimApi
 from everhold.testing.sim.process import GatedStore, SimProcess
 from everhold.testing.sim.remote_services import SimListener
 from everhold.testing.sim.world import SimWorld
@@ -69,7 +69,7 @@ class SimMutant(Struct, frozen=True, kw_only=True):
     parts: SimProcessParts
 
 
-# -- at the door -------------------------------------------------------------------------------------------------------
+# -- ingress -----------------------------------------------------------------------------------------------------------
 
 
 class AcknowledgesBeforeAccept(SimListener):
@@ -99,14 +99,14 @@ def _without_revision(dedup: str | None) -> str | None:
 
 
 class ConfirmsBeforeCommit(SimApi):
-    """Answers 202 while the message is still on its way into the log."""
+    """Answers 202 before the message is committed."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.context.control = _HastyControl(self.context.control, self.world)
+        self.context.control = ConfirmingAdmin(self.context.control, self.world)
 
 
-class _HastyControl(SessionAdmin):
+class ConfirmingAdmin(SessionAdmin):
     def __init__(self, control: SessionAdmin, world: SimWorld) -> None:
         self.__dict__.update(control.__dict__)
         self.world = world
@@ -119,16 +119,18 @@ class _HastyControl(SessionAdmin):
 
 
 class ForgetsKeys(SimApi):
-    """Knows the names that callers gave their requests only as long as it lives."""
+    """Remembers idempotency keys only within one process."""
 
-    async def send_request(self, path: str, body: object, *, headers: Mapping[str, str], patience: float) -> Asked:
+    async def send_request(
+        self, path: str, body: object, *, headers: Mapping[str, str], patience: float
+    ) -> CallerResponse:
         if "idempotency-key" in headers:
             headers = {**headers, "idempotency-key": f"{headers['idempotency-key']}@{self.process.name}"}
         return await super().send_request(path, body, headers=headers, patience=patience)
 
 
 class RepliesFirst(GatedStore):
-    """Shows the end of a turn to whoever waits for it, and then commits it."""
+    """Shows the end of a turn to waiting callers before it commits it."""
 
     def __init__(self, process: SimProcess) -> None:
         super().__init__(process)
@@ -204,7 +206,7 @@ class FenceIgnored(GatedStore):
 
 
 class LateResult(GatedStore):
-    """What comes back too late for its operation is written into whichever runs then."""
+    """Writes a late result into the operation that runs at that time."""
 
     async def commit(self, change: Change) -> CommitResult:
         try:
@@ -226,7 +228,7 @@ class LateResult(GatedStore):
 
 
 class OnceIsKeyed:
-    """A tool that says it can be repeated, though it cannot."""
+    """A tool that declares itself keyed, though its effect is once."""
 
     effect = ToolEffect.KEYED
 
@@ -243,7 +245,7 @@ class OnceIsKeyed:
 
 
 class DelegatingRuntimes:
-    """Runtimes as configured, but for what a mutant says."""
+    """The configured runtimes, of which a mutant overrides some methods."""
 
     def __init__(self, runtimes: AgentRuntimes) -> None:
         self.inner = runtimes
@@ -274,12 +276,12 @@ class RerunsOnce(DelegatingRuntimes):
         for name, tool in runtime.tools.items():
             if tool.effect is ToolEffect.ONCE:
                 tools[name] = OnceIsKeyed(tool)
-        object.__setattr__(runtime, "tools", tools)  # the process's own copy
+        object.__setattr__(runtime, "tools", tools)  # each process has its own copy
         return runtime
 
 
 class TruncatingModel:
-    """A model whose answer counts as complete when its stream breaks off."""
+    """A model whose answer counts as complete when its stream breaks."""
 
     def __init__(self, model: Model) -> None:
         self.inner = model
@@ -287,13 +289,13 @@ class TruncatingModel:
         self.context_tokens = model.context_tokens
 
     async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
-        heard: list[str] = []
+        received: list[str] = []
         try:
-            return await self.inner.answer(request, on_text=heard.append)
+            return await self.inner.answer(request, on_text=received.append)
         except Overloaded:
-            if not heard:
+            if not received:
                 raise
-            return ModelResponse(text="".join(heard), model=self.name)
+            return ModelResponse(text="".join(received), model=self.name)
 
 
 class AcceptsTruncatedAnswers(DelegatingRuntimes):
@@ -303,18 +305,18 @@ class AcceptsTruncatedAnswers(DelegatingRuntimes):
 
 
 class ForgetsDrafts(GatedStore):
-    """Nobody knows any more that the beginning of a reply is seen, so nothing ever takes its place."""
+    """Loses the receipts of drafts, so that the reply never replaces its draft."""
 
     async def list_receipts(self, session: str, *, seq: int | None = None, consumer: str = "") -> list[Receipt]:
         found = await super().list_receipts(session, seq=seq, consumer=consumer)
         return [receipt for receipt in found if receipt.part != outbox_platform.DRAFT_PART]
 
 
-# -- lanes -------------------------------------------------------------------------------------------------------------
+# -- delivery ----------------------------------------------------------------------------------------------------------
 
 
 class ReformingDeliveryWorker(DeliveryWorker):
-    """Takes up a flight by looking at what there is now, instead of repeating it."""
+    """Builds a new batch from the log instead of repeating the batch in flight."""
 
     async def _resume_in_flight_batch(self, in_flight: InFlightBatch) -> Any:
         look = await self.destination.next_batch(self.claim, after=self.claim.cursor.processed_seq)
@@ -327,18 +329,18 @@ class ReformingDeliveryWorker(DeliveryWorker):
 
 
 class HurriedGates(Gates):
-    """Gates that never wait; for lanes, which wait only to let a predecessor's request land."""
+    """Gates that never wait. Delivery workers wait only until a predecessor's request can no longer arrive."""
 
     def __init__(self, gates: Gates) -> None:
         super().__init__(store=gates.store, clock=gates.clock, chance=gates.chance, log=gates.log, owner=gates.owner)
-        self.call = gates.call  # type: ignore[method-assign]  # calls stay what they are
+        self.call = gates.call  # type: ignore[method-assign]  # calls are not changed
 
     async def sleep(self, seconds: float, *, wakeup: asyncio.Event | None = None) -> None:
         await asyncio.sleep(0)
 
 
 class UnmarkedDeliveryWorker(DeliveryWorker):
-    """Sends again what is still stored as unsent."""
+    """Resends a batch that is still stored as unsent."""
 
     async def _begin_attempt(
         self, batch: DeliveryBatch, in_flight: InFlightBatch, *, in_doubt: bool = False, **more: Any
@@ -351,7 +353,7 @@ class UnmarkedDeliveryWorker(DeliveryWorker):
 
 
 class SweepingDeliveryWorker(DeliveryWorker):
-    """Gives up a whole batch for one bad item."""
+    """Gives up a whole batch because of one refused item."""
 
     async def _settle_refusal(self, attempt: DeliveryAttempt, error: Refused | PartiallyDone) -> DeliveryAttempt | None:
         dead_letters = self._build_dead_letters(attempt.batch.items, str(error), in_doubt=attempt.in_doubt)
@@ -364,16 +366,16 @@ class SweepingDeliveryWorker(DeliveryWorker):
 
 
 class ForgetfulDeliveryWorker(DeliveryWorker):
-    """Keeps what is left of a refused batch in its head."""
+    """Keeps the rest of a refused batch in memory only."""
 
     def __init__(self, gates: Gates, claim: Claim, destination: Destination) -> None:
         super().__init__(gates, claim, destination)
         self.remaining_items: InFlightBatch | None = None
 
-    async def _begin_next_single(self, behind: InFlightBatch, outcome: DeliveryOutcome) -> DeliveryAttempt | None:
-        self.remaining_items = behind if len(behind.items) > 1 else None
-        alone = structs.replace(behind, items=behind.items[:1])
-        return await super()._begin_next_single(alone, outcome)
+    async def _begin_next_single(self, remaining: InFlightBatch, outcome: DeliveryOutcome) -> DeliveryAttempt | None:
+        self.remaining_items = remaining if len(remaining.items) > 1 else None
+        single = structs.replace(remaining, items=remaining.items[:1])
+        return await super()._begin_next_single(single, outcome)
 
     async def _finish_batch(
         self, upto: int, done: Any = (), *, in_flight: InFlightBatch | None = None, **rest: Any
@@ -406,7 +408,7 @@ class ReformsBatches(WorkerSupervisor):
 
 
 class KeepsItsClient(WorkerSupervisor):
-    """A lane goes on with the provider it began with, whatever took its place."""
+    """A delivery worker keeps its first client, even if another has replaced it."""
 
     def build_delivery_worker(self, claim: Claim, destination: Destination) -> DeliveryWorker:
         if isinstance(destination, MemoryDestination):
@@ -426,7 +428,7 @@ class ResendsUnderHold(DelegatingRuntimes):
 
 
 class IgnoresClockGoingBack(GatedStore):
-    """Never sees that the clock went back: a wait that began in the future is simply waited for."""
+    """Ignores that the clock went back, and waits for a time that began in the future."""
 
     async def claim_cursors(
         self, *, owner: str, at: Now, lease: float, limit: int, skip: Any = (), only: Any = ()
@@ -448,13 +450,13 @@ class IgnoresClockGoingBack(GatedStore):
 
 
 class TakesFromItself(GatedStore):
-    """A lease that looks as if it were over is over, whoever knows better."""
+    """Claims a cursor whose lease seems to be over, even if a worker of the same process holds it."""
 
     async def claim_cursors(
         self, *, owner: str, at: Now, lease: float, limit: int, skip: Any = (), only: Any = ()
     ) -> list[Claim]:
-        readers = [name for name in skip if CURSOR_SEPARATOR not in name]
-        return await super().claim_cursors(owner=owner, at=at, lease=lease, limit=limit, skip=readers, only=only)
+        consumers = [name for name in skip if CURSOR_SEPARATOR not in name]
+        return await super().claim_cursors(owner=owner, at=at, lease=lease, limit=limit, skip=consumers, only=only)
 
 
 class ShortensWaits(GatedStore):
@@ -467,11 +469,11 @@ class ShortensWaits(GatedStore):
         return await super().commit(change)
 
 
-# -- folds, erasures, sessions -----------------------------------------------------------------------------------------
+# -- compressions, erasures, sessions ----------------------------------------------------------------------------------
 
 
 class StaleContextCache(ContextCache):
-    """Believes that a view it has seen is still the view."""
+    """Reuses a cached context of an older generation."""
 
     async def load_current(self, store: Store, glance: SessionSnapshot) -> CachedContext:
         seen = self._contexts.get(glance.session.id)
@@ -494,21 +496,21 @@ class CompressesAnything(GatedStore):
 
 
 class ForgetsRecords(GatedStore):
-    """Erases what was said and leaves on record that others were shown it."""
+    """Erases entries and keeps the records of recalled text that contain them."""
 
     async def commit(self, change: Change) -> CommitResult:
         return await super().commit(structs.replace(change, drop_blobs=(), read=None))
 
 
 class KeepsLateRecords(GatedStore):
-    """What a turn was shown is kept with it, whatever was erased meanwhile."""
+    """Stores the recalled text of a turn, even if a part of it was erased in the meantime."""
 
     async def commit(self, change: Change) -> CommitResult:
         return await super().commit(structs.replace(change, blobs=change.blobs + change.records, records=()))
 
 
 class ForgetsSummaries(GatedStore):
-    """Erases what was said and leaves what repeats it."""
+    """Erases entries and keeps the summaries that repeat them."""
 
     async def commit(self, change: Change) -> CommitResult:
         if change.erase:
@@ -561,7 +563,7 @@ class TwoSessionsAtOnce(GatedStore):
 
 
 class AnswersTooSoon(GatedStore):
-    """Does not wait for the disk where something outside follows from a commit."""
+    """Does not sync a commit that has an effect outside."""
 
     def __init__(self, process: SimProcess, step: Step) -> None:
         super().__init__(process)
@@ -587,76 +589,84 @@ def _make_store_parts(kind: Callable[[SimProcess], Store]) -> SimProcessParts:
 
 MUTANTS: Final[dict[str, SimMutant]] = {
     "ack-first": SimMutant(
-        description="acknowledge before commit", parts=SimProcessParts(listener=AcknowledgesBeforeAccept)
+        description="acknowledge an update before its commit", parts=SimProcessParts(listener=AcknowledgesBeforeAccept)
     ),
-    "kept-first": SimMutant(
-        description="a caller is told that it is kept before", parts=SimProcessParts(api=ConfirmsBeforeCommit)
+    "confirm-first": SimMutant(
+        description="confirm a message to a caller before its commit", parts=SimProcessParts(api=ConfirmsBeforeCommit)
     ),
     "forgets-keys": SimMutant(
-        description="a caller's key counts until a restart", parts=SimProcessParts(api=ForgetsKeys)
+        description="forget idempotency keys at a restart", parts=SimProcessParts(api=ForgetsKeys)
     ),
     "reply-first": SimMutant(
-        description="a caller has its reply before the log", parts=_make_store_parts(RepliesFirst)
+        description="return a reply to a caller before its commit", parts=_make_store_parts(RepliesFirst)
     ),
-    "no-dedup": SimMutant(description="no dedup", parts=_make_store_parts(NoDedup)),
-    "dedup-edits": SimMutant(description="dedup swallows edits", parts=_make_store_parts(DedupSwallowsEdits)),
-    "split-end": SimMutant(description="a turn's end in two commits", parts=_make_store_parts(EndsInTwoCommits)),
+    "no-dedup": SimMutant(description="accept duplicates", parts=_make_store_parts(NoDedup)),
+    "dedup-edits": SimMutant(description="treat edits as duplicates", parts=_make_store_parts(DedupSwallowsEdits)),
+    "split-end": SimMutant(description="end a turn in two commits", parts=_make_store_parts(EndsInTwoCommits)),
     "cursor": SimMutant(
-        description="a cursor instead of the consumed set", parts=_make_store_parts(CursorInsteadOfSet)
+        description="use a cursor instead of the consumed set", parts=_make_store_parts(CursorInsteadOfSet)
     ),
-    "reform": SimMutant(description="a batch formed anew on retry", parts=SimProcessParts(supervisor=ReformsBatches)),
-    "no-fence": SimMutant(description="the fence is ignored", parts=_make_store_parts(FenceIgnored)),
+    "new-batch-on-retry": SimMutant(
+        description="build a new batch on retry", parts=SimProcessParts(supervisor=ReformsBatches)
+    ),
+    "no-fence": SimMutant(description="ignore the fence", parts=_make_store_parts(FenceIgnored)),
     "late-result": SimMutant(
-        description="a late result goes into the next operation", parts=_make_store_parts(LateResult)
+        description="write a late result into the next operation", parts=_make_store_parts(LateResult)
     ),
-    "no-hold": SimMutant(description="no hold after a take-over", parts=SimProcessParts(supervisor=HoldsNothing)),
-    "rerun-once": SimMutant(description="a once tool is run again", parts=SimProcessParts(runtimes=RerunsOnce)),
-    "half-answer": SimMutant(
-        description="what broke off counts as an answer", parts=SimProcessParts(runtimes=AcceptsTruncatedAnswers)
+    "no-hold": SimMutant(description="do not wait after a take-over", parts=SimProcessParts(supervisor=HoldsNothing)),
+    "rerun-once": SimMutant(description="rerun a once tool", parts=SimProcessParts(runtimes=RerunsOnce)),
+    "truncated-answer": SimMutant(
+        description="accept a truncated answer", parts=SimProcessParts(runtimes=AcceptsTruncatedAnswers)
     ),
-    "half-shown": SimMutant(
-        description="the beginning of a reply stays to be seen", parts=_make_store_parts(ForgetsDrafts)
+    "draft-stays": SimMutant(
+        description="leave a draft visible after the reply", parts=_make_store_parts(ForgetsDrafts)
     ),
-    "resend-held": SimMutant(description="blind resend under hold", parts=SimProcessParts(runtimes=ResendsUnderHold)),
-    "no-clamp": SimMutant(description="the clock clamp is missing", parts=_make_store_parts(IgnoresClockGoingBack)),
-    "own-lease": SimMutant(description="a process takes over from itself", parts=_make_store_parts(TakesFromItself)),
-    "fold-anyway": SimMutant(
-        description="a fold against a changed generation", parts=_make_store_parts(CompressesAnything)
+    "resend-held": SimMutant(
+        description="resend blindly under the hold policy", parts=SimProcessParts(runtimes=ResendsUnderHold)
     ),
-    "erased-back": SimMutant(description="an erased text comes back", parts=_make_store_parts(ForgetsSummaries)),
-    "shown-stays": SimMutant(
-        description="a record of what was recalled stays", parts=_make_store_parts(ForgetsRecords)
+    "no-clamp": SimMutant(
+        description="ignore that the clock went back", parts=_make_store_parts(IgnoresClockGoingBack)
     ),
-    "shown-back": SimMutant(description="such a record comes back", parts=_make_store_parts(KeepsLateRecords)),
-    "short-wait": SimMutant(
-        description="a long server-given wait is shortened", parts=_make_store_parts(ShortensWaits)
+    "own-lease": SimMutant(
+        description="take over a cursor from the own worker", parts=_make_store_parts(TakesFromItself)
     ),
+    "stale-compression": SimMutant(
+        description="commit a compression of an older generation", parts=_make_store_parts(CompressesAnything)
+    ),
+    "erased-back": SimMutant(description="keep summaries of erased entries", parts=_make_store_parts(ForgetsSummaries)),
+    "recall-record-stays": SimMutant(
+        description="keep recall records of erased entries", parts=_make_store_parts(ForgetsRecords)
+    ),
+    "recall-record-returns": SimMutant(
+        description="store a recall record after an erasure", parts=_make_store_parts(KeepsLateRecords)
+    ),
+    "short-wait": SimMutant(description="shorten a long requested wait", parts=_make_store_parts(ShortensWaits)),
     "unmarked": SimMutant(
-        description="sent again while stored as unsent", parts=SimProcessParts(supervisor=SendsUnmarked)
+        description="resend a batch that is stored as unsent", parts=SimProcessParts(supervisor=SendsUnmarked)
     ),
-    "park-batch": SimMutant(
-        description="a batch parked for one bad item", parts=SimProcessParts(supervisor=DeadLettersWholeBatches)
+    "dead-letter-batch": SimMutant(
+        description="give up a batch because of one item", parts=SimProcessParts(supervisor=DeadLettersWholeBatches)
     ),
-    "rest-in-head": SimMutant(
-        description="the rest of a refused batch is not stored", parts=SimProcessParts(supervisor=ForgetsTheRest)
+    "rest-not-stored": SimMutant(
+        description="do not store the rest of a refused batch", parts=SimProcessParts(supervisor=ForgetsTheRest)
     ),
-    "stale-view": SimMutant(
-        description="a view kept across generations", parts=SimProcessParts(supervisor=KeepsStaleContexts)
+    "stale-context": SimMutant(
+        description="reuse a context of an older generation", parts=SimProcessParts(supervisor=KeepsStaleContexts)
     ),
-    "two-sessions": SimMutant(description="two sessions in one commit", parts=_make_store_parts(TwoSessionsAtOnce)),
+    "two-sessions": SimMutant(
+        description="write two sessions in one commit", parts=_make_store_parts(TwoSessionsAtOnce)
+    ),
     "accept-unsynced": SimMutant(
-        description="acknowledged before the disk has it", parts=_make_early_answer_parts(Step.ACCEPT)
+        description="acknowledge an update before the sync", parts=_make_early_answer_parts(Step.ACCEPT)
     ),
-    "end-unsynced": SimMutant(
-        description="a reply is sent before the disk has it", parts=_make_early_answer_parts(Step.END)
-    ),
+    "end-unsynced": SimMutant(description="send a reply before the sync", parts=_make_early_answer_parts(Step.END)),
     "call-unsynced": SimMutant(
-        description="a once tool runs before the disk knows", parts=_make_early_answer_parts(Step.CALL)
+        description="run a once tool before the sync", parts=_make_early_answer_parts(Step.CALL)
     ),
-    "flight-unsynced": SimMutant(
-        description="a blind send before the disk knows", parts=_make_early_answer_parts(Step.DELIVERY_SEND)
+    "send-unsynced": SimMutant(
+        description="send blindly before the sync", parts=_make_early_answer_parts(Step.DELIVERY_SEND)
     ),
     "old-client": SimMutant(
-        description="a client that was replaced is asked on", parts=SimProcessParts(supervisor=KeepsItsClient)
+        description="keep using a replaced client", parts=SimProcessParts(supervisor=KeepsItsClient)
     ),
 }

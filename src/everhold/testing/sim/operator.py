@@ -1,4 +1,4 @@
-"""The person in charge of the simulated house: erases, notes, takes back, sends again, says who is who."""
+"""The simulated operator: erases, adds notes, undoes turns, stops them, replays dead letters, links identities."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPERATOR_ACTIONS: Final = ("erase", "erase", "erase", "note", "undo", "stop", "r
 
 
 class SimOperator:
-    """Somebody who does a thing now and then, with whichever process answers. Never tries twice."""
+    """Starts an operation from time to time at a serving process. It never retries."""
 
     def __init__(
         self, world: SimWorld, witness: InvariantWitness, find_control: Callable[[], SessionAdmin | None]
@@ -27,60 +27,60 @@ class SimOperator:
         self.world = world
         self.witness = witness
         self.find_control = find_control
-        self.dice = random.Random(f"{world.seed}/operator")
+        self.rng = random.Random(f"{world.seed}/operator")
 
     async def run(self) -> None:
         while not self.world.calm:
-            await asyncio.sleep(PACE_SECONDS * 2 * self.dice.random())
-            if self.dice.random() < self.world.profile.operator_actions:
+            await asyncio.sleep(PACE_SECONDS * 2 * self.rng.random())
+            if self.rng.random() < self.world.profile.operator_actions:
                 self._start_action(self._pick_action)
-        # what was given up goes out once more when the storm is over
+        # replay the dead letters after the faults end
         await asyncio.sleep(PACE_SECONDS)
         self._start_action(lambda control: control.replay_dead_letters())
 
     def interfere(self, recalled: str) -> None:
-        """Erase what a turn was just told by a memory, now and then: it is at work, and has it in hand."""
-        if self.dice.random() >= self.world.profile.operator_actions * INTERFERENCE_PROBABILITY:
+        """Sometimes erase what a memory just returned to a running turn."""
+        if self.rng.random() >= self.world.profile.operator_actions * INTERFERENCE_PROBABILITY:
             return
         places = [place for place, secret in self.witness.secrets.items() if secret in SECRET_PATTERN.findall(recalled)]
         for session, seq in places[:1]:
             self.world.record("operator", f"erases what is recalled from {session}")
             work = functools.partial(_erase_entry, session=session, seq=seq)
-            self.world.loop.call_later(self.dice.random() * 5, self._start_action, work)
+            self.world.loop.call_later(self.rng.random() * 5, self._start_action, work)
 
-    def _start_action(self, deed: Callable[[SessionAdmin], Coroutine[Any, Any, object] | None]) -> None:
+    def _start_action(self, action: Callable[[SessionAdmin], Coroutine[Any, Any, object] | None]) -> None:
         control = self.find_control()
-        if control is not None and (work := deed(control)) is not None:
+        if control is not None and (work := action(control)) is not None:
             self.world.loop.create_task(self._try_action(work))
 
     async def _try_action(self, work: Coroutine[Any, Any, object]) -> None:
         try:
             await work
         except EverholdError as error:
-            self.world.record("operator", f"is told: {error}")
+            self.world.record("operator", f"gets an error: {error}")
 
     def _pick_action(self, control: SessionAdmin) -> Coroutine[Any, Any, object] | None:
-        dice = self.dice
-        deed = dice.choice(OPERATOR_ACTIONS)
+        rng = self.rng
+        action = rng.choice(OPERATOR_ACTIONS)
         sessions = self.witness.list_sessions()
         if not sessions:
             return None
-        session = dice.choice(sessions)
-        self.world.record("operator", f"{deed}s in {session}")
-        match deed:
+        session = rng.choice(sessions)
+        self.world.record("operator", f"{action}s in {session}")
+        match action:
             case "erase":
                 known = sorted(seq for where, seq in self.witness.secrets if where == session)
                 if not known:
                     return None
-                return _erase_entry(control, session=session, seq=dice.choice(known))
+                return _erase_entry(control, session=session, seq=rng.choice(known))
             case "note":
-                return control.add_note(session, f"note of the operator {dice.random():.6f}")
+                return control.add_note(session, f"note of the operator {rng.random():.6f}")
             case "undo":
-                return control.undo_turns(session, what=dice.choice(("turn", "compress")))
+                return control.undo_turns(session, what=rng.choice(("turn", "compress")))
             case "stop":
                 return control.stop_turn(session)
             case "link":
-                return self._link_identity(control, f"{session}/{dice.random():.6f}")
+                return self._link_identity(control, f"{session}/{rng.random():.6f}")
             case _:
                 return control.replay_dead_letters()
 
@@ -90,4 +90,4 @@ class SimOperator:
 
 
 def _erase_entry(control: SessionAdmin, *, session: str, seq: int) -> Coroutine[Any, Any, object]:
-    return control.erase_entries(session, [seq], why="somebody asked")
+    return control.erase_entries(session, [seq], why="requested")

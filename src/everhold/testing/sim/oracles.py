@@ -1,6 +1,6 @@
-"""What must be true when everything has come to rest. Reads the disk and the far sides; knows nothing of flow.
+"""Checks of the final state, when all work is done. They read the disk and the remote services, not the engine.
 
-`check` gathers the facts once, and each oracle yields what contradicts its promise, in words.
+`check_all` collects the facts once, and each oracle yields a sentence for every violation of its promise.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ CUT_SHORT_OUTCOMES: Final = {"failed", "stopped", "interrupted"}
 
 
 class SimFacts(Struct, frozen=True, kw_only=True):
-    """Everything there is to look at, once nothing moves any more."""
+    """The final state of a schedule."""
 
     logs: dict[str, list[Entry]]
     dead_letters: list[DeadLetter]
     receipts: dict[str, list[Receipt]]
     blobs: dict[str, bytes]
     offsets: dict[tuple[str, str], str]
-    """What platforms were read, by scope and key."""
+    """The stored platform offsets by scope and key."""
     world: SimWorld
     witness: InvariantWitness
     environment: SimEnvironment
-    at_rest: bool
-    """Whether everything came to an end; if not, what is missing may only be late."""
+    is_finished: bool
+    """Whether all work is done. If not, a missing item may only be late."""
 
 
 async def check_all(
@@ -71,9 +71,9 @@ async def check_all(
     witness: InvariantWitness,
     environment: SimEnvironment,
     *,
-    at_rest: bool,
+    is_finished: bool,
 ) -> list[str]:
-    """Everything that is not as it must be."""
+    """Return all violations."""
     sessions = [session.id for session in await store.list_sessions(limit=1_000)]
     logs = {session: await store.list_entries(session) for session in sessions}
     recalled = {e.body.recall for log in logs.values() for e in log if isinstance(e.body, Thought) and e.body.recall}
@@ -86,15 +86,19 @@ async def check_all(
         witness=witness,
         environment=environment,
         offsets={(it.scope, it.key): it.value for it in await store.list_state_records(StateNamespace.PLATFORM_OFFSET)},
-        at_rest=at_rest,
+        is_finished=is_finished,
     )
     links = dict(await store.list_identity_links())
     report = await control.audit_store()
     problems = [
-        f"the audit says: {finding.text}" for finding in report.broken_findings if at_rest or finding.promise == "P8"
+        f"the audit says: {finding.text}"
+        for finding in report.broken_findings
+        if is_finished or finding.promise == "P8"
     ]
     problems += await check_told_contexts(facts, control)
-    problems += [f"{it} was said to be ada, and is not" for it in witness.linked if links.get(it) != "ada"]
+    problems += [
+        f"the link of {it} to ada was confirmed and is not stored" for it in witness.linked if links.get(it) != "ada"
+    ]
     for oracle in (
         check_gapless,
         check_heard_once,
@@ -115,20 +119,20 @@ async def check_all(
         facts.dead_letters,
         facts.receipts,
         policy=world.profile.policy,
-        at_rest=at_rest,
+        is_finished=is_finished,
     )
     return problems
 
 
 def check_gapless(facts: SimFacts) -> Iterator[str]:
-    """A session's log counts 1, 2, 3."""
+    """The seqs of a session are 1, 2, 3, …"""
     for session, log in facts.logs.items():
         if [entry.seq for entry in log] != list(range(1, len(log) + 1)):
             yield f"the log of {session} has gaps: {[entry.seq for entry in log]}"
 
 
 def check_heard_once(facts: SimFacts) -> Iterator[str]:
-    """What a platform handed over stands in the log, once and as it was; polled platforms' in their order."""
+    """Each confirmed update is in the log once, with its text. Updates of polled platforms are in order."""
     heard: dict[tuple[str, str, str, str], list[Entry]] = defaultdict(list)
     for log in facts.logs.values():
         for entry in log:
@@ -150,26 +154,26 @@ def check_heard_once(facts: SimFacts) -> Iterator[str]:
 def _kept(
     platform: SimPlatform, update: IncomingMessage, found: Sequence[Entry], facts: SimFacts, *, acknowledged: bool
 ) -> Iterator[str]:
-    """What is wrong with what the log holds of one update."""
+    """Yield the problems of one update."""
     erased = any(secret in facts.witness.erased for secret in SECRET_PATTERN.findall(update.text))
     if update.offset is not None:
         if found:
-            yield f"{update.text!r} of somebody nobody wants to hear is in the log"
+            yield f"the ignored message {update.text!r} is in the log"
         scope = make_state_scope(update.origin.platform, update.origin.account)
         if acknowledged and facts.offsets.get((scope, update.offset.key)) != update.offset.value:
-            yield f"{platform.name} was told that {update.offset.key} was read, and it is not on record"
+            yield f"the offset {update.offset.key} was confirmed to {platform.name} and is not stored"
     elif not found and acknowledged and not erased:
-        yield f"{platform.name} was told that {update.text!r} is kept, and it is not in the log"
+        yield f"{update.text!r} was confirmed to {platform.name} and is not in the log"
     if len(found) > 1:
-        yield f"{update.text!r} stands in the log {len(found)} times"
+        yield f"{update.text!r} is in the log {len(found)} times"
     for entry in found[:1]:
         assert isinstance(entry.body, Heard)
         if entry.body.text not in update.text:
-            yield f"{update.text!r} was kept as {entry.body.text!r}"
+            yield f"{update.text!r} is in the log as {entry.body.text!r}"
 
 
 def check_callers(facts: SimFacts) -> Iterator[str]:
-    """What callers were told is kept stands in the log once, and what they were given as its reply is what it says."""
+    """Each message that was confirmed to a caller is in the log once, and each reply it received is in the log."""
     heard: dict[str, list[Entry]] = defaultdict(list)
     for log in facts.logs.values():
         for entry in log:
@@ -180,29 +184,29 @@ def check_callers(facts: SimFacts) -> Iterator[str]:
         erased = any(secret in facts.witness.erased for secret in SECRET_PATTERN.findall(request.text))
         if request.style == "aside":
             if found:
-                yield f"{request.id} was kept, and nobody asked for that"
+                yield f"{request.id} has no session and is in the log"
             continue
         if len(found) > 1:
-            yield f"{request.id} stands in the log {len(found)} times"
+            yield f"{request.id} is in the log {len(found)} times"
         if request.acknowledged and not found and not erased:
-            yield f"the caller of {request.id} was told that it is kept, and it is not in the log"
+            yield f"{request.id} was confirmed to its caller and is not in the log"
         if found and request.replies:
             yield from _check_replies(request, facts.logs[found[0].session], found[0].seq)
 
 
 def _check_replies(request: SimCallerRequest, log: Sequence[Entry], seq: int) -> Iterator[str]:
-    """What is wrong with what a caller was given, every time it asked."""
+    """Yield the replies of a caller that differ from the log."""
     owner = _MessageConsumption(log).owner.get(seq)
     said = [e.body for e in log if e.op == owner and e.kind is EntryKind.SAID]
     if not said or None in said:
-        return  # erased since
+        return  # erased later
     for reply in request.replies:
         if not any(isinstance(body, Said) and reply.endswith(body.text) for body in said):
-            yield f"the caller of {request.id} was told {reply!r}, and the log says otherwise"
+            yield f"the caller of {request.id} received {reply!r}, which is not in the log"
 
 
 class _MessageConsumption:
-    """Which operation has which message, by reading on."""
+    """Which operation consumed which message, found by reading the log."""
 
     def __init__(self, log: Sequence[Entry]) -> None:
         self.log = log
@@ -255,7 +259,7 @@ class _MessageConsumption:
 
 
 def check_answered(facts: SimFacts) -> Iterator[str]:
-    """Every message that asks is answered once and in order, or its end is there to be seen."""
+    """Every message that asks is answered once and in order, or has another visible outcome."""
     for session, log in facts.logs.items():
         consumption = _MessageConsumption(log)
         yield from (f"{session}: {problem}" for problem in consumption.problems)
@@ -274,16 +278,16 @@ def check_answered(facts: SimFacts) -> Iterator[str]:
                 if seq < last:
                     yield f"{session}: message {seq} was answered after message {last}"
                 last = seq
-        if facts.at_rest:
+        if facts.is_finished:
             for seq, entry in consumption.pending.items():
                 if isinstance(entry.body, Heard) and entry.body.asks:
-                    yield f"{session}: nobody took message {seq}: {entry.body.text!r}"
+                    yield f"{session}: no operation took message {seq}: {entry.body.text!r}"
 
 
 def _check_message_end(
     seq: int, body: Heard, op: int, consumption: _MessageConsumption, steps: list[Entry]
 ) -> Iterator[str]:
-    """What is wrong with how a consumed message ended."""
+    """Yield the problems of a consumed message's outcome."""
     ended = consumption.ended.get(op)
     if ended is None or not body.asks:
         return
@@ -291,7 +295,7 @@ def _check_message_end(
     told = [entry.body for entry in steps if isinstance(entry.body, Notified)]
     if consumption.began[op].type == "command":
         if not told:
-            yield f"the command with message {seq} ended without a word"
+            yield f"the command in message {seq} ended without a notice"
         return
     if ended.outcome == "done":
         tokens = TOKEN_PATTERN.findall(body.text)
@@ -302,13 +306,13 @@ def _check_message_end(
             yield f"message {seq} ({body.text!r}) is not in the answer {answers[0].text!r}"
     elif ended.outcome == "failed":
         if not told:
-            yield f"message {seq} failed without a word"
+            yield f"message {seq} failed without a notice"
     elif ended.outcome not in CUT_SHORT_OUTCOMES:
         yield f"message {seq} ended as {ended.outcome}"
 
 
 def check_operation_bounds(facts: SimFacts) -> Iterator[str]:
-    """What belongs to an operation stands between its beginning and its end, and results answer its own calls."""
+    """Entries of an operation are between its beginning and its end, and results belong to its own calls."""
     for session, log in facts.logs.items():
         running: dict[int, Began] = {}
         calls: dict[int, dict[str, int]] = {}
@@ -325,12 +329,12 @@ def check_operation_bounds(facts: SimFacts) -> Iterator[str]:
             yield from (f"{where} {why}" for why in _calls(entry, calls))
             if isinstance(entry.body, Ended):
                 running.pop(entry.op, None)
-        if facts.at_rest and running:
+        if facts.is_finished and running:
             yield f"{session}: operations {sorted(running)} still run"
 
 
 def _calls(entry: Entry, calls: dict[int, dict[str, int]]) -> Iterator[str]:
-    """What is wrong with an entry about a tool call. Counts results in `calls`: operation -> call -> results."""
+    """Yield the problems of an entry about a tool call. Counts results in `calls`: operation -> call -> results."""
     assert entry.op is not None
     asked = calls.get(entry.op, {})
     match entry.body:
@@ -347,7 +351,7 @@ def _calls(entry: Entry, calls: dict[int, dict[str, int]]) -> Iterator[str]:
 
 
 def check_compressions(facts: SimFacts) -> Iterator[str]:
-    """A summary stands only if the view it was made of did not change meanwhile, and it covers whole turns."""
+    """A compression is committed only if its context did not change while it ran, and it covers whole turns."""
     for session, log in facts.logs.items():
         for entry in log:
             if not isinstance(entry.body, Compressed):
@@ -358,15 +362,15 @@ def check_compressions(facts: SimFacts) -> Iterator[str]:
                 if isinstance(other.body, Compressed | Erased) or (
                     isinstance(other.body, Changed) and isinstance(other.body.change, ContextReset | OperationsUndone)
                 ):
-                    yield f"{session}: the fold {entry.op} was made of a view that entry {other.seq} changed"
+                    yield f"{session}: compression {entry.op} used a context that entry {other.seq} changed"
             ended = {e.op for e in log[: entry.op] if e.kind is EntryKind.ENDED}
             for began in log[: entry.body.covers]:
                 if isinstance(began.body, Began) and began.body.type == "turn" and began.seq not in ended:
-                    yield f"{session}: the fold {entry.op} covers turn {began.seq}, which was not over"
+                    yield f"{session}: compression {entry.op} covers turn {began.seq}, which had not ended"
 
 
 def check_model_requests(facts: SimFacts) -> Iterator[str]:
-    """Every request a model answered is the one that a naive reader of the log arrives at."""
+    """Every request to a model equals the request that the reference reading of the log produces."""
     runtime = facts.environment.make_runtime()
     tools = [tool.spec for tool in runtime.tools.values()]
     for session, log in facts.logs.items():
@@ -377,7 +381,8 @@ def check_model_requests(facts: SimFacts) -> Iterator[str]:
                         facts.logs, session, entry.seq, entry.pos
                     ).find_newest_compression()
                     if entry.body.compression != newest:
-                        yield f"{session}: turn {entry.seq} pins {entry.body.compression}, but {newest} is in force"
+                        pinned = entry.body.compression
+                        yield f"{session}: turn {entry.seq} pins compression {pinned}, but {newest} is valid"
             if not isinstance(entry.body, Thought) or not entry.body.request:
                 continue
             try:
@@ -388,11 +393,11 @@ def check_model_requests(facts: SimFacts) -> Iterator[str]:
                 continue
             if reference.fingerprint_request(request) != entry.body.request:
                 facts.world.record("oracle", f"{session} {entry.seq} should have been asked {request.messages}")
-                yield f"{session}: the request behind entry {entry.seq} is not what the log says"
+                yield f"{session}: the request of entry {entry.seq} differs from the log"
 
 
 async def check_told_contexts(facts: SimFacts, control: SessionAdmin) -> list[str]:
-    """Whoever asks what a model was shown is told exactly that, or that it cannot be told any more."""
+    """The admin shows exactly the context of a past model call, or says that it cannot be reconstructed."""
     found = []
     for session, log in facts.logs.items():
         erased = any(isinstance(entry.body, Erased) for each in facts.logs.values() for entry in each)
@@ -400,20 +405,20 @@ async def check_told_contexts(facts: SimFacts, control: SessionAdmin) -> list[st
         for seq in thoughts[-2:]:
             context = await control.load_context(session, at=seq)
             if not context.exact and not erased:
-                found.append(f"{session}: the context of entry {seq} is told otherwise than it was")
+                found.append(f"{session}: the shown context of entry {seq} is not exact")
     return found
 
 
 class ExpectedReplies:
-    """What the logs say that platforms have to show."""
+    """The replies that platforms must show, according to the logs."""
 
     def __init__(self, logs: Mapping[str, Sequence[Entry]]) -> None:
         self.parts: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
         """(platform, session) -> key -> text"""
         self.optional: set[str] = set()
-        """Keys of replies that were taken back: shown or not, both is right."""
+        """Keys of undone replies, which may be shown or not."""
         self.erased: set[str] = set()
-        """Beginnings of keys whose text nobody knows any more."""
+        """Prefixes of keys whose text was erased."""
         for session, log in logs.items():
             self._read(session, log)
 
@@ -436,7 +441,7 @@ class ExpectedReplies:
 
 
 def check_deliveries(facts: SimFacts) -> Iterator[str]:
-    """Every reply is shown once and in order; where nobody can tell, the doubt is on record."""
+    """Every reply is shown once and in order. A blind repeat is recorded as in doubt."""
     replies = ExpectedReplies(facts.logs)
     given_up = {dead_letter.key for dead_letter in facts.dead_letters if dead_letter.state in ("dead", "dropped")}
     for platform in facts.environment.platforms.values():
@@ -445,7 +450,7 @@ def check_deliveries(facts: SimFacts) -> Iterator[str]:
         yield from _shown_once(platform, facts)
         times = Counter(out.key for out in platform.shown_messages)
         for (name, _), parts in replies.parts.items():
-            if name != platform.name or not facts.at_rest:
+            if name != platform.name or not facts.is_finished:
                 continue
             for key in parts:
                 if key not in times and key not in replies.optional and key not in given_up:
@@ -460,11 +465,11 @@ def _shown_as_said(platform: SimPlatform, replies: ExpectedReplies) -> Iterator[
         elif text is not None and text != out.text:
             yield f"{platform.name} shows {out.key} as {out.text!r} instead of {text!r}"
         if out.edits and platform.drafts[out.edits] != out.text:
-            yield f"{platform.name} shows an unfinished {out.key} again: {platform.drafts[out.edits]!r}"
+            yield f"{platform.name} shows a draft again after {out.key}: {platform.drafts[out.edits]!r}"
 
 
 def _shown_in_order(platform: SimPlatform, facts: SimFacts) -> Iterator[str]:
-    # what somebody sent again comes when it comes
+    # replayed dead letters may come later
     replayed = _replayed(facts)
     shown: dict[str, list[tuple[int, ...]]] = defaultdict(list)
     for out in platform.shown_messages:
@@ -477,23 +482,23 @@ def _shown_in_order(platform: SimPlatform, facts: SimFacts) -> Iterator[str]:
 
 
 def _shown_once(platform: SimPlatform, facts: SimFacts) -> Iterator[str]:
-    doubtful = {r.key for found in facts.receipts.values() for r in found if r.in_doubt}
-    doubtful |= {parked.key for parked in facts.dead_letters if parked.in_doubt}
+    in_doubt = {r.key for found in facts.receipts.values() for r in found if r.in_doubt}
+    in_doubt |= {letter.key for letter in facts.dead_letters if letter.in_doubt}
     replayed = _replayed(facts)
     for key, count in Counter(out.key for out in platform.shown_messages).items():
         bold = facts.world.profile.policy != "hold" or key in replayed
         if count > 1 and (platform.delivery is not DeliveryGuarantee.BLIND or not bold):
             yield f"{platform.name} shows {key} {count} times"
-        elif count > 1 and key not in doubtful:
-            yield f"{platform.name} shows {key} {count} times, and no doubt about it is on record"
+        elif count > 1 and key not in in_doubt:
+            yield f"{platform.name} shows {key} {count} times, and no receipt or dead letter is in doubt"
 
 
 def _replayed(facts: SimFacts) -> set[str]:
-    return {parked.key for parked in facts.dead_letters if parked.state in ("replaying", "replayed")}
+    return {letter.key for letter in facts.dead_letters if letter.state in ("replaying", "replayed")}
 
 
 def check_drafts(facts: SimFacts) -> Iterator[str]:
-    """Nobody looks for ever at the beginning of a reply, unless what belongs there was given up, undone or erased."""
+    """No draft remains visible, unless its reply was given up, undone or erased."""
     given_up = {dead_letter.key.rpartition(":")[0] for dead_letter in facts.dead_letters}
     for session, log in facts.logs.items():
         excused = {e.op for e in log if f"{session}:{e.seq}" in given_up}
@@ -506,12 +511,12 @@ def check_drafts(facts: SimFacts) -> Iterator[str]:
         for platform in facts.environment.platforms.values():
             for receipt in facts.receipts[session]:
                 text = platform.drafts.get(receipt.remote, "") if receipt.part == DRAFT_PART else ""
-                if text.endswith(" …") and receipt.seq not in excused and facts.at_rest:
-                    yield f"{platform.name} still shows the beginning of what {session} said in {receipt.seq}: {text!r}"
+                if text.endswith(" …") and receipt.seq not in excused and facts.is_finished:
+                    yield f"{platform.name} still shows a draft of entry {receipt.seq} of {session}: {text!r}"
 
 
 def check_tool_runs(facts: SimFacts) -> Iterator[str]:
-    """A tool that must not run twice did not, and one that can be asked or knows its key changed things once."""
+    """Every tool that is not pure had its effect once per key."""
     for tool in facts.environment.tools.values():
         if tool.effect is ToolEffect.PURE:
             continue
@@ -521,13 +526,13 @@ def check_tool_runs(facts: SimFacts) -> Iterator[str]:
 
 
 def check_erasures(facts: SimFacts) -> Iterator[str]:
-    """What was erased is nowhere on the disk."""
+    """No erased text is on the disk."""
     for session, log in facts.logs.items():
         for entry in log:
             if entry.body is not None and facts.witness.erased:
                 for secret in SECRET_PATTERN.findall(encode_body(entry.body)):
                     if secret in facts.witness.erased:
-                        yield f"{secret} was erased, and {session} says it in entry {entry.seq} ({entry.kind})"
+                        yield f"{secret} was erased and is in entry {entry.seq} ({entry.kind}) of {session}"
     disk = facts.world.disk
     for path in (disk, disk.with_name(disk.name + "-wal")):
         data = path.read_bytes() if path.exists() else b""

@@ -1,4 +1,4 @@
-"""The people of the simulated world: they write, write again, change their minds, thank each other and give orders."""
+"""Simulated users: they write messages, edit them, talk to each other, and use chat commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHAT_COMMANDS: Final = (
 )  # fmt: skip
 INTERFERING_COMMANDS: Final = ("/new", "/undo", "/retry", "/undo compress")
 STRANGER_ID: Final = "stranger"
-"""Whom nobody wants to hear. How far was read moves on all the same."""
+"""A sender whose messages are ignored. The platform offset is stored all the same."""
 _RESUME_PATTERN: Final = re.compile(r"/resume ([0-9a-z]{26})")
 
 
@@ -32,8 +32,8 @@ class SimChat:
         self.world = world
         self.name = f"c{number}"
         self.platform = platform
-        self.dice = random.Random(f"{world.seed}/{self.name}")
-        self.group = self.dice.random() < 0.4
+        self.rng = random.Random(f"{world.seed}/{self.name}")
+        self.group = self.rng.random() < 0.4
         self.finished = False
         self.sessions: Callable[[], Mapping[str, str]] = dict
         """token -> the session it was heard in."""
@@ -45,63 +45,63 @@ class SimChat:
         return ChatLocation(platform=self.platform.name, account=self.platform.account, chat=self.name)
 
     async def run(self) -> None:
-        """Write what this chat has to say, in bursts."""
-        dice, profile = self.dice, self.world.profile
-        await asyncio.sleep(dice.random() * 5)
+        """Write this chat's messages, in bursts."""
+        rng, profile = self.rng, self.world.profile
+        await asyncio.sleep(rng.random() * 5)
         for _ in range(profile.messages):
             self._write_next()
-            await asyncio.sleep(dice.choice((0.0, 0.3, 3.0, 30.0)) * dice.random())
-            if dice.random() < profile.commands:
+            await asyncio.sleep(rng.choice((0.0, 0.3, 3.0, 30.0)) * rng.random())
+            if rng.random() < profile.commands:
                 self._write_command()
-                await asyncio.sleep(dice.choice((0.0, 3.0, 20.0)) * dice.random())
+                await asyncio.sleep(rng.choice((0.0, 3.0, 20.0)) * rng.random())
         self.finished = True
 
     def _write_next(self) -> None:
-        dice = self.dice
-        roll = dice.random()
+        rng = self.rng
+        roll = rng.random()
         if roll < 0.12 and self._edits:
             self._edit_message()
         elif roll < 0.2 and self.group:
-            self._write_message(f"{self._make_token()} by the way", addressed=False)
+            self._write_message(f"{self._make_token()} by the session", addressed=False)
         elif roll < 0.26:
             self._write_message("ok", bot=True)
         elif roll < 0.32:
-            self._write_message(f"/{dice.choice(('steer', 'queue'))} {self._make_token()} {self._make_secret()}")
+            self._write_message(f"/{rng.choice(('steer', 'queue'))} {self._make_token()} {self._make_secret()}")
         elif roll < 0.36:
             self._write_message("psst", sender=STRANGER_ID)
         else:
             self._edits[self._write_message(f"{self._make_token()} {self._make_secret()}")] = 0
 
     def interfere(self, change: Change) -> None:
-        """Change the view while somebody makes a summary of it, now and then: people have a way of doing that."""
+        """Sometimes change the context while a compression runs."""
         if change.step is not Step.COMPRESSION_BEGIN or not self.world.draw_chance(self.world.profile.commands):
             return
         heard = next((token for token, where in self.sessions().items() if where == change.session), "")
         if heard.partition(".")[0] == self.name:
             self.world.loop.call_later(
-                self.dice.random() * 3, self._write_command, self.dice.choice(INTERFERING_COMMANDS)
+                self.rng.random() * 3, self._write_command, self.rng.choice(INTERFERING_COMMANDS)
             )
 
     def _write_command(self, order: str = "") -> None:
-        order = order or self.dice.choice(CHAT_COMMANDS)
+        order = order or self.rng.choice(CHAT_COMMANDS)
         if order == "/title":
             order = f"/title {self.name} number {self._messages}"
         elif order == "/background":
             order = f"/background {self._make_token()}"
         elif order == "/resume":
-            ways = [
-                way
+            sessions = [
+                session
                 for out in self.platform.shown_messages
                 if out.to.chat == self.name
-                for way in _RESUME_PATTERN.findall(out.text)
+                for session in _RESUME_PATTERN.findall(out.text)
             ]
-            if not ways:
+            if not sessions:
                 return
-            order = f"/resume {self.dice.choice(ways)}"
+            order = f"/resume {self.rng.choice(sessions)}"
         self._write_message(order)
 
     def _edit_message(self) -> None:
-        message = self.dice.choice(sorted(self._edits))
+        message = self.rng.choice(sorted(self._edits))
         self._edits[message] += 1
         revision = self._edits[message]
         text = f"{self.name}.m{message}e{revision} {self._make_secret()}"
@@ -117,7 +117,7 @@ class SimChat:
         return f"{self.name}.m{self._messages + 1}"
 
     def _make_secret(self) -> str:
-        return f"hush-{self.dice.randbytes(4).hex()}"
+        return f"hush-{self.rng.randbytes(4).hex()}"
 
     def _send_update(
         self,
@@ -130,7 +130,7 @@ class SimChat:
         bot: bool = False,
         sender: str = "",
     ) -> None:
-        sender = sender or ("bot" if bot else self.dice.choice(("ada", "ben")) if self.group else "ada")
+        sender = sender or ("bot" if bot else self.rng.choice(("ada", "ben")) if self.group else "ada")
         place = self.location
         origin = ChatLocation(platform=place.platform, account=place.account, chat=place.chat, message=message)
         self.platform.write_message(
@@ -150,12 +150,12 @@ class SimChat:
 
 
 def make_offset(read: ChatLocation) -> PlatformOffset:
-    """What is committed of a message that nobody keeps: that it was read."""
+    """Return the offset that is committed for an ignored message."""
     return PlatformOffset(key=f"{read.chat}/{read.message}", value="read")
 
 
 async def admit_message(incoming: IncomingMessage) -> AdmissionDecision:
-    """Everybody may speak but strangers; a group talks in one session."""
+    """Admit everyone but the stranger. A group shares one session."""
     return AdmissionDecision(
         agent="main", person=incoming.sender, group="shared", ignored=incoming.sender == STRANGER_ID
     )

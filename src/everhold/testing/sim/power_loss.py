@@ -1,7 +1,7 @@
-"""A power cut: everything that runs ends at once, and the disk is as the last commit left it that was waited for.
+"""A power cut: all processes end, and the disk has the state of the last durable commit.
 
-A commit that need not be durable is written, and everybody reads it from then on, but it may not be on the disk yet.
-That nothing is lost with it is a promise of its own, and this is what puts it to the test.
+A commit with `durable=False` is written and visible to all processes, but it may not be on the disk yet. The simulator
+checks that its loss breaks no promise.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from everhold.stores.sqlite.writer import InlineWriter, T, WriteJob
 
 
 class DiskPower:
-    """What would be on the disk if the power went now."""
+    """The contents of the disk after a power cut at this moment."""
 
     def __init__(self, disk: Path, *, fails: bool) -> None:
         self.files = (disk, disk.with_name(disk.name + "-wal"))
         self.index = disk.with_name(disk.name + "-shm")
         self.fails = fails
-        """Whether it ever does: nothing needs to be remembered otherwise."""
+        """Whether this seed has power cuts. If not, no copy of the files is needed."""
         self._synced_contents: list[bytes] | None = None
 
     def mark_unsynced(self) -> None:
-        """Something is about to be written that the disk may not get in time."""
+        """Copy the files before the first write that is not synced."""
         if self.fails and self._synced_contents is None:
             self._synced_contents = [file.read_bytes() if file.exists() else b"" for file in self.files]
 
     def mark_synced(self) -> None:
-        """The disk has everything there is."""
+        """Drop the copy, because a sync wrote everything to the disk."""
         self._synced_contents = None
 
     def cut(self) -> bool:
-        """Leave the disk as it is found afterwards; nobody may have it open. Whether anything was lost."""
+        """Restore the synced contents; return whether anything was lost. The files must be closed."""
         kept, self._synced_contents = self._synced_contents, None
         if kept is None:
             return False
@@ -44,7 +44,7 @@ class DiskPower:
 
 
 class PowerCutWriter(InlineWriter):
-    """Writes to a disk whose power may go."""
+    """Writes to a disk that may lose its power."""
 
     def __init__(self, db: apsw.Connection, path: Path, power: DiskPower) -> None:
         super().__init__(db, path)

@@ -1,7 +1,7 @@
-"""One life of a process: its own connection to the disk, and gates at which it can fall, stall, or be cut off.
+"""One simulated process: its own connection to the disk, and gates where it can crash, stall, or be cut off.
 
-A crash marks the process dead and lets every further gate wait for ever: no `finally` runs, as after a kill -9. A
-stalled process stands still at its gates and goes on later, whoever has taken over meanwhile.
+A crash marks the process dead, and every further gate waits for ever, so no `finally` runs, as after a kill -9. A
+stalled process waits at its gates and continues later, even if another process has taken over.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CURRENT_CLAIM: contextvars.ContextVar[Claim | None] = contextvars.ContextVar("WORKING", default=None)
-"""On whose behalf the running code acts: set in a worker's task, and handed on to the tasks it starts."""
+"""The claim under which the running code acts. It is set in a worker's task and inherited by the tasks it starts."""
 
 READ_YIELD_PROBABILITY = 0.1
-"""How often a read lets others run first: a store may be far away."""
+"""The probability that a read lets other tasks run first, as with a remote store."""
 
 
 class SimProcess:
-    """A process that may die or stand still at any gate."""
+    """A process that may die or stall at any gate."""
 
     def __init__(self, world: SimWorld, witness: InvariantWitness, number: int, disk: SqliteStore) -> None:
         self.world = world
@@ -63,12 +63,12 @@ class SimProcess:
         self.wakeups = Wakeups()
         self.store: Store = GatedStore(self)
         self.workers: Mapping[asyncio.Task[bool], Claim] = {}
-        """Its supervisor's tasks."""
+        """The tasks of its supervisor."""
         self.on_commit: Callable[[Change], None] = lambda change: None
 
     @property
     def alive(self) -> bool:
-        """Whether it would answer if somebody knocked."""
+        """Whether the process is neither dead nor stalled."""
         return not self.dead and self.stalled is None
 
     def die(self) -> None:
@@ -76,7 +76,7 @@ class SimProcess:
         self.world.record(self.name, "DIES")
 
     async def wait_until_alive(self) -> None:
-        """Go on only if this process still can."""
+        """Wait while the process is stalled, and for ever if it is dead."""
         task = asyncio.current_task()
         if task is not None and task in self.workers:
             CURRENT_CLAIM.set(self.workers[task])
@@ -88,7 +88,7 @@ class SimProcess:
             await self.stalled.wait()
 
     async def pass_gate(self, name: str, moment: str) -> None:
-        """A point at which anything may happen to the process."""
+        """Pass a gate, where the process may crash or stall."""
         await self.wait_until_alive()
         match self.world.draw_fate(name, moment):
             case "crash":
@@ -105,7 +105,7 @@ class SimProcess:
     def stall(self, where: str) -> None:
         seconds = self.world.draw_stall_seconds()
         self.world.stats["stalls"] += 1
-        self.world.record(self.name, f"stands still for {seconds:.1f} s, {where}")
+        self.world.record(self.name, f"stalls for {seconds:.1f} s, {where}")
         self.stalled = asyncio.Event()
         self.world.loop.call_later(seconds, self._end_stall, self.stalled)
 
@@ -121,7 +121,7 @@ class SimProcess:
 
 
 class SimGates(Gates):
-    """Gates that lead into the simulated world."""
+    """Gates whose calls go through the simulated world."""
 
     def __init__(self, process: SimProcess, *, store: Store, log: SimLogger) -> None:
         super().__init__(store=store, clock=process.world, chance=process.chance, log=log, owner=process.name)
@@ -134,7 +134,7 @@ class SimGates(Gates):
         expires = started + deadline
         await process.pass_gate(f"call {kind}", "before")
         if loop.time() >= expires:
-            raise InDoubt(f"{what} was not even begun within {deadline:g} s")
+            raise InDoubt(f"{what} did not begin within {deadline:g} s")
         trip = world.draw_trip(kind, deadline)
         claim = CURRENT_CLAIM.get()
         sent = RequestOrigin(process.name, started, claim.fence if claim is not None else 0)
@@ -158,12 +158,12 @@ class SimGates(Gates):
     async def sleep(self, seconds: float, *, wakeup: asyncio.Event | None = None) -> None:
         await self.process.wait_until_alive()
         await super().sleep(seconds, wakeup=wakeup)
-        # whoever falls or stalls before it sleeps, or while it does, is seen to have done so when it would wake
+        # a crash or stall before or during the sleep takes effect at its end
         await self.process.pass_gate("sleep", "after")
 
 
 class GatedStore:
-    """The store as a process sees it: every writing method is a gate, every read a chance to be late."""
+    """The store as a process sees it: every writing method is a gate, and every read may be delayed."""
 
     def __init__(self, process: SimProcess) -> None:
         self.process = process

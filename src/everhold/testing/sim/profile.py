@@ -1,4 +1,4 @@
-"""What one seed is about: how many chats, which far sides, which faults and how often. Drawn once, then fixed."""
+"""The settings of one seed: the number of chats, the remote services, the faults and their rates."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.store import Step
 
 UNREACHED_STEPS: Final[dict[Step, str]] = {
-    Step.NOTICE: "notices are committed with what they are about; nothing gives one by itself yet",
+    Step.NOTICE: "notices are committed with their cause; nothing commits one alone yet",
 }
-"""Commits that nobody makes here, and why. Every other step is crashed at, before and after."""
+"""Steps that do not occur in the simulator, and why. Every other step gets a crash before and after its commit."""
 
 CRASH_AIMS: Final = tuple(
     (step, moment) for step in Step if step not in UNREACHED_STEPS for moment in ("before", "after")
 )
-"""Each seed's first crash is aimed at one of these, in turn: no commit can be forgotten."""
+"""The target of each seed's first crash, in turn, so that every step is covered."""
 
 CLOCK_JUMPS_SECONDS: Final = (30.0, -30.0, 3_600.0, -3_600.0, 315_360_000.0, -315_360_000.0)
 
 
 class SimProfile(Struct, frozen=True, kw_only=True):
-    """The knobs of one schedule."""
+    """The settings of one schedule."""
 
     aim: tuple[str, str]
     aim_at: int
-    """Which passing of the aimed gate is the fatal one."""
-    mode: Literal["seize", "peers"]
+    """At which passage of the target gate the process crashes."""
+    mode: Literal["restart", "peers"]
     chats: int
     messages: int
-    storm_seconds: float
-    """Seconds of virtual time after which nothing goes wrong any more."""
+    fault_seconds: float
+    """Seconds of virtual time after which no more faults occur."""
     crash: float
     stall: float
     replace: float
-    """How likely a running process gets a successor while it runs on, at each look."""
+    """The probability at each check that a running process is replaced and keeps running."""
     lost: float
     slow: float
     trouble: float
@@ -52,35 +52,35 @@ class SimProfile(Struct, frozen=True, kw_only=True):
     poll: float
     commands: float
     operator_actions: float
-    """How often the person in charge does something, when they look."""
+    """The probability of an operator action at each check."""
     drafts: bool
     review_every: int
     recall: bool
     writes: tuple[str | int, ...]
-    """When each memory is handed what was said."""
+    """The `write` setting of each memory."""
     replace_client: float
-    """How likely another object takes a memory's place, whenever somebody asks for it."""
+    """The probability that a memory's client is replaced when it is looked up."""
     refused_items: float
-    """How likely something is that a memory will never take."""
+    """The probability that a memory refuses an item for good."""
     power: float
-    """How likely it is the power that fails when a process falls: all of them fall, and the disk forgets."""
+    """The probability that a crash is a power cut, which ends all processes and loses unsynced data."""
     model_fault: float
-    """How likely something is wrong with an answer of the model."""
+    """The probability of a fault in an answer of the model."""
     callers: int
-    """Programs that talk to it over HTTP."""
+    """The number of HTTP callers."""
 
 
 def draw_profile(seed: int) -> SimProfile:
-    """The profile of `seed`; the same for ever, as long as this function stays as it is."""
+    """Draw the profile of `seed`. A change of this function changes the schedules of all seeds."""
     chance = random.Random(f"{seed}/profile")
     calm = chance.random() < 0.1
     return SimProfile(
         aim=CRASH_AIMS[seed % len(CRASH_AIMS)],
         aim_at=1 + int(chance.random() ** 3 * 7),
-        mode="peers" if chance.random() < 0.3 else "seize",
+        mode="peers" if chance.random() < 0.3 else "restart",
         chats=chance.choice((1, 2, 3)),
         messages=chance.choice((3, 4, 5, 6)),
-        storm_seconds=chance.choice((60.0, 150.0, 400.0)),
+        fault_seconds=chance.choice((60.0, 150.0, 400.0)),
         crash=0.0 if calm else chance.choice((0.0, 0.01, 0.03)),
         stall=0.0 if calm else chance.choice((0.0, 0.005, 0.015)),
         replace=chance.choice((0.0, 0.01, 0.03)),

@@ -1,6 +1,6 @@
-"""The log read naively, from its first entry, as slowly as one likes: what the quick ways must agree with.
+"""The simplest reading of the log, from its first entry, as a reference for the optimised code.
 
-Written a second time on purpose. It shares the nouns with core and nothing else: not the choosing, not the rendering.
+It is a second implementation on purpose. It shares the types with core, but neither the selection nor the rendering.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ Logs = Mapping[str, Sequence[Entry]]
 
 
 class InexactReading(Exception):
-    """Something the request was made of has been erased since: it cannot be told any more what it was."""
+    """A part of the request was erased later, so the request cannot be reconstructed."""
 
 
 class ReferenceReading:
-    """One session's log as it stood just before an entry."""
+    """One session's log as it was just before an entry."""
 
     def __init__(self, logs: Logs, session: str, before: int, pos: int, *, stubs: Sequence[int] = ()) -> None:
         self.logs = logs
         self.session = session
         self.stubs = stubs
-        """Entries whose long text was shortened; a branch's also mean its parent's of that number."""
+        """Entries whose long text was shortened. In a branch they also name the parent's entries."""
         self.pos = pos
-        """The moment, in the order of all commits: what was erased after it was still there."""
+        """The moment in the order of all commits. Bodies that were erased later still existed."""
         self.log = [entry for entry in logs[session] if entry.seq < before]
         self.whole = {entry.seq: entry for entry in logs[session]}
         self.undone: set[int] = set()
@@ -63,7 +63,7 @@ class ReferenceReading:
         self.compressions: dict[int, Entry] = {}
         self.invalid_compressions: set[int] = set()
         self.uncertain_compressions: set[int] = set()
-        """Folds that are erased since: nobody can tell any more whether they spoke of a turn that was undone."""
+        """Compressions that were erased later, so it is unknown whether they covered an undone turn."""
         self.branch: BranchedFrom | None = None
         for entry in self.log:
             self._read_entry(entry)
@@ -85,7 +85,7 @@ class ReferenceReading:
                 self.reset_seq = entry.seq
             case Changed(change=OperationsUndone(ops=ops)):
                 self.undone.update(ops)
-                # a summary that speaks of something undone is no longer true
+                # a summary that covers an undone turn is void
                 turns = [op for op in ops if self.began[op].type == "turn"]
                 if turns:
                     self.uncertain_compressions.update(
@@ -106,10 +106,10 @@ class ReferenceReading:
     def _get_covered_upto(self, compression: Entry) -> int:
         if isinstance(compression.body, Compressed):
             return compression.body.covers
-        return 0  # erased, and therefore out of the view anyway
+        return 0  # erased, so not in the context
 
     def find_newest_compression(self) -> int:
-        """The fold in force, 0 for none. Whether one that was erased since reached behind a fresh start is unknown."""
+        """Return the valid compression, or 0. It is unknown whether a later erased one reached past a context reset."""
         if self.uncertain_compressions - self.invalid_compressions:
             raise InexactReading
         if self.reset_seq and any(
@@ -129,7 +129,7 @@ class ReferenceReading:
         return max(valid, key=lambda op: self.compressions[op].seq, default=0)
 
     def read_history(self, compression: int | None = None) -> list[ModelMessage]:
-        """Everything a model would be shown. `fold`: the one that was pinned, wherever its entry stands."""
+        """Return the whole history for the model. `compression`: the pinned one, or None for the newest."""
         pinned = self.find_newest_compression() if compression is None else compression
         shown: list[ModelMessage] = []
         after = self.reset_seq
@@ -150,7 +150,7 @@ class ReferenceReading:
         return shown
 
     def read_turn(self, op: int, *, before: int | None = None, recalled: str = "") -> list[ModelMessage]:
-        """What one operation adds. What was recalled for it stands before all else, while it runs."""
+        """Return the messages of one operation. While it runs, its recalled text comes first."""
         shown: list[ModelMessage] = []
         steps = [e for e in self.whole.values() if e.op == op and (before is None or e.seq < before)]
         for index, step in enumerate(steps):
@@ -205,7 +205,7 @@ class ReferenceReading:
 def reconstruct_request(
     logs: Logs, thought: Entry, *, system: str, tools: Sequence[ToolSpec], blobs: Mapping[str, bytes]
 ) -> ModelRequest:
-    """The request that a recorded thought must have been the answer to."""
+    """Reconstruct the request that a thought answered."""
     assert isinstance(thought.body, Thought)
     assert thought.op is not None
     log = {entry.seq: entry for entry in logs[thought.session]}
@@ -220,7 +220,7 @@ def reconstruct_request(
 
 
 def _format_summary(compression: Compressed) -> str:
-    """How a summary is worded is for whoever words it; that this one is shown, and here, is what is checked."""
+    """Render a summary with the real code, because only its presence and place are checked, not its wording."""
     return render_summary(compression.summary, compression.kept, compression.effects)
 
 

@@ -1,7 +1,7 @@
-"""The far sides of the simulated world: platforms, memory providers, tools. The model is in model.py.
+"""The remote services of the simulator: platforms, memory providers, tools. The model is in model.py.
 
-They are the shipped fakes with a will of their own: overloaded now and then, naming a time to come back, keeping only
-half of a batch. Whatever reaches them is shown to the witness.
+They are the shipped fakes with random faults: they are overloaded, name a time to retry, or store only a part of a
+batch. The witness checks every request that reaches them.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ POLL_SECONDS: Final = 50.0
 WEBHOOK_SECONDS: Final = 10.0
 MAX_RECALLED: Final = 3
 MEMORY_FAULTS: Final = ("lies", "503 after execution", "idle resets")
-"""How a memory provider fails that is there all the time."""
+"""Faults of a memory provider that is reachable."""
 
 
 class SimRemoteService:
-    """What the far sides have in common."""
+    """The common part of the remote services."""
 
     def __init__(self, world: SimWorld, witness: InvariantWitness) -> None:
         self.world = world
@@ -53,17 +53,17 @@ class SimRemoteService:
     def refuse_sometimes(
         self, cursor: str, session: str, busy: Callable[[WaitRequest], Exception] = BusyService
     ) -> None:
-        """Refuse, once in a while, before anything is done."""
+        """Sometimes refuse a request before it has an effect."""
         world = self.world
         if not world.draw_chance(world.profile.trouble):
             return
         world.stats["refusals"] += 1
         if world.draw_chance(0.5):
             seconds = LONG_WAIT_SECONDS[int(world.draw_between(0, len(LONG_WAIT_SECONDS)))]
-            world.record("far side", f"asks {cursor} of {session} to wait {seconds:.0f} s")
+            world.record("remote", f"asks {cursor} of {session} to wait {seconds:.0f} s")
             raise busy(WaitRequest(cursor, session, seconds))
         if world.draw_chance(0.15):
-            world.record("far side", f"refuses {cursor} of {session} for good")
+            world.record("remote", f"refuses {cursor} of {session} for good")
             raise Refused("never")
         raise Transient("not now")
 
@@ -81,7 +81,7 @@ TOOL_EFFECTS: Final = {
 
 
 class SimTool(FakeTool):
-    """A tool of the world: what it did is remembered there, whoever ran it."""
+    """A tool whose effects are recorded in the world, so that they survive the process."""
 
     def __init__(self, world: SimWorld, name: str, effect: ToolEffect, places: Sequence[ChatLocation]) -> None:
         super().__init__(name, effect, deadline=20.0, act=self._run_action)
@@ -113,7 +113,7 @@ class SimTool(FakeTool):
 
 
 class SimPlatform(FakePlatform, SimRemoteService):
-    """A platform of the world. `poll` must be asked for news, the others bring theirs."""
+    """A simulated platform. `poll` must be polled for updates; the others call a webhook."""
 
     def __init__(self, world: SimWorld, witness: InvariantWitness, name: str, delivery: DeliveryGuarantee) -> None:
         FakePlatform.__init__(
@@ -123,14 +123,14 @@ class SimPlatform(FakePlatform, SimRemoteService):
         self.updates: list[IncomingMessage] = []
         self.acknowledged: set[int] = set()
         self.seen_upto = 0
-        """Of a polled platform: updates before this one were confirmed by asking for later ones."""
+        """For a polled platform: updates before this one were confirmed by a poll for later ones."""
         self.handlers: dict[str, tuple[SimProcess, AcceptMessage]] = {}
         self.drafts: dict[str, str] = {}
-        """remote id -> what stands there now."""
+        """remote id -> its current text."""
         self.update_arrived = asyncio.Event()
         self.polled = delivery is DeliveryGuarantee.BLIND
 
-    # -- what people write
+    # -- incoming messages
 
     def write_message(self, incoming: IncomingMessage) -> None:
         number = len(self.updates)
@@ -145,10 +145,10 @@ class SimPlatform(FakePlatform, SimRemoteService):
         return len(self.updates) - (self.seen_upto if self.polled else len(self.acknowledged))
 
     async def _call_webhook(self, number: int) -> None:
-        """Call the hook until somebody says that it was kept; sometimes once more, for good measure."""
+        """Call the webhook until it confirms the update, and sometimes once more."""
         world = self.world
         if world.draw_chance(0.2):
-            await asyncio.sleep(world.draw_between(0, 5))  # later than what was written after it
+            await asyncio.sleep(world.draw_between(0, 5))  # so that a later update may arrive first
         again = 1 if world.draw_chance(world.profile.duplicate) else 0
         while again >= 0:
             if await self._deliver_update(self.updates[number]):
@@ -159,14 +159,14 @@ class SimPlatform(FakePlatform, SimRemoteService):
             await self._send_forgery(self.updates[number])
 
     async def _send_forgery(self, incoming: IncomingMessage) -> None:
-        """Bring something else under the same name: it must not be taken for the same, nor for something new."""
+        """Send another text under a known message id. It must be neither a duplicate nor a new message."""
         altered = structs.replace(incoming, text=f"{incoming.text} and more")
         open_ = [(process, accept) for process, accept in self.handlers.values() if process.alive]
         for process, accept in open_[:1]:
             await process.wait_until_alive()
             verdict = await accept(altered)
             if verdict.outcome not in ("differs", "duplicate", "ignored"):
-                self.witness.report_problem(f"{altered.text!r} under a known name was {verdict.outcome}")
+                self.witness.report_problem(f"{altered.text!r} under a known message id was {verdict.outcome}")
 
     async def _deliver_update(self, incoming: IncomingMessage) -> bool:
         open_ = [(process, accept) for process, accept in self.handlers.values() if process.alive]
@@ -184,7 +184,7 @@ class SimPlatform(FakePlatform, SimRemoteService):
         return verdict.outcome in ("accepted", "duplicate", "ignored")
 
     async def poll_updates(self, offset: int) -> list[tuple[int, IncomingMessage]]:
-        """The far side of a poll: news from `offset` on; asking for later ones confirms what was before."""
+        """Return updates from `offset` on. A poll for later updates confirms the earlier ones."""
         self.seen_upto = max(self.seen_upto, offset)
         if self.seen_upto >= len(self.updates):
             self.update_arrived.clear()
@@ -196,7 +196,7 @@ class SimPlatform(FakePlatform, SimRemoteService):
         first = self.seen_upto
         return list(enumerate(self.updates[first : first + 3], first))
 
-    # -- what is said to them
+    # -- outgoing messages
 
     async def send(self, out: OutgoingMessage) -> str:
         session = out.key.partition(":")[0]
@@ -210,7 +210,7 @@ class SimPlatform(FakePlatform, SimRemoteService):
         return remote
 
     async def draft(self, out: OutgoingMessage) -> str:
-        """Show an unfinished reply. The key is honoured: asked twice, it shows one."""
+        """Show a draft of a reply. A repeated key shows one draft."""
         self.witness.check_arrival("draft", out.key.partition(":")[0], out.text)
         remote = f"draft {out.key}"
         self.drafts.setdefault(remote, out.text)
@@ -223,7 +223,7 @@ class SimPlatform(FakePlatform, SimRemoteService):
 
 
 class SimListener:
-    """How one process hears of news on a platform."""
+    """How one process receives updates of a platform."""
 
     def __init__(self, platform: SimPlatform, process: SimProcess, gates: SimGates) -> None:
         self.platform = platform
@@ -250,7 +250,7 @@ class SimListener:
                 offset = await self._accept_update(accept, number, incoming)
 
     async def _accept_update(self, accept: AcceptMessage, number: int, incoming: IncomingMessage) -> int:
-        """Hand one message in; the offset to ask from after that."""
+        """Accept one message; return the next offset."""
         await accept(incoming)
         return number + 1
 
@@ -259,7 +259,7 @@ class SimListener:
 
 
 class SimMemoryClient:
-    """One process's object for a provider. One that was closed is never asked to store again."""
+    """The client of one process for a provider. It reports a call to `store` after its close."""
 
     capabilities = frozenset(
         {MemoryCapability.PROBE, MemoryCapability.RETRACT, MemoryCapability.CLOSE, MemoryCapability.SESSION_SWITCHED}
@@ -274,7 +274,7 @@ class SimMemoryClient:
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         if self.closed:
-            self.provider.witness.report_problem(f"a client of {self.provider.name} that was closed is asked to store")
+            self.provider.witness.report_problem(f"a closed client of {self.provider.name} is asked to store")
         return await self.provider.store(batch)
 
     async def probe(self, batch: MemoryBatch) -> Sequence[str]:
@@ -292,24 +292,24 @@ class SimMemoryClient:
 
 
 class SimMemoryProvider(FakeMemoryProvider, SimRemoteService):
-    """A memory provider of the world. One that can be asked is asked for a reason: it may keep half of a batch.
+    """A simulated memory provider. It may store only a part of a batch before it fails.
 
-    Some items it will never take: then it turns the whole batch away, or keeps what stands before them.
+    It refuses some items for good. Then it refuses the whole batch, or stores the items before the refused one.
     """
 
     def __init__(self, world: SimWorld, witness: InvariantWitness, name: str, delivery: DeliveryGuarantee) -> None:
         FakeMemoryProvider.__init__(self, delivery, visible_after=5.0 if delivery is DeliveryGuarantee.PROBE else 0.0)
         SimRemoteService.__init__(self, world, witness)
         self.name = name
-        self.dice = random.Random(f"{world.seed}/{name}/temper")
+        self.rng = random.Random(f"{world.seed}/{name}/temper")
         self.blamed: set[str] = set()
-        """Keys that were refused with nobody else to blame."""
+        """Keys that were refused as the only item of a batch."""
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         cursor, session = memory_consumer(self.name), batch.items[0].session
-        temper = self._pick_fault()
-        if temper == "idle resets":
-            raise InDoubt("the connection had been idle, and was reset")
+        fault = self._pick_fault()
+        if fault == "idle resets":
+            raise InDoubt("the idle connection was reset")
         self.witness.check_arrival(cursor, session, "\n".join(get_memory_text(item) for item in batch.items))
         try:
             self.refuse_sometimes(cursor, session)
@@ -317,49 +317,49 @@ class SimMemoryProvider(FakeMemoryProvider, SimRemoteService):
         except Refused:
             self.blamed |= {item.key for item in batch.items if len(batch.items) == 1}
             raise
-        if temper == "lies":
-            raise InDoubt("the provider said that it kept it, and it is not there")
+        if fault == "lies":
+            raise InDoubt("the provider confirmed the batch and did not store it")
         half = len(batch.items) > 1 and self.world.draw_chance(0.2)
         for index, item in enumerate(batch.items):
             if half and index == len(batch.items) // 2:
-                self.world.record(self.name, f"falls over after {index} of {len(batch.items)} items")
-                raise InDoubt("the provider fell over in the middle")
+                self.world.record(self.name, f"fails after {index} of {len(batch.items)} items")
+                raise InDoubt("the provider failed in the middle of the batch")
             if self._is_never_taken(item):
                 self.world.stats["batches kept in part"] += 1
-                self.world.record(self.name, f"will not take {item.key}, after {index} others")
-                raise PartiallyDone(f"{item.key} is not taken")
+                self.world.record(self.name, f"refuses {item.key} after {index} others")
+                raise PartiallyDone(f"{item.key} is refused")
             self.receive_item(batch.name, item)
             self.world.record(self.name, f"keeps {item.key}")
-        if temper == "503 after execution":
-            raise InDoubt("the provider did it, and answers 503")
+        if fault == "503 after execution":
+            raise InDoubt("the provider stored the batch and answered 503")
         return {item.key: f"doc-{item.key}" for item in batch.items}
 
     def _pick_fault(self) -> str:
-        """What goes wrong over there this time, if anything; counted by its name."""
-        if self.world.calm or self.dice.random() >= self.world.profile.lost / 2:
+        """Draw the fault of this call, or an empty string."""
+        if self.world.calm or self.rng.random() >= self.world.profile.lost / 2:
             return ""
-        temper = self.dice.choice(MEMORY_FAULTS)
-        self.world.stats[temper] += 1
-        self.world.record(self.name, temper)
-        return temper
+        fault = self.rng.choice(MEMORY_FAULTS)
+        self.world.stats[fault] += 1
+        self.world.record(self.name, fault)
+        return fault
 
     def _refuse_batch(self, batch: MemoryBatch) -> None:
-        """Refuse a batch for one of its items: at the door, unless what stands before it is kept first."""
+        """Refuse a whole batch because of one item, unless the items before it are stored first."""
         bad = [index for index, item in enumerate(batch.items) if self._is_never_taken(item)]
-        if bad and (bad[0] == 0 or self.dice.random() < 0.5):
+        if bad and (bad[0] == 0 or self.rng.random() < 0.5):
             self.world.stats["batches refused"] += len(batch.items) > 1
-            self.world.record(self.name, f"will not take {batch.items[bad[0]].key}, nor what comes with it")
-            raise Refused(f"{batch.items[bad[0]].key} is not taken")
+            self.world.record(self.name, f"refuses {batch.items[bad[0]].key} and its batch")
+            raise Refused(f"{batch.items[bad[0]].key} is refused")
 
     def _is_never_taken(self, item: MemoryItem) -> bool:
-        """Whether an item will never be taken: the same ones every time."""
+        """Return whether the provider refuses an item for good. The result is the same for every attempt."""
         name = self.world.shorten_ids(item.key)
         return random.Random(f"{self.world.seed}/{self.name}/{name}").random() < self.world.profile.refused_items
 
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
-        """What it got last for everybody who asks, wherever it was said; some know where that was.
+        """Return the newest items that the audience may read. Keyed providers also return the entry's seq.
 
-        That it is told to forget what was erased is another matter, and taken as done.
+        Erased items are left out: the forgetting by memories is tested elsewhere.
         """
         kept = [item for items in self.kept.values() for item in items if not isinstance(item, MemoryRetraction)]
         found = [
@@ -373,8 +373,8 @@ class SimMemoryProvider(FakeMemoryProvider, SimRemoteService):
             and not set(SECRET_PATTERN.findall(text := get_memory_text(item))) & set(self.witness.erased)
         ]
         for one in found[:MAX_RECALLED]:
-            for hear in self.witness.on_recall:
-                hear(one.text)
+            for callback in self.witness.on_recall:
+                callback(one.text)
         return found[:MAX_RECALLED]
 
 

@@ -1,4 +1,4 @@
-"""One seed -> one schedule -> what went wrong."""
+"""Run one seed and collect the problems."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLATFORM_GUARANTEES = (
 
 
 class SimOutcome(Struct, frozen=True, kw_only=True):
-    """What became of a schedule."""
+    """The result of a schedule."""
 
     seed: int
     problems: list[str]
@@ -45,14 +45,14 @@ class SimOutcome(Struct, frozen=True, kw_only=True):
     steps: int
     stats: Counter[str]
     passed: Counter[tuple[str, str]]
-    """(gate, moment) -> how often somebody went through."""
+    """(gate, moment) -> how often a process passed it."""
     crashed: Counter[tuple[str, str]]
     lines: list[str]
     profile: SimProfile
 
 
 def run_seed(seed: int, *, parts: SimProcessParts | None = None) -> SimOutcome:
-    """Play the schedule of `seed` and look at what is left."""
+    """Run the schedule of `seed` and check the final state."""
     profile = draw_profile(seed)
     directory = Path(tempfile.mkdtemp(prefix="everhold-sim-", dir=FAST_DIRECTORY if FAST_DIRECTORY.is_dir() else None))
     try:
@@ -64,7 +64,7 @@ def run_seed(seed: int, *, parts: SimProcessParts | None = None) -> SimOutcome:
 
 
 def _run_schedule(seed: int, profile: SimProfile, disk: Path, parts: SimProcessParts) -> SimOutcome:
-    loop = SimLoop(seed)  # type: ignore[abstract]  # it has what is used here; sockets and signals it has not
+    loop = SimLoop(seed)  # type: ignore[abstract]  # it lacks only sockets and signals
     world = SimWorld(seed, profile, loop, disk)
     witness = InvariantWitness(world)
     world.record("world", f"seed {seed} {profile}")
@@ -76,15 +76,15 @@ def _run_schedule(seed: int, profile: SimProfile, disk: Path, parts: SimProcessP
 
     async def play() -> list[str]:
         left = await host.run()
-        undone = [f"not at rest after the storm: {left}"] if left else []
+        undone = [f"work remains after the faults ended: {left}"] if left else []
         store = SqliteStore.open(disk, chance=SimRandom(seed, "end"), inline=True, synchronous="OFF")
         gates = Gates(
             store=store, clock=world, chance=SimRandom(seed, "end"), log=SimLogger(world, "end", []), owner="end"
         )
         runtimes = SimRuntimes(environment)
-        door = MessageAcceptor(gates, admit=admit_message, wakeups=Wakeups())
-        control = SessionAdmin(gates, wakeups=Wakeups(), accept=door, runtimes=runtimes)
-        found = await oracles.check_all(store, control, world, witness, environment, at_rest=not left)
+        acceptor = MessageAcceptor(gates, admit=admit_message, wakeups=Wakeups())
+        control = SessionAdmin(gates, wakeups=Wakeups(), accept=acceptor, runtimes=runtimes)
+        found = await oracles.check_all(store, control, world, witness, environment, is_finished=not left)
         await store.close()
         await host.close()
         return undone + found
@@ -112,7 +112,7 @@ def _run_schedule(seed: int, profile: SimProfile, disk: Path, parts: SimProcessP
 
 @cache
 def _make_empty_database() -> bytes:
-    """A database with the newest schema and nothing in it."""
+    """Return an empty database with the newest schema."""
     with tempfile.TemporaryDirectory(prefix="everhold-sim-") as directory:
         path = Path(directory) / "everhold.db"
         store = SqliteStore.open(path, chance=SimRandom(0, "template"), inline=True)

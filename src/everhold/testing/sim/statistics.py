@@ -1,4 +1,4 @@
-"""Many seeds, one table: how many schedules, how fast, what went wrong in them and what was wrong about them."""
+"""Run many seeds and count schedules, speed, injected faults and failures."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from everhold.testing.sim.run import run_seed
 
 CHUNK_SEEDS = 25
 MAX_SAVED_SEEDS = 3
-"""Failing seeds that one run writes down: where many fail, a few tell as much."""
+"""Failing seeds that one run saves. More would add no information."""
 MAX_STORIES = 3
-"""Failing seeds whose story one table tells the end of."""
+"""Failing seeds of which a table prints the last events."""
 STORY_LINES = 60
 FAULT_NAMES = (
     "crashes", "power cuts", "lost with the power",
@@ -32,19 +32,19 @@ FAULT_NAMES = (
 
 
 class SeedTally(Struct, kw_only=True):
-    """What some seeds came to."""
+    """The results of some seeds."""
 
     schedules: int = 0
     failures: dict[int, list[str]] = field(default_factory=dict)
-    """seed -> what was wrong."""
+    """seed -> its problems."""
     stories: dict[int, list[str]] = field(default_factory=dict)
-    """seed -> how the first that failed ended."""
+    """seed -> its last events, for the first failing seeds."""
     cpu_seconds: float = 0.0
     wall_seconds: float = 0.0
     virtual_seconds: float = 0.0
     stats: Counter[str] = field(default_factory=Counter)
     crashed: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(gate, moment) -> how often a process fell there."""
+    """(gate, moment) -> how often a process crashed there."""
 
     def add(self, other: SeedTally) -> None:
         self.schedules += other.schedules
@@ -56,18 +56,19 @@ class SeedTally(Struct, kw_only=True):
         self.crashed.update(other.crashed)
 
     def format_table(self) -> Iterator[str]:
-        """The run, for people."""
+        """Yield the lines of the table."""
         yield f"schedules            {self.schedules:>10,}"
         yield f"failures             {len(self.failures):>10,}"
         yield f"per CPU second       {self.schedules / max(self.cpu_seconds, 1e-9):>10.1f}"
-        yield f"per second           {self.schedules / max(self.wall_seconds, 1e-9):>10.1f}   ({self.wall_seconds:.1f} s)"
+        rate = self.schedules / max(self.wall_seconds, 1e-9)
+        yield f"per second           {rate:>10.1f}   ({self.wall_seconds:.1f} s)"
         speed = self.virtual_seconds / max(self.wall_seconds, 1e-9)
         yield f"virtual hours        {self.virtual_seconds / 3600:>10.1f}   ({speed:,.0f} x real time)"
         yield f"commits              {self.stats['commits']:>10,}"
         for fault in FAULT_NAMES:
             yield f"{fault:<37}{self.stats[fault]:>10,}"
         for seed, lines in sorted(self.stories.items())[:MAX_STORIES]:
-            yield f"\nhow seed {seed} ended (`python -m everhold.testing.sim --story {seed}` tells all of it)"
+            yield f"\nhow seed {seed} ended (`python -m everhold.testing.sim --story {seed}` prints all events)"
             yield from lines
             yield from (f"WRONG: {problem}" for problem in self.failures[seed])
         for seed, problems in sorted(self.failures.items()):
@@ -75,7 +76,7 @@ class SeedTally(Struct, kw_only=True):
 
 
 def play_seeds(seeds: Iterable[int], *, bug: str = "", until_found: bool = False) -> SeedTally:
-    """Play `seeds` here, one after the other."""
+    """Run `seeds` in this process, one after another."""
     tally = SeedTally()
     parts = MUTANTS[bug].parts if bug else None
     started, began = time.perf_counter(), time.process_time()
@@ -97,7 +98,7 @@ def play_seeds(seeds: Iterable[int], *, bug: str = "", until_found: bool = False
 
 
 def play_seeds_in_parallel(seeds: range, *, jobs: int) -> Iterator[SeedTally]:
-    """Play `seeds` in several processes; the tally so far, again and again."""
+    """Run `seeds` in several processes; yield the tally after each chunk."""
     total = SeedTally()
     started = time.perf_counter()
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
@@ -109,7 +110,7 @@ def play_seeds_in_parallel(seeds: range, *, jobs: int) -> Iterator[SeedTally]:
 
 
 def save_failed_seeds(path: Path, failures: dict[int, list[str]]) -> None:
-    """Write failing seeds down, so that they are played again for ever. Schedules differ between Python versions."""
+    """Append failing seeds to the file, so that the tests run them again. Schedules depend on the Python version."""
     known = path.read_text().splitlines() if path.exists() else []
     version = ".".join(platform.python_version_tuple()[:2])
     listed = {tuple(line.split()[:2]) for line in known if line and not line.startswith("#")}
@@ -123,6 +124,6 @@ def save_failed_seeds(path: Path, failures: dict[int, list[str]]) -> None:
 
 
 def load_failed_seeds(path: Path) -> list[int]:
-    """The seeds that failed once."""
+    """Return the seeds of the file."""
     lines = path.read_text().splitlines() if path.exists() else []
     return sorted({int(line.split()[0]) for line in lines if line and not line.startswith("#")})

@@ -1,7 +1,7 @@
-"""Everything that survives a crash: the disk, the far sides, the people, and the record of what really happened.
+"""What survives a crash: the disk, the remote services, the users, and the trace.
 
-The world draws the faults, carries requests and keeps the trace. It never looks into the system under test, and the
-system never sees anything of it but its ports.
+The world draws the faults, transports the requests and records the trace. It does not look into the system under test,
+and the system sees only the ports.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SESSION_PATTERN: Final = re.compile(r"\b[0-9a-hjkmnp-tv-z]{26}\b")
 
 
 class RequestOrigin(NamedTuple):
-    """Which process sent the request that is being carried out, when, and under which fence."""
+    """Which process sent the current request, when, and under which fence."""
 
     process: str
     sent_at: float
@@ -38,24 +38,24 @@ class RequestOrigin(NamedTuple):
 NO_ORIGIN: Final = RequestOrigin("", 0.0, 0)
 REQUEST_ORIGIN: contextvars.ContextVar[RequestOrigin] = contextvars.ContextVar("SENT")
 CALLER_LISTENING: contextvars.ContextVar[Callable[[], bool]] = contextvars.ContextVar("LISTENING", default=lambda: True)
-"""Whether whoever sent the request that is being carried out still waits for what comes of it."""
+"""Whether the sender of the current request still waits for its answer."""
 
 
 class SimRandom:
-    """Seeded chance, as ports/clock.py wants it."""
+    """A seeded RandomSource."""
 
     def __init__(self, seed: int, name: str) -> None:
-        self.dice = random.Random(f"{seed}/{name}")
+        self.rng = random.Random(f"{seed}/{name}")
 
     def bytes(self, n: int, /) -> bytes:
-        return self.dice.randbytes(n)
+        return self.rng.randbytes(n)
 
     def random(self) -> float:
-        return self.dice.random()
+        return self.rng.random()
 
 
 class RequestTrip(NamedTuple):
-    """How a request travels. None: it never arrives, or its answer does not; `breaks`: when the caller is cut off."""
+    """The transport of a request. None: the request or its answer is lost. `breaks`: when the connection breaks."""
 
     request_seconds: float | None
     response_seconds: float | None
@@ -63,7 +63,7 @@ class RequestTrip(NamedTuple):
 
 
 class SimWorld:
-    """One schedule's world."""
+    """The world of one schedule."""
 
     def __init__(self, seed: int, profile: SimProfile, loop: SimLoop, disk: Path) -> None:
         self.seed = seed
@@ -76,12 +76,12 @@ class SimWorld:
         self.stats: Counter[str] = Counter()
         self.passed: Counter[tuple[str, str]] = Counter()
         self.crashed: Counter[tuple[str, str]] = Counter()
-        """(gate, moment) -> how often a process fell there."""
+        """(gate, moment) -> how often a process crashed there."""
         self.woke_at: dict[str, float] = {}
-        """When a process that had stood still went on, the last time."""
+        """process -> the last time it continued after a stall."""
         self.faults = 0
         self.calm = False
-        """Set at the end of the storm; from then on nothing goes wrong."""
+        """True after the fault phase: no more faults occur."""
         self.lines: list[str] = []
         self._fate = random.Random(f"{seed}/fate")
         self._wire = random.Random(f"{seed}/wire")
@@ -90,18 +90,18 @@ class SimWorld:
         self._waiting: list[asyncio.Future[None]] = []
         self.power = DiskPower(disk, fails=profile.power > 0)
         self.cut_power: Callable[[], None] = lambda: None
-        """Have the power go. Whoever keeps the processes running knows how."""
+        """Cut the power. The host sets this function."""
 
     # -- the record
 
     def record(self, who: str, what: str) -> None:
-        """One line of the story."""
+        """Add a line to the trace."""
         line = f"{self.loop.time():10.3f} {who:<8} {self.shorten_ids(what)}"
         self.lines.append(line)
         self._trace.update(line.encode("utf-8", "replace"))
 
     def shorten_ids(self, text: str) -> str:
-        """`text` with a short name for every session id."""
+        """Replace every session id in `text` with a short name."""
         return _SESSION_PATTERN.sub(self._name_session, text)
 
     def _name_session(self, match: re.Match[str]) -> str:
@@ -109,7 +109,7 @@ class SimWorld:
 
     @property
     def trace(self) -> str:
-        """Two runs with the same trace did the same, to the letter."""
+        """Return the digest of all lines. Runs with equal digests had equal events."""
         return self._trace.hexdigest()
 
     # -- time
@@ -121,7 +121,7 @@ class SimWorld:
         return self.loop.time()
 
     def jump_clock(self) -> None:
-        """The wall clock is set, by somebody or something."""
+        """Set the wall clock forward or back."""
         by = self._fate.choice(CLOCK_JUMPS_SECONDS)
         self.skew += by
         self.jumps.append((self.loop.time(), by))
@@ -132,15 +132,15 @@ class SimWorld:
         return any(at >= when and by > 0 for at, by in self.jumps)
 
     async def wait_forever(self) -> None:
-        """What a dead process waits for."""
+        """Wait for ever, as a dead process does."""
         future: asyncio.Future[None] = self.loop.create_future()
         self._waiting.append(future)
         await future
 
-    # -- fate
+    # -- faults
 
     def draw_fate(self, gate: str, moment: str) -> str:
-        """What happens to a process that passes a gate: nothing, `crash` or `stall`."""
+        """Draw what happens to a process at a gate: nothing, `crash` or `stall`."""
         self.passed[gate, moment] += 1
         profile = self.profile
         if (gate, moment) == profile.aim and self.passed[gate, moment] == profile.aim_at:
@@ -160,23 +160,23 @@ class SimWorld:
         return self._fate.choice((0.5, 5.0, 40.0, MAX_STALL_SECONDS)) * self._fate.random()
 
     def draw_chance(self, likely: float) -> bool:
-        """Whether something the storm brings happens now."""
+        """Draw whether a fault of this probability happens now."""
         return not self.calm and likely > 0 and self._fate.random() < likely
 
     def draw_between(self, low: float, high: float) -> float:
         return low + (high - low) * self._fate.random()
 
-    # -- the wire
+    # -- the network
 
     def draw_trip(self, what: str, deadline: float) -> RequestTrip:
-        """How the next request fares."""
+        """Draw the transport of the next request."""
         wire, profile = self._wire, self.profile
         quick = 3.0 if what == "model" else 0.4
         there, back = quick * wire.random() / 2, quick * wire.random() / 2
         roll, manner = wire.random(), wire.random()
         if self.calm:
             return RequestTrip(there, back, None)
-        # somewhere between a broken connection and a far side that is heard of again only when it is too late
+        # between an immediately broken connection and an answer after the deadline
         breaks = None if manner < 0.5 else deadline * wire.random()
         if roll < profile.lost:
             self.stats["lost requests"] += 1
@@ -192,9 +192,9 @@ class SimWorld:
     def carry_request(
         self, work: Callable[[], Awaitable[T]], trip: RequestTrip, *, sent: RequestOrigin, expires: float
     ) -> asyncio.Future[T]:
-        """Bring a request to the far side and its answer back, whatever becomes of the sender meanwhile.
+        """Transport a request to the remote service and its answer back, even if the sender dies.
 
-        A request has no effect after its deadline: whoever gave up on it may rely on that.
+        A request has no effect after its deadline, so the sender may rely on that after a timeout.
         """
         answer: asyncio.Future[T] = self.loop.create_future()
         if trip.request_seconds is None or self.loop.time() + trip.request_seconds >= expires:
@@ -209,7 +209,7 @@ class SimWorld:
 
         def arrived() -> None:
             if trip.breaks_after_seconds is not None and self.loop.time() > began + trip.breaks_after_seconds:
-                self.stats["done late"] += 1  # its sender has given up, and may be asking already
+                self.stats["done late"] += 1  # the sender has given up, and may already probe
             task = self.loop.create_task(work_there(), context=context)
             task.add_done_callback(worked)
 
@@ -225,14 +225,14 @@ class SimWorld:
                 answer.set_result(task.result())
             else:
                 answer.set_exception(error)
-                answer.exception()  # its reader may be gone by now
+                answer.exception()  # the sender may be gone
 
         self.loop.call_later(trip.request_seconds, arrived)
         return answer
 
 
 class SimLogger:
-    """A log whose lines become part of the story; an error is kept as a complaint."""
+    """A logger whose lines become part of the trace. Errors are also collected as complaints."""
 
     def __init__(self, world: SimWorld, who: str, complaints: list[str], bound: dict[str, Any] | None = None) -> None:
         self.world = world
