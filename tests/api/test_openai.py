@@ -255,7 +255,7 @@ async def test_a_notice_about_an_outage_is_no_answer_also_in_an_older_log(about:
 
     *_, growth = read(2, Began(type="turn", takes=(1,)), told, Ended(outcome="released"))
     assert isinstance(growth, reply_wait.ReplyRestarted)
-    assert reader.told
+    assert reader.outage_notified
     answer = Notified(text="Model: fake.", about="model")
     *_, growth = read(5, Began(type="command", takes=(1,)), answer, Ended())
     assert isinstance(growth, reply_wait.FinalReply)

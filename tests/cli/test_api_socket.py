@@ -285,7 +285,9 @@ def test_a_request_that_a_stopping_gateway_cannot_finish_is_not_taken_for_done(
     gateway = command_home.start_gateway()
     late = tmp_path / "late"
     asking = command_home.start_command("send", f"hold {late}", "--timeout", "1")
-    wait_until(lambda: "Holding" in command_home.run_in_process("sessions", "show", "last").out or asking.poll() is not None)
+    wait_until(
+        lambda: "Holding" in command_home.run_in_process("sessions", "show", "last").out or asking.poll() is not None
+    )
     assert asking.wait(20) == 75
     gateway.signal(signal.SIGTERM)
     gateway.signal(signal.SIGTERM)

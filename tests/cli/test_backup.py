@@ -66,7 +66,9 @@ def test_a_running_gateway_is_copied_and_the_copy_can_be_put_back(command_home: 
 def test_going_back_to_a_position_and_to_a_time(command_home: CommandHome) -> None:
     for word in ("one", "two", "three"):
         command_home.run("send", word).ok()
-    entries = [json.loads(line) for line in command_home.run_in_process("sessions", "export", "last").ok().out.splitlines()]
+    entries = [
+        json.loads(line) for line in command_home.run_in_process("sessions", "export", "last").ok().out.splitlines()
+    ]
     second = next(e for e in entries if e["kind"] == "heard" and e["body"]["text"] == "two")
     ended = [e for e in entries if e["kind"] == "ended"]
     done = command_home.run_in_process("restore", "--at", str(ended[1]["pos"]), "--yes", "--json").ok().json
@@ -164,7 +166,10 @@ def test_a_copy_that_was_put_back_by_hand_forgets_again_when_it_is_served(comman
 
     async def play() -> None:
         app = GatewayApp(
-            Home(command_home.path), parse_settings(b""), log=open_log(clock=SystemClock(), stream=io.StringIO()), environ={}
+            Home(command_home.path),
+            parse_settings(b""),
+            log=open_log(clock=SystemClock(), stream=io.StringIO()),
+            environ={},
         )
         await app.start(listen=False)
         (session,) = await app.session_admin.list_sessions(limit=2)

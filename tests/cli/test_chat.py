@@ -148,7 +148,9 @@ def test_a_killed_gateway_leaves_no_gap_in_a_chat(command_home: CommandHome, tmp
     chat.say("after")
     chat.expect("You said: after")
     assert chat.close() == 0
-    entries = command_home.run_in_process("sessions", "show", "agent:main:terminal:dm:survivor", "--json").json["entries"]
+    entries = command_home.run_in_process("sessions", "show", "agent:main:terminal:dm:survivor", "--json").json[
+        "entries"
+    ]
     heard = [entry["body"]["text"].split()[0] for entry in entries if entry["kind"] == "heard"]
     assert heard == ["before", "hold", "after"]
     assert sum(entry["kind"] == "said" for entry in entries) == 3
@@ -167,7 +169,9 @@ def test_what_is_said_while_the_gateway_is_down_is_said_once_it_is_back(command_
     command_home.start_gateway()
     chat.expect("You said: meanwhile")
     assert chat.close() == 0
-    entries = command_home.run_in_process("sessions", "show", "agent:main:terminal:dm:patient", "--json").json["entries"]
+    entries = command_home.run_in_process("sessions", "show", "agent:main:terminal:dm:patient", "--json").json[
+        "entries"
+    ]
     assert [entry["seq"] for entry in entries] == list(range(1, 11))
 
 

@@ -208,7 +208,9 @@ def test_trying_a_memory_where_everybody_is_one_peer_deletes_nobody_s(lived: Com
 def find_memory_findings(command_home: CommandHome, *args: str) -> list[dict[str, str]]:
     """What is said about memories; the model of this command_home is only known to processes of their own."""
     return [
-        finding for finding in command_home.run_in_process(*args, "--json").json["findings"] if finding["check"] == "memory"
+        finding
+        for finding in command_home.run_in_process(*args, "--json").json["findings"]
+        if finding["check"] == "memory"
     ]
 
 

@@ -36,7 +36,9 @@ def test_a_home_moves_in_and_goes_on(command_home: CommandHome, tmp_path: Path) 
     assert before > 0
 
 
-def test_what_was_imported_lies_behind_every_memory_until_somebody_asks(command_home: CommandHome, tmp_path: Path) -> None:
+def test_what_was_imported_lies_behind_every_memory_until_somebody_asks(
+    command_home: CommandHome, tmp_path: Path
+) -> None:
     """The service has it already, under the names it has there: what is new goes to the same sessions."""
     key = "hch-0123456789abcdef"
     with HonchoService(key=key).threaded() as honcho:

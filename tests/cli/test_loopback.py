@@ -67,7 +67,9 @@ def test_commands_reach_the_gateway_and_what_it_leaves_behind_misleads_nobody(co
     gateway.kill()
 
     assert endpoint_file.exists(), "it had no time to clean up"
-    assert command_home.run("send", "alone").ok().out.strip() == "You said: alone", "nobody is there, so it works by itself"
+    assert command_home.run("send", "alone").ok().out.strip() == "You said: alone", (
+        "nobody is there, so it works by itself"
+    )
     second = command_home.start_gateway()
     assert json.loads(endpoint_file.read_text())["token"] != token
     second.signal(signal.SIGTERM)

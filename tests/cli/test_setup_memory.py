@@ -98,12 +98,16 @@ def test_a_service_is_tried_written_attached_and_what_comes_next_is_said(command
 def test_what_does_not_answer_is_not_written(command_home: CommandHome) -> None:
     with run_service("honcho") as service:
         before = config(command_home)
-        wrong = setup(command_home, "honcho", "--no-input", "--stdin", "--set", f"base_url={service.url}", input="nonsense\n")
+        wrong = setup(
+            command_home, "honcho", "--no-input", "--stdin", "--set", f"base_url={service.url}", input="nonsense\n"
+        )
         assert wrong.code == 1
         gone = setup(command_home, "honcho", "--no-input", "--stdin", "--set", "base_url=http://127.0.0.1:9")
         assert gone.code != 0
         assert (config(command_home), (command_home.path / ".env").exists()) == (before, False)
-        asked = setup(command_home, "honcho", input=f"nonsense\n{service.url}\n\nyes\n{KEY}\n{service.url}\nhome\n").ok()
+        asked = setup(
+            command_home, "honcho", input=f"nonsense\n{service.url}\n\nyes\n{KEY}\n{service.url}\nhome\n"
+        ).ok()
         assert "honcho answers" in asked.out, "and one may try again"
         assert "workspace: home" in config(command_home)
     untried = setup(command_home, "other", "--provider", "honcho", "--no-input", "--no-test", "--no-attach").ok()

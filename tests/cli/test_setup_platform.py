@@ -84,7 +84,9 @@ def test_a_token_that_does_not_work_is_not_written(command_home: CommandHome, se
         (["--no-input", "--stdin", "--set", "colour=red"], "colour"),
     ],
 )
-def test_what_makes_no_sense_is_said(command_home: CommandHome, server: TelegramServer, more: list[str], told: str) -> None:
+def test_what_makes_no_sense_is_said(
+    command_home: CommandHome, server: TelegramServer, more: list[str], told: str
+) -> None:
     done = setup(command_home, server, *more)
     assert done.code != 0
     assert told in done.err

@@ -39,7 +39,10 @@ def test_an_app_on_slack_is_not_written_unless_both_its_tokens_work(command_home
         wrong = command_home.run(*given, input=tokens)
         assert wrong.code == 1
         assert "does not take this token" in wrong.err
-        assert ((command_home.path / "config.yaml").read_text(), (command_home.path / ".env").exists()) == (before, False)
+        assert ((command_home.path / "config.yaml").read_text(), (command_home.path / ".env").exists()) == (
+            before,
+            False,
+        )
         done = command_home.run(*given, input=f"{BOT_TOKEN}\n{APP_TOKEN}\n").ok()
     assert "@my-app" in done.out
     kept = (command_home.path / ".env").read_text()

@@ -32,9 +32,9 @@ def test_a_newcomer_needs_no_home_and_no_configuration(command_home: CommandHome
     done = command_home.run("send", "hello", "--timeout", "0.2")
     assert done.code in (0, 75)  # without a model the message is kept all the same
     assert stat.S_IMODE(command_home.path.stat().st_mode) == 0o700
-    assert [entry["kind"] for entry in command_home.run_in_process("sessions", "show", "last", "--json").json["entries"]][
-        :1
-    ] == ["heard"]
+    assert [
+        entry["kind"] for entry in command_home.run_in_process("sessions", "show", "last", "--json").json["entries"]
+    ][:1] == ["heard"]
 
 
 def test_looking_at_nothing_creates_nothing(tmp_path: Path, command_home: CommandHome) -> None:
@@ -110,7 +110,9 @@ def test_many_commands_at_once_without_a_gateway_all_succeed(command_home: Comma
         assert process.returncode in (0, 75), err
     told = sum(process.returncode == 0 for process in running[:3])
     assert told
-    shown = command_home.run_in_process("sessions", "show", "agent:main:terminal:dm:crowd", "--json").ok().json["entries"]
+    shown = (
+        command_home.run_in_process("sessions", "show", "agent:main:terminal:dm:crowd", "--json").ok().json["entries"]
+    )
     # messages that wait together are answered by one turn
     assert told <= sum(entry["kind"] == "heard" for entry in shown) <= 3
     assert 1 <= sum(entry["kind"] == "said" for entry in shown) <= 3
@@ -148,7 +150,9 @@ BROKEN = "defaults: {model: m, memories: [], tools: []}\nmodels: {m: {provider: 
 
 
 @pytest.mark.parametrize("argv", [["up", "--port", "0"], ["send", "hello"], ["chat"], ["config", "show"]])
-def test_a_refused_configuration_exits_78_with_file_line_key_and_remedy(command_home: CommandHome, argv: list[str]) -> None:
+def test_a_refused_configuration_exits_78_with_file_line_key_and_remedy(
+    command_home: CommandHome, argv: list[str]
+) -> None:
     (command_home.path / "config.yaml").write_text(BROKEN)
     done = command_home.run(*argv)
     assert done.code == 78
@@ -178,7 +182,9 @@ def test_up_starts_with_the_last_good_configuration_if_asked(command_home: Comma
     gateway = command_home.start_gateway("--last-good")
     assert gateway.ready.startswith("ready · 1 agent · resuming 0 messages")
     wait_until(lambda: command_home.run_in_process("status", "--json").json["refused"])
-    assert any("config.yaml:3" in wrong["what"] for wrong in command_home.run_in_process("status", "--json").json["wrong"])
+    assert any(
+        "config.yaml:3" in wrong["what"] for wrong in command_home.run_in_process("status", "--json").json["wrong"]
+    )
     command_home.run_in_process("send", "still here").ok()
 
 
@@ -218,7 +224,8 @@ def test_what_was_given_up_on_is_shown_everywhere_and_can_go_again(command_home:
     assert "doubt  " in doubtful
     assert "memory:far: entry 4 may have arrived: no room" in doubtful
     assert (
-        command_home.run_in_process("dead-letters", "replay", str(dead_letters[0]["id"])).ok().out == "1 item will be sent again\n"
+        command_home.run_in_process("dead-letters", "replay", str(dead_letters[0]["id"])).ok().out
+        == "1 item will be sent again\n"
     )
     assert command_home.run_in_process("dead-letters", "--json").ok().json == {"dead_letters": []}
 
@@ -240,7 +247,11 @@ main.run(["completion", "bash"])
 @pytest.mark.parametrize("debug", ["", "1"])
 def test_a_bug_is_one_line_unless_somebody_wants_the_trace(command_home: CommandHome, debug: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", BUG], env=command_home.env(EVERHOLD_DEBUG=debug), capture_output=True, text=True, check=False
+        [sys.executable, "-c", BUG],
+        env=command_home.env(EVERHOLD_DEBUG=debug),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert "everhold: a mistake of everhold's own: ZeroDivisionError" in done.stderr

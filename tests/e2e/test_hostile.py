@@ -32,7 +32,9 @@ def refuse_with_echo(server: LoopbackServer, call: str, status: int, *tokens: st
     server.plan_fault(call, "answer", answer=LoopbackResponse.json(told, status=status))
 
 
-async def _write(text: str, telegram_server: TelegramServer, discord_server: discord.RemoteDiscord, slack_server: slack.RemoteSlack) -> None:
+async def _write(
+    text: str, telegram_server: TelegramServer, discord_server: discord.RemoteDiscord, slack_server: slack.RemoteSlack
+) -> None:
     await telegram_server.write_message(text)
     await discord_server.write(text, to=discord_server.chat)
     await slack_server.write(text, to=slack_server.chat)
@@ -59,7 +61,9 @@ async def test_no_token_is_found_anywhere_and_everything_is_its_owner_s_alone(tm
             await _write("hello", telegram_server, discord_server, slack_server)
             await gateway.wait_until(
                 lambda: bool(
-                    telegram_server.list_bot_texts(1001) and discord_server.list_shown(discord_server.chat) and slack_server.list_shown(slack_server.chat)
+                    telegram_server.list_bot_texts(1001)
+                    and discord_server.list_shown(discord_server.chat)
+                    and slack_server.list_shown(slack_server.chat)
                 )
             )
             await gateway.wait_until_idle()
@@ -80,7 +84,9 @@ async def test_no_token_is_found_anywhere_and_everything_is_its_owner_s_alone(tm
         assert {"everhold.db", "config.yaml"} <= {path.name for path in files}
         found = [(path.name, canary) for path in files for canary in CANARIES if canary.encode() in path.read_bytes()]
         assert found == []
-        modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in [gateway.home.path, *gateway.home.path.rglob("*")]}
+        modes = {
+            path: stat.S_IMODE(path.lstat().st_mode) for path in [gateway.home.path, *gateway.home.path.rglob("*")]
+        }
         made = {
             path: oct(mode) for path, mode in modes.items() if path.name != "config.yaml"
         }  # the test wrote that one

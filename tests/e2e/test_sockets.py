@@ -48,7 +48,9 @@ async def test_on_discord(tmp_path: Path, model: ModelServer) -> None:
         account = {"token_env": "BOT", "base_url": server.api, "access": access}
         async with run_gateway(tmp_path, "discord", account, model, f"BOT={TOKEN}") as running:
             await server.write_message(f"<@{server.bots[TOKEN].id}> tell me all", channel=remote.group)
-            await running.wait_until(lambda: "Paragraph 13" in "".join(it.text for it in remote.list_shown(remote.group)))
+            await running.wait_until(
+                lambda: "Paragraph 13" in "".join(it.text for it in remote.list_shown(remote.group))
+            )
             await running.wait_until_idle()
             shown = remote.list_shown(remote.group)
             assert len(shown) >= 4
@@ -75,7 +77,9 @@ async def test_on_slack(tmp_path: Path, model: ModelServer) -> None:
             # Slack waits for three seconds, and so for no answer
             await running.wait_until(lambda: len(model.requests) >= 1 and len(server.apps[0].confirmed) >= 2)
             released.set()
-            await running.wait_until(lambda: "Paragraph 13" in "".join(it.text for it in remote.list_shown(remote.group)))
+            await running.wait_until(
+                lambda: "Paragraph 13" in "".join(it.text for it in remote.list_shown(remote.group))
+            )
             await running.wait_until_idle()
             shown = server.list_shown_messages(remote.group)
             assert len(shown) >= 2

@@ -105,7 +105,9 @@ async def _stream_export(call: ApiCall, person: str) -> AsyncIterator[bytes]:
 
 async def show_memory_files(call: ApiCall) -> Response:
     """Return the facts about a person as the Markdown files that an import accepts."""
-    return build_json_response({"files": await memory_files.render_memory_files(call.context.memory, _require_person_parameter(call))})
+    return build_json_response(
+        {"files": await memory_files.render_memory_files(call.context.memory, _require_person_parameter(call))}
+    )
 
 
 async def import_memory_files(call: ApiCall) -> Response:

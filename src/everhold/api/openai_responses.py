@@ -225,14 +225,18 @@ def _encode_closing(
             if not writer.written_text:
                 lines += _encode_opening(encoder, frame, at)
             lines += encoder.encode_event("response.output_text.done", **at, text=writer.written_text, logprobs=[])
-            lines += encoder.encode_event("response.content_part.done", **at, part=_build_text_part(writer.written_text))
+            lines += encoder.encode_event(
+                "response.content_part.done", **at, part=_build_text_part(writer.written_text)
+            )
         else:
             position = {"item_id": item["id"], "output_index": index}
             lines += encoder.encode_event(
                 "response.output_item.added", output_index=index, item={**item, "arguments": ""}
             )
             lines += encoder.encode_event("response.function_call_arguments.delta", **position, delta=item["arguments"])
-            lines += encoder.encode_event("response.function_call_arguments.done", **position, arguments=item["arguments"])
+            lines += encoder.encode_event(
+                "response.function_call_arguments.done", **position, arguments=item["arguments"]
+            )
         lines += encoder.encode_event("response.output_item.done", output_index=index, item=item)
     return lines + encoder.encode_event(f"response.{done['status']}", response=done)
 

@@ -466,7 +466,9 @@ def _build_person_memory_routes() -> Iterable[ApiRoute]:
         handler=memory.show_memory_files,
         summary="Show the facts about a person as Markdown",
         parameters=(_PERSON_PARAMETER,),
-        response_bodies={200: _build_json_body("The memory files, in the format of an import.", schemas.MemoryFileListResponse)},
+        response_bodies={
+            200: _build_json_body("The memory files, in the format of an import.", schemas.MemoryFileListResponse)
+        },
         refusal_statuses=(400,),
         operator=True,
     )
@@ -527,7 +529,9 @@ def _build_gateway_routes() -> Iterable[ApiRoute]:
         path="/api/agents",
         handler=admin.list_agents,
         summary="List the agents",
-        response_bodies={200: _build_json_body("The agents in force, and which is the default.", schemas.AgentListResponse)},
+        response_bodies={
+            200: _build_json_body("The agents in force, and which is the default.", schemas.AgentListResponse)
+        },
         operator=True,
     )
     yield ApiRoute(
@@ -549,9 +553,7 @@ def _build_backup_routes() -> Iterable[ApiRoute]:
         path="/api/backups",
         handler=admin.list_backups,
         summary="List backups",
-        response_bodies={
-            200: _build_json_body("The backups in `backups/`, oldest first.", schemas.BackupListResponse)
-        },
+        response_bodies={200: _build_json_body("The backups in `backups/`, oldest first.", schemas.BackupListResponse)},
         operator=True,
     )
     yield ApiRoute(
@@ -634,7 +636,9 @@ def _build_schedule_routes() -> Iterable[ApiRoute]:
         path="/api/schedules",
         handler=people.list_schedules,
         summary="List schedules",
-        response_bodies={200: _build_json_body("The schedules, and when each fires next.", schemas.ScheduleListResponse)},
+        response_bodies={
+            200: _build_json_body("The schedules, and when each fires next.", schemas.ScheduleListResponse)
+        },
         operator=True,
     )
     yield ApiRoute(

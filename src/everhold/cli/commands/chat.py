@@ -34,7 +34,10 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     terminal = ChatTerminal(screen)
     terminal.offer_completions(complete_command)
     # Windows has no such signal, and its line editor no such wait
-    with BackgroundLoop() as background, contextlib.nullcontext() if sys.platform == "win32" else _SignalWakeup(background):
+    with (
+        BackgroundLoop() as background,
+        contextlib.nullcontext() if sys.platform == "win32" else _SignalWakeup(background),
+    ):
         conversation = background.wait(_prepare_chat(args, screen, terminal))
         try:
             terminal.set_history(background.wait(conversation.open_session(args.session, agent=args.agent)))
@@ -63,7 +66,9 @@ def _run_conversation(background: BackgroundLoop, conversation: TerminalConversa
                 if terminal.live:
                     terminal.screen.print_line()
                     # where nothing was said, or nobody confirmed that it is kept, there is no session to speak of
-                    terminal.print_remark(f"left {conversation.describe_session()}; it is kept" if conversation.session else "left")
+                    terminal.print_remark(
+                        f"left {conversation.describe_session()}; it is kept" if conversation.session else "left"
+                    )
                 return code
             except KeyboardInterrupt:
                 if not terminal.live:
@@ -71,12 +76,20 @@ def _run_conversation(background: BackgroundLoop, conversation: TerminalConversa
                 terminal.screen.print_line()
                 terminal.print_remark("Ctrl-D leaves")
                 continue
-            if text.strip() and not _exchange_message(background, conversation, terminal, keys, text) and not terminal.live:
+            if (
+                text.strip()
+                and not _exchange_message(background, conversation, terminal, keys, text)
+                and not terminal.live
+            ):
                 code = WRONG
 
 
 def _exchange_message(
-    background: BackgroundLoop, conversation: TerminalConversation, terminal: ChatTerminal, keys: _InterruptKey, text: str
+    background: BackgroundLoop,
+    conversation: TerminalConversation,
+    terminal: ChatTerminal,
+    keys: _InterruptKey,
+    text: str,
 ) -> bool:
     """Say it and wait for the answer; whether there was one. Ctrl-C asks for the reply to end, twice stops waiting."""
     saying = background.start(conversation.send_and_wait(text))

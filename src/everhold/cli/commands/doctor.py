@@ -48,7 +48,9 @@ async def _check_own_home(args: argparse.Namespace, screen: CommandScreen) -> in
     result: dict[str, Any] = {
         "home": str(home.path),
         "wrong": any(finding.level == "wrong" for finding in findings),
-        "findings": [{**convert_finding_to_json(problem.finding), "fixable": problem.fix is not None} for problem in problems],
+        "findings": [
+            {**convert_finding_to_json(problem.finding), "fixable": problem.fix is not None} for problem in problems
+        ],
         "fixed": done,
     }
     if args.bundle is not None:
@@ -70,14 +72,22 @@ async def _check_own_home(args: argparse.Namespace, screen: CommandScreen) -> in
 async def _examine_home(home: Home, *, live: bool) -> tuple[HomeCheckup, list[FixableFinding]]:
     reached = await find_running_gateway(home)
     status = await reached.calls.show_status() if reached and reached.role == "gateway" else None
-    checkup = HomeCheckup(home, os.environ, time.time(), holds_home=reached is None and _is_home_free(home), status=status)
+    checkup = HomeCheckup(
+        home, os.environ, time.time(), holds_home=reached is None and _is_home_free(home), status=status
+    )
     problems = list(checkup.find_problems())
-    if live and checkup.holds_home and checkup.settings is not None and not any(c.finding.check == "store" for c in problems):
+    if (
+        live
+        and checkup.holds_home
+        and checkup.settings is not None
+        and not any(c.finding.check == "store" for c in problems)
+    ):
         from everhold.doctor.live_checks import try_configuration
 
         try:
             problems += [
-                FixableFinding(finding) async for finding in try_configuration(home, checkup.settings, environ=os.environ)
+                FixableFinding(finding)
+                async for finding in try_configuration(home, checkup.settings, environ=os.environ)
             ]
         except EverholdError as error:
             problems.append(FixableFinding(DoctorFinding("store", error.message, remedy=error.remedy)))
@@ -118,7 +128,8 @@ def _check_hermes_home(args: argparse.Namespace, screen: CommandScreen) -> int:
                     repair.repair_store(Path(report.path), now=now) for report in reports if report.kind == "store"
                 ]
             result["mended"] = [
-                {"backup": str(it.backup or ""), "journal": str(it.journal or ""), "changes": it.edits} for it in repairs
+                {"backup": str(it.backup or ""), "journal": str(it.journal or ""), "changes": it.edits}
+                for it in repairs
             ]
             with show_working(screen, f"looking again at {escape_control(str(path))}"):
                 reports = checks.examine_path(path, now=now)

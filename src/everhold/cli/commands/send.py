@@ -70,20 +70,20 @@ def _print_reply(screen: CommandScreen, accepted: dict[str, Any], answer: ReplyW
                 "seq": answer.seq,
                 "outcome": answer.outcome or "waiting",
                 "reply": answer.reply_text if answer.outcome else None,
-                "notices": answer.told,
+                "notices": answer.notices,
             }
         )
     elif answer.outcome == "done" and answer.reply_text:
         screen.print_line(escape_control(answer.reply_text))
-        if answer.beside:
-            screen.print_note(escape_control(answer.beside))
+        if answer.reply_notice:
+            screen.print_note(escape_control(answer.reply_notice))
     if answer.outcome == "done":
         return errors.DONE
     if answer.outcome:
         if answer.said and not screen.json:
             screen.print_line(escape_control("\n".join(answer.said)))
-        if answer.told:  # the notice says what failed and what helps: saying it twice would only confuse
-            screen.print_failure("\n".join(answer.told), "")
+        if answer.notices:  # the notice says what failed and what helps: saying it twice would only confuse
+            screen.print_failure("\n".join(answer.notices), "")
         else:
             screen.print_failure(
                 f"the turn ended {answer.outcome}: {answer.reason}".rstrip(": "), "`/retry` tries again"
