@@ -64,7 +64,7 @@ class TerminalUser:
     def close(self) -> int:
         self.expect("you> ")
         self.type("\x04")
-        self.expect("it is kept")
+        self.expect("it is stored")
         return self.process.wait(timeout=LIMIT_SECONDS)
 
 
@@ -140,10 +140,10 @@ def test_a_killed_gateway_leaves_no_gap_in_a_chat(command_home: CommandHome, tmp
     chat.say(f"hold {late}")
     chat.expect("Holding")
     gateway.kill()
-    chat.expect("the gateway is gone; waiting for it to come back")
+    chat.expect("the gateway does not answer; waiting for its restart")
     late.touch()
     command_home.start_gateway()
-    chat.expect("it is back")
+    chat.expect("connected again")
     chat.expect("Holding is over")
     chat.say("after")
     chat.expect("You said: after")
@@ -183,7 +183,7 @@ def test_what_nobody_took_is_not_claimed_to_be_kept(command_home: CommandHome) -
     chat.type("lost?\r")
     chat.expect("waiting for it to come back")
     chat.type("\x03")
-    chat.expect("nobody has confirmed that this is kept")
+    chat.expect("the gateway has not confirmed the message")
     chat.expect("you> ")
     chat.type("\x04")
     chat.expect("— left\r\n")
@@ -198,7 +198,7 @@ def test_ctrl_c_stops_a_reply_and_ctrl_c_at_the_prompt_does_not_leave(busy: Comm
     chat.expect("stopping")
     chat.expect("you> ")
     chat.type("half a though\x03")
-    chat.expect("Ctrl-D leaves")
+    chat.expect("Ctrl-D exits")
     chat.say("still here")
     chat.expect("You said: still here")
     assert chat.close() == 0

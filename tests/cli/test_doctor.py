@@ -44,7 +44,7 @@ def lived(command_home: CommandHome) -> CommandHome:
 
 def test_a_home_in_order_gives_nothing_to_say(lived: CommandHome) -> None:
     assert run_doctor(lived, code=0) == {}
-    assert "nothing is wrong" in lived.run("doctor").ok().out
+    assert "no problems found" in lived.run("doctor").ok().out
 
 
 def test_a_running_gateway_is_looked_at_too(command_home: CommandHome) -> None:
@@ -259,7 +259,7 @@ def test_a_foreign_home_is_looked_at_mended_and_taken_back(command_home: Command
     shown = command_home.run("doctor", str(home))
     assert shown.code == 1
     assert "fork" in shown.out
-    assert "nothing is wrong" in shown.out, "the profile is in order"
+    assert "no problems found" in shown.out, "the profile is in order"
     dry = command_home.run("doctor", str(home), "--fix", "--dry-run")
     assert dry.code == 1
     assert "_branched_from" in dry.out

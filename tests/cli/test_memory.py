@@ -101,10 +101,10 @@ def test_nobody_is_told_so(command_home: CommandHome, tmp_path: Path) -> None:
     assert plan["entries"] == 0
     told = command_home.run_in_process("memory", "forget", "stranger").ok()
     assert "0 entries in all" in told.out
-    assert "is the name right?" in told.err
+    assert "Is the name right?" in told.err
     export = command_home.run_in_process("memory", "export", "stranger", "--to", str(tmp_path / "out"))
     assert export.code == 1
-    assert "is the name right?" in export.err
+    assert "Is the name right?" in export.err
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -183,7 +183,7 @@ def test_help_shows_what_the_option_shows(words: list[str], capsys: pytest.Captu
     [
         (["sesions"], "there is no command 'sesions' in `everhold`", "did you mean `sessions`?"),
         (["sessions", "shw"], "there is no command 'shw' in `everhold sessions`", "did you mean `show`?"),
-        (["up", "now"], "there is no command 'now' in `everhold up`", "`everhold up --help` shows what it takes"),
+        (["up", "now"], "there is no command 'now' in `everhold up`", "`everhold up --help` shows the arguments"),
     ],
 )
 def test_help_about_nothing_says_what_there_is(

@@ -187,7 +187,7 @@ def test_setup_installs_and_starts_and_installing_again_disturbs_nothing(machine
     assert (refused.code, "nothing was changed" in refused.err) == (1, True)
     assert not machine.unit.exists()
     done = machine.run("setup", "service", "--no-input").ok()
-    assert "the doctor finds nothing wrong" in done.out
+    assert "the doctor finds no problem" in done.out
     state = machine.state()
     assert state["answers"]
     again = machine.service("install").ok()
@@ -334,7 +334,7 @@ def test_secrets_that_only_this_shell_knows_are_named(machine: SystemdMachine) -
     people = "people: [{name: ada, identities: []}]"
     (machine.home.path / "config.yaml").write_text(f"{CONFIG}{people}\nhttp:\n  tokens:\n  {token}\n")
     told = machine.service("install", MY_TOKEN="s3cret-s3cret-s3cret").ok()
-    assert "MY_TOKEN is set in this shell only" in told.out
+    assert "MY_TOKEN is set only in this shell" in told.out
     assert "s3cret" not in told.out + told.err + machine.unit.read_text()
     env = machine.home.path / ".env"
     env.write_text("MY_TOKEN=s3cret-s3cret-s3cret\n")

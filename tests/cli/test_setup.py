@@ -147,7 +147,7 @@ def test_an_agent_with_a_model_of_its_own_is_mentioned(fresh: CommandHome) -> No
         "models: {m: {provider: obedient}}\nagents: {main: {}, coder: {model: m}}\n"
     )
     done = fresh.run(*FLAGS, "--provider", "offline").ok()
-    assert "coder: another model is configured" in done.out
+    assert "coder: configured with another model" in done.out
     assert "everhold config set agents.coder.model offline" in done.out
 
 
@@ -171,12 +171,12 @@ def test_a_running_gateway_takes_it_up(fresh: CommandHome, server: ModelServer) 
     [
         ((), 2, "--provider"),
         (("--provider", "openai"), 2, "--name"),
-        (("--provider", "openai", "--name", "x", "--url", "ftp://x"), 2, "no http(s) address"),
-        (("--provider", "openai", "--name", "x", "--url", "https://me:pass@host/v1"), 2, "holds a password"),
+        (("--provider", "openai", "--name", "x", "--url", "ftp://x"), 2, "not an http(s) URL"),
+        (("--provider", "openai", "--name", "x", "--url", "https://me:pass@host/v1"), 2, "contains a password"),
         (("--provider", "openai", "--name", "x", "--key-env", "sk-not a name"), 2, "not the key"),
         (("--provider", "openai", "--name", "x", "--url", "http://127.0.0.1:9/v1"), 75, "cannot be reached"),
         (("--provider", "openai", "--name", "x", "--key-stdin"), 2, "no key on standard input"),
-        (("--provider", "openai", "--name", "x", "--as", "a b"), 2, "cannot stand in `models`"),
+        (("--provider", "openai", "--name", "x", "--as", "a b"), 2, "is not valid in `models`"),
     ],
 )
 def test_what_is_missing_or_wrong_is_named_and_nothing_is_written(

@@ -82,8 +82,8 @@ def test_a_service_is_tried_written_attached_and_what_comes_next_is_said(command
         assert f"{name} answers" in done.out
         assert "everhold up" in done.out
         assert f"everhold memory backfill {name}" in done.out
-        assert "remembers for: main" in done.out
-        assert "the doctor finds nothing wrong" in done.out
+        assert "attached to: main" in done.out
+        assert "the doctor finds no problem" in done.out
         assert "# mine, and it stays" in config(command_home)
         assert f"api_key_env: {name.upper()}_API_KEY" in config(command_home)
         assert f"{name.upper()}_API_KEY={KEY}" in (command_home.path / ".env").read_text()
@@ -124,7 +124,7 @@ def test_a_plugin_asks_its_own_questions_and_gets_the_answers(command_home: Comm
     assert "not available" in local.err, "it was asked whether it can be used"
     assert "hermes-plugin" not in config(command_home)
     assert "one of local, cloud" in setup(command_home, *flags, "--set", "mode=moon").err
-    assert "nobody asks for 'colour'" in setup(command_home, *flags, "--set", "colour=red").err
+    assert "has no setting 'colour'" in setup(command_home, *flags, "--set", "colour=red").err
     assert "token is not given" in setup(command_home, *flags, "--set", "mode=cloud", input="").err
     done = setup(command_home, "shy", "--provider", f"hermes-plugin:{plugin}", input=f"cloud\n{KEY}\n\n").ok()
     assert "https://shy.example/keys" in done.err

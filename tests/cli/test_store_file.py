@@ -97,7 +97,7 @@ def test_a_damaged_store_is_refused_with_page_session_and_the_command_that_helps
         assert "everhold restore" in done.err
     assert store.read_bytes() == bytes(data)
     assert fingerprint_files(command_home.path / "backups") == before
-    assert "does not read" in command_home.run("restore").ok().out
+    assert "damaged" in command_home.run("restore").ok().out
     command_home.run("restore", "--yes").ok()
     assert "second mmm" in command_home.run("sessions", "show", "last").ok().out
     command_home.run("audit").ok()

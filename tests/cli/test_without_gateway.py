@@ -63,7 +63,7 @@ def test_what_is_not_answered_in_time_is_kept_and_answered_later(command_home: C
     late = tmp_path / "late"
     done = command_home.run("send", f"hold {late}", "--timeout", "0.5", "--json")
     assert (done.code, done.json["outcome"], done.json["reply"]) == (75, "waiting", None)
-    assert "kept as entry 1 of session" in done.err
+    assert "stored as entry 1 of session" in done.err
     late.touch()
     gateway = command_home.start_gateway()
     assert " · resuming 1 message" in gateway.ready
@@ -75,7 +75,7 @@ def test_messages_without_anybody_to_answer_them_are_wrong(command_home: Command
     assert command_home.run("send", f"down {tmp_path / 'back'}", "--timeout", "0.2").code == 75
     done = command_home.run_in_process("status")
     assert done.code == 1
-    assert "1 message without anybody to answer" in done.out
+    assert "1 message waiting, but no gateway is running" in done.out
 
 
 def test_a_model_that_is_down_answers_once_it_is_back(command_home: CommandHome, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_looking_goes_on_by_the_last_good_configuration(command_home: CommandHom
     (command_home.path / "config.yaml").write_text(BROKEN)
     done = command_home.run("sessions", "--json").ok()
     assert len(done.json["sessions"]) == 1
-    assert "going by the last good one" in done.err
+    assert "using the last valid one" in done.err
 
 
 def test_up_prints_one_line_and_nothing_behind_it(command_home: CommandHome) -> None:
@@ -254,7 +254,7 @@ def test_a_bug_is_one_line_unless_somebody_wants_the_trace(command_home: Command
         check=False,
     )
     assert done.returncode == 1
-    assert "everhold: a mistake of everhold's own: ZeroDivisionError" in done.stderr
+    assert "everhold: a bug in everhold: ZeroDivisionError" in done.stderr
     assert ("Traceback" in done.stderr) == bool(debug)
 
 
