@@ -507,13 +507,13 @@ async def test_no_secret_is_in_any_answer_or_line(
 async def test_a_fault_of_ours_is_told_without_its_details(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     routes = gateway.web.guard.inner_app
     assert isinstance(routes, RouteDispatcher)
-    route, route = routes._routes[0]
+    matcher, route = routes._routes[0]
 
     async def broken(call: object) -> Any:
         raise ZeroDivisionError("the secret recipe")
 
     routes._plain.clear()
-    routes._routes[0] = (route, msgspec.structs.replace(route, handler=broken))
+    routes._routes[0] = (matcher, msgspec.structs.replace(route, handler=broken))
     answer = await client.request(route.method, route.path)
     assert answer.status_code == 500
     assert "recipe" not in answer.text

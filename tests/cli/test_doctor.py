@@ -116,8 +116,8 @@ def test_what_waits_and_what_was_given_up_on_is_told(lived: CommandHome) -> None
     )
     db.close()
     found = run_doctor(lived)
-    assert "it is down" in found["lanes"][0]
-    assert "too odd" in found["parked"][0]
+    assert "it is down" in found["cursors"][0]
+    assert "too odd" in found["dead_letters"][0]
 
 
 def test_a_clock_behind_the_log_is_told(lived: CommandHome) -> None:
@@ -266,7 +266,7 @@ def test_a_foreign_home_is_looked_at_mended_and_taken_back(command_home: Command
     assert "nothing was changed" in dry.out
     done = command_home.run("doctor", str(home), "--fix", "--json")
     assert done.code == 0, done.out
-    journal = done.json["mended"][0]["journal"]
+    journal = done.json["repairs"][0]["journal"]
     assert json.loads(Path(journal).read_text())["changes"]
     assert "log-renamed" in command_home.run("doctor", str(home)).ok().out, "it happened, and it was mended"
     assert command_home.run("doctor", str(home / "logs" / "agent.log")).code == 1

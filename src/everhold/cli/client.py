@@ -104,7 +104,7 @@ class ApiClient:
             raise Refused(error.message, remedy=error.remedy or "everhold agents") from None
 
     async def follow_session(self, session: str, *, after: int = 0) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield new entries of a session as `{"entry": …}`, and hints as `{"delta": {op, at, text}}`, `{"reset": …}`."""
+        """Yield entries of a session as `{"entry": …}`, and hints as `{"delta": {op, at, text}}`, `{"reset": …}`."""
         target = f"/api/events?{_render_query(session=session, after_seq=after)}"
         async with self.transport.open("GET", target, None) as response:
             if response.status != 200:

@@ -97,7 +97,8 @@ def render_markdown(session: dict[str, Any], entries: Iterable[dict[str, Any]]) 
             text = "*(erased)*" if body is None else body["summary" if kind == "compressed" else "text"]
             if kind == "heard" and body is not None and body.get("command"):
                 text = f"`{summarize_entry(entry)}`"
-            yield f"**{escape_control(who)}**{word} · {format_time(entry['at'])} · {entry['seq']}\n\n{escape_control(text)}\n"
+            head = f"**{escape_control(who)}**{word} · {format_time(entry['at'])} · {entry['seq']}"
+            yield f"{head}\n\n{escape_control(text)}\n"
 
 
 def render_messages(entries: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:

@@ -38,7 +38,7 @@ def build_parser() -> CommandParser:
     general = _build_general_options()
     top = CommandParser(
         prog="everhold",
-        description="A gateway for long-lived agents. Accepted messages are never lost, and memory writes are delivered.",
+        description="A gateway for long-lived agents. It loses no accepted message, and delivers memory writes.",
         epilog=_format_examples(
             ("everhold chat", "chat in this terminal; no configuration needed"),
             ("everhold up", "run the gateway; chat, send and status then connect to it"),
@@ -512,9 +512,9 @@ def _add_setup_commands(setup: _CommandGroup) -> None:
             "everhold setup model --no-input --provider anthropic --name claude-sonnet-5 --key-stdin < key",
             "read the key from a file",
         ),
-        about="Asks for the settings that are not given, tests the model with one small request, and writes config.yaml\n"
-        "(comments stay) and the key to .env. Writes nothing if the model does not answer. The key is never shown, and\n"
-        "is no command line argument because other users could read it there.",
+        about="Asks for the settings that are not given, tests the model with one small request, and writes\n"
+        "config.yaml (comments stay) and the key to .env. Writes nothing if the model does not answer. The key is\n"
+        "never shown, and is no command line argument because other users could read it there.",
     )
     model.add_argument("--provider", choices=("openai", "anthropic", "offline"), default="", help="the model's API")
     model.add_argument("--url", default="", metavar="URL", help="the base URL (default: the provider's)")

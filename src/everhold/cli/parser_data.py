@@ -25,8 +25,9 @@ def _add_import_command(commands: _CommandGroup) -> None:
         module="import_",
         about="Imports the history of another agent: each message once, with its time. Each chat continues in one\n"
         "session, whatever ids it had before. Compressions become summaries whose originals are kept. Platform\n"
-        "accounts are imported as disabled. A repeated or interrupted import creates no duplicates. The source is not\n"
-        "changed. Nothing is sent to memory services, because they have it already; else use `everhold memory backfill`.",
+        "accounts are imported as disabled. A repeated or interrupted import creates no duplicates. The source is\n"
+        "not changed. Nothing is sent to memory services, because they have it already; if they do not, use\n"
+        "`everhold memory backfill`.",
     )
     bring.add_argument("path", metavar="PATH", help="a hermes-agent home, a state.db, or Markdown")
     bring.add_argument("--dry-run", action="store_true", help="show what would be done, and change nothing")
@@ -47,9 +48,9 @@ def _add_doctor_command(commands: _CommandGroup) -> None:
         ("everhold doctor ~/.hermes/logs/agent.log", "check its compressions, from its log"),
         ("everhold doctor --bundle", "write a report without texts, ids and keys, for a bug report"),
         module="doctor",
-        about="Checks this home, or a hermes-agent home, state.db or agent.log, and prints each problem with its place,\n"
-        "size, loss and remedy. It only reads, unless --fix is given. A fix of hermes-agent's store first makes and\n"
-        "checks a copy, then changes the store in one transaction, which can be undone.",
+        about="Checks this home, or a hermes-agent home, state.db or agent.log, and prints each problem with its\n"
+        "place, size, loss and remedy. It only reads, unless --fix is given. A fix of hermes-agent's store first\n"
+        "makes and checks a copy, then changes the store in one transaction, which can be undone.",
     )
     doctor.add_argument(
         "path", nargs="?", default="", metavar="PATH", help="a hermes-agent home, state.db or agent.log"

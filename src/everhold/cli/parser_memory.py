@@ -21,8 +21,8 @@ def add_memory_setup(setup: _CommandGroup) -> None:
         ),
         about="Asks for the settings that are not given, tests the memory, and writes config.yaml (comments stay) and\n"
         "the secrets to .env. Writes nothing if the test fails. Secrets are never shown, and are no command line\n"
-        "arguments because other users could read them there. A hermes-agent plug-in asks its own questions, and stores\n"
-        "settings that are not secret in its own files.",
+        "arguments because other users could read them there. A hermes-agent plug-in asks its own questions, and\n"
+        "stores settings that are not secret in its own files.",
     )
     memory.add_argument("name", metavar="NAME", help="the memory's name; a provider's name selects that provider")
     memory.add_argument("--provider", default="", metavar="P", help="the provider (default: NAME)")

@@ -57,7 +57,7 @@ class ServiceNotifier:
             try:
                 await pulse()
             except (StoreBusy, StoreFull):
-                pass  # the disk is full, or another process holds a lock: the writer works, and a restart would not help
+                pass  # the disk is full, or another process holds a lock: the writer works, so a restart is no help
             except StoreError:
                 return
             self.send(WATCHDOG="1")

@@ -26,7 +26,7 @@ PIECE_BYTES: Final = 1 << 16
 
 
 class GatewayGone(Transient):
-    """No process answers at the socket, or the process ended during the request. The request may have been processed."""
+    """No process answers at the socket, or it ended during the request. The request may have been processed."""
 
 
 @dataclass

@@ -178,18 +178,18 @@ class HomeCheckup:
             text = f"{consumer} is behind in {describe_count(count, 'session')}, the oldest for {waited} min"
             if error:
                 yield _make_finding(
-                    "lanes", f"{text}: {error} (tried {attempts} times)", "it is tried again by itself; everhold logs"
+                    "cursors", f"{text}: {error} (tried {attempts} times)", "it is tried again by itself; everhold logs"
                 )
             elif self.status is None:
-                yield _make_finding("lanes", f"{text}: nobody is working", "everhold up")
+                yield _make_finding("cursors", f"{text}: nobody is working", "everhold up")
             else:
-                yield _make_finding("lanes", text, "everhold logs", level="note")
+                yield _make_finding("cursors", text, "everhold logs", level="note")
         dead_letters = db.execute(
             "select consumer, count(*), max(reason) from dead_letters where state = 'dead' group by 1 order by 1"
         )
         for consumer, count, reason in dead_letters:
             text = f"{consumer} gave up on {describe_count(count, 'item')}: {reason}"
-            yield _make_finding("parked", text, "everhold dead-letters list; everhold dead-letters replay")
+            yield _make_finding("dead_letters", text, "everhold dead-letters list; everhold dead-letters replay")
 
     # -- around it ---------------------------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ class TerminalConversation:
     # -- sending -----------------------------------------------------------------------------------------------------
 
     async def send_and_wait(self, text: str) -> str:
-        """Send a message, wait for the reply, and return the outcome. Cancelling the wait does not cancel the message."""
+        """Send a message, wait for the reply, and return the outcome. Cancelling the wait does not undo the message."""
         self._answer, self._unasked, self.acknowledged = None, [], False
         self._answered.clear()
         verdict = await self._send_message(message.make_message(self.location, text))

@@ -129,7 +129,7 @@ def _check_hermes_home(args: argparse.Namespace, screen: CommandScreen) -> int:
                 repairs = [
                     repair.repair_store(Path(report.path), now=now) for report in reports if report.kind == "store"
                 ]
-            result["mended"] = [
+            result["repairs"] = [
                 {"backup": str(it.backup or ""), "journal": str(it.journal or ""), "changes": it.edits}
                 for it in repairs
             ]
@@ -161,7 +161,8 @@ def _print_reports(args: argparse.Namespace, screen: CommandScreen, reports: lis
         return
     for report in reports:
         what = (
-            f"{format_count(report.sessions, 'session')}, {format_count(report.messages, 'message')}, schema {report.version}"
+            f"{format_count(report.sessions, 'session')}, {format_count(report.messages, 'message')}, "
+            f"schema {report.version}"
             if report.kind == "store"
             else f"{format_count(report.messages, 'line')} about compressions"
         )
@@ -183,7 +184,8 @@ def _print_repair(screen: CommandScreen, it: repair.RepairResult) -> None:
         screen.print_line("there was nothing to fix")
         return
     screen.print_line(
-        f"{screen.paint('mended', 'green')} {format_count(len(it.edits), 'change')}; as it was: {escape_control(str(it.backup))}"
+        f"{screen.paint('fixed', 'green')} {format_count(len(it.edits), 'change')}; "
+        f"backup: {escape_control(str(it.backup))}"
     )
     screen.print_line(f"  → everhold doctor PATH --undo {escape_control(str(it.journal))} undoes them")
 

@@ -111,7 +111,8 @@ def _print_report(screen: CommandScreen, report: ImportReport) -> None:
         if rows:
             screen.print_line(
                 f"  {screen.paint(format_one_line(name), 'bold')}: {format_count(tally.messages, 'message')} in "
-                f"{format_count(tally.conversations, 'conversation')}, from {format_count(tally.sessions, 'session')} there"
+                f"{format_count(tally.conversations, 'conversation')}, "
+                f"from {format_count(tally.sessions, 'session')} there"
             )
             more = (
                 (tally.known, "imported before"),

@@ -234,7 +234,8 @@ async def _forget_person(calls: ApiClient, args: argparse.Namespace, screen: Com
         screen.print_note(_UNKNOWN_PERSON_TEXT)
     if not args.yes:
         screen.print_note(
-            f"Nothing was changed. `everhold memory forget {format_one_line(args.person)} --yes` erases it. This cannot be undone."
+            f"Nothing was changed. `everhold memory forget {format_one_line(args.person)} --yes` erases it. "
+            "This cannot be undone."
         )
     elif not found["done"]:
         screen.print_note("Not all memories have confirmed. everhold tries again; the same command tries at once.")
@@ -250,7 +251,8 @@ async def _import_facts(calls: ApiClient, args: argparse.Namespace, screen: Comm
 
     files = await asyncio.to_thread(lambda: read_memory_files(Path(args.path).expanduser()))
     made = await calls.import_memory_files(args.session, files, dry_run=args.dry_run)
-    held = f"{format_count(made['facts'], 'fact')} and {format_count(made['notes'], 'note')} in {format_count(len(made['files']), 'file')}"
+    held = f"{format_count(made['facts'], 'fact')} and {format_count(made['notes'], 'note')}"
+    held += f" in {format_count(len(made['files']), 'file')}"
     new = f", {made['noted']} of them new" if made["done"] else "; nothing was changed"
     _print_answer(screen, made, f"{held} for session {made['session']}{new}")
 

@@ -57,7 +57,8 @@ async def _approve_pairing(args: argparse.Namespace, screen: CommandScreen) -> i
         return 0
     who = f" as {done['person']}" if done["person"] else ""
     screen.print_line(
-        f"{format_one_line(done['identity'])} ({format_one_line(done['name'])}) may write to {done['account']} directly{who}."
+        f"{format_one_line(done['identity'])} ({format_one_line(done['name'])}) "
+        f"may write to {done['account']} directly{who}."
     )
     return 0
 

@@ -96,7 +96,8 @@ async def install_service(args: argparse.Namespace, screen: CommandScreen, manag
     )
     for name in missing:
         screen.print_line(
-            f"  {screen.paint('!', 'yellow')} {escape_control(name)} is set only in this shell, so the service does not have it"
+            f"  {screen.paint('!', 'yellow')} {escape_control(name)} is set only in this shell, "
+            "so the service does not have it"
         )
     if missing:
         screen.print_line(f"  → write it to {escape_control(str(home.env))}: {escape_control(missing[0])}=…")
@@ -222,7 +223,8 @@ async def _print_status(args: argparse.Namespace, screen: CommandScreen, manager
     screen.print_line(" · ".join(head))
     screen.print_line(f"  {escape_control(str(found.path))}")
     screen.print_line(
-        f"  home {escape_control(str(found.description.home or '?'))}, program {escape_control(found.description.program or '?')}"
+        f"  home {escape_control(str(found.description.home or '?'))}, "
+        f"program {escape_control(found.description.program or '?')}"
     )
     screen.print_line(
         f"  at login: {'starts' if state.enabled else 'does not start'}; the gateway {_format_answers(answers)}"
@@ -249,7 +251,8 @@ def _enable_linger(screen: CommandScreen) -> None:
         return
     if done.code:
         screen.print_note(
-            f"{' '.join(LINGER_COMMAND)}: {escape_control(' '.join(done.err.split()))}; ask the administrator of this machine"
+            f"{' '.join(LINGER_COMMAND)}: {escape_control(' '.join(done.err.split()))}; "
+            "ask the administrator of this machine"
         )
 
 

@@ -80,7 +80,8 @@ async def _show_session(calls: ApiClient, screen: CommandScreen, args: argparse.
 def print_header(screen: CommandScreen, session: dict[str, Any]) -> None:
     title = f" · {format_one_line(session['title'])}" if session["title"] else ""
     screen.print_line(
-        f"{screen.paint(session['id'], 'bold')}{title} · {_format_state(session)} · {escape_control(session['address'])}"
+        f"{screen.paint(session['id'], 'bold')}{title} · {_format_state(session)} · "
+        f"{escape_control(session['address'])}"
     )
 
 
@@ -128,7 +129,8 @@ async def _list_compressions(calls: ApiClient, screen: CommandScreen, id: str) -
         tokens = f"{body.get('tokens_before', 0):,} → {body.get('tokens_after', 0):,} tokens"
         name = screen.paint(f"compression {made['op']}", "bold")
         screen.print_line(
-            f"{name} · covers entries up to {body.get('covers', '?')} · {tokens} · {format_one_line(body.get('model', ''))} · {state}"
+            f"{name} · covers entries up to {body.get('covers', '?')} · {tokens} · "
+            f"{format_one_line(body.get('model', ''))} · {state}"
         )
         screen.print_line(escape_control(body.get("summary", "(erased)")))
         screen.print_line()
@@ -161,7 +163,7 @@ async def _search_sessions(calls: ApiClient, screen: CommandScreen, args: argpar
                 before = hit["session"]
             screen.print_line(entries.format_entry(screen, hit))
         if not found["hits"]:
-            screen.print_note(f"Nobody said {format_one_line(args.text)!r}.")
+            screen.print_note(f"No entry contains {format_one_line(args.text)!r}.")
         elif len(found["hits"]) == args.limit:
             screen.print_note(f"{format_count(args.limit, 'hit')} shown; --limit shows more.")
     return 0 if found["hits"] else 1

@@ -342,7 +342,8 @@ def _write_settings(setup: MemorySetup, before: Settings, draft: MemoryDraft) ->
         return 0
     if draft.display_name:
         screen.print_line(
-            f"{screen.paint('ok', 'green')} · {escape_control(draft.name)} answers ({escape_control(draft.display_name)})"
+            f"{screen.paint('ok', 'green')} · {escape_control(draft.name)} answers "
+            f"({escape_control(draft.display_name)})"
         )
     where = [str(home.config), *(f"{variable} in {home.env}" for variable in draft.secrets)]
     screen.print_line(f"written: {' and '.join(where)}")

@@ -96,9 +96,8 @@ def _print_status(screen: CommandScreen, found: dict[str, Any], wrong: list[tupl
     screen.print_line(f"  failed    {format_count(found['dead_letters'], 'dead letter')}, {found['in_doubt']} in doubt")
     for account in found["accounts"]:
         state = "listening" if account["listening"] else account["trouble"] or "not listening"
-        screen.print_line(
-            f"  account   {format_one_line(account['platform'])}/{format_one_line(account['account'])} · {format_one_line(state)}"
-        )
+        name = f"{format_one_line(account['platform'])}/{format_one_line(account['account'])}"
+        screen.print_line(f"  account   {name} · {format_one_line(state)}")
     for agent in found["agents"]:
         name = paint(format_one_line(agent["name"]), "bold")
         screen.print_line(
@@ -153,6 +152,7 @@ def _show_backlog(rows: list[dict[str, Any]]) -> str:
     """Describe in how many sessions each consumer has work, and how long the oldest has waited."""
     now = time.time()
     return ", ".join(
-        f"{format_one_line(row['consumer'])} {format_count(row['sessions'], 'session')}, oldest {format_duration(now - (row['since'] or now))}"
+        f"{format_one_line(row['consumer'])} {format_count(row['sessions'], 'session')}, "
+        f"oldest {format_duration(now - (row['since'] or now))}"
         for row in rows
     )
