@@ -1,4 +1,4 @@
-"""The page, in a real browser. What it shows is the log, through kills and restarts, without a reload."""
+"""The console in a real browser. It shows the log through kills and restarts without a reload."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_the_files_are_given_once_and_confirmed_after(client: httpx2.Async
 
 
 class ConsoleTab:
-    """One tab, and everything it complained about."""
+    """A browser tab that collects the errors of its console."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -93,7 +93,7 @@ class ConsoleTab:
         await self.page.keyboard.press("Enter")
 
     async def until(self, script: str) -> None:
-        """Until a script says so. Asked from outside: the page's policy forbids to evaluate text inside it."""
+        """Wait until a script returns true. It is polled from outside, because the security policy forbids `eval` in the page."""
 
         async def look() -> bool:
             return bool(await self.page.evaluate(f"Boolean({script})"))

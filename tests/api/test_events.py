@@ -1,4 +1,4 @@
-"""The log as it grows: no gap, whatever happens in between."""
+"""/api/events: entries without a gap, across restarts."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ async def test_people_do_not_meet_in_a_chat_of_one_name_nor_see_each_other(gatew
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="nobody here says how much memory a process has")
 @pytest.mark.parametrize("chats", [1, 10_000])
 async def test_ten_thousand_that_wait_are_kept_and_answered_in_bounded_memory(tmp_path: Path, chats: int) -> None:
-    """In one chat, or each in its own: they wait in the log, not in the gateway."""
+    """Many messages, in one chat or in one chat each, wait in the log and not in memory."""
     model = ModelServer(key=MODEL_KEY)
     released = model.hold()
     async with model:

@@ -1,4 +1,4 @@
-"""Nothing is open: who may come in, how large, how slowly, how often; and what never gets out."""
+"""The guard: authentication, limits of size, time and rate, and the redaction of secrets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ As = Callable[[str], httpx2.AsyncClient]
 
 
 def table(gateway: ApiGateway) -> list[tuple[str, str]]:
-    """Every route the server has, from the router itself."""
+    """Return all routes of the running server."""
     routes = gateway.web.guard.inner_app
     assert isinstance(routes, RouteDispatcher)
     return [(route.method, route.path.replace("{id}", "last").replace("{name}", "x.js")) for route in routes.table]
@@ -396,7 +396,7 @@ SMUGGLED = (
     b"X: a\r\n folded\r\nContent-Length: 2\r\n\r\n{}",
     b"X: a\0b\r\nContent-Length: 2\r\n\r\n{}",
 )
-"""What two readers of HTTP would read differently."""
+"""Requests that two HTTP parsers could interpret differently."""
 
 
 @pytest.mark.parametrize("rest", SMUGGLED)

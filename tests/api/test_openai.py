@@ -1,4 +1,4 @@
-"""/v1: agents that look like models. What is heard and kept, and what a caller gets who leaves, repeats or waits."""
+"""/v1: agents as models. Sessions, repeats, disconnects and waiting."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ KINDS = ["/v1/chat/completions", "/v1/responses"]
 
 
 def asking(path: str, *texts: str, **more: Any) -> Json:
-    """A request: user, assistant, user … in turn."""
+    """Return a request with user and assistant messages in turn."""
     said = [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
     return {"model": "main", "messages" if "chat" in path else "input": said, **more}
 
@@ -61,7 +61,7 @@ def text_of(answer: httpx2.Response) -> str:
 
 
 async def streamed(client: httpx2.AsyncClient, path: str, body: Json, **headers: str) -> tuple[str, list[Json]]:
-    """The text as a reader of the stream has it at the end, and every event."""
+    """Return the complete text of a stream, and all events."""
     text, seen = "", []
     async with client.stream("POST", path, json={**body, "stream": True}, headers=headers) as response:
         assert response.status_code == 200, await response.aread()

@@ -1,4 +1,4 @@
-"""Starting and stopping inside the gateway's own loop."""
+"""The HTTP server's start and stop in the gateway's event loop."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_whoever_serves_nothing_loads_no_server() -> None:
 
 
 class RecordingTransport:
-    """A transport that remembers in which pieces it was written to."""
+    """A transport that records each write."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []

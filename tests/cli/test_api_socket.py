@@ -1,4 +1,4 @@
-"""api.sock in the home: who may use it, and that nobody else suffers from what they do with it."""
+"""api.sock in the home: who may use it, and that a bad client does not affect others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def client_at(path: Path) -> ApiClient:
 
 
 def ask(sock: socket.socket, target: str = "/health", *, method: str = "GET", body: bytes = b"", head: str = "") -> Any:
-    """The status of an answer on a connection that stays open, and what it holds."""
+    """Return status and content of a response on a connection that stays open."""
     length = f"content-length: {len(body)}\r\n" if body else ""
     sock.sendall(f"{method} {target} HTTP/1.1\r\nhost: localhost\r\n{head}{length}\r\n".encode() + body)
     return answer(sock)
@@ -342,7 +342,7 @@ def test_a_denied_message_is_refused() -> None:
 
 
 class Canned(ApiTransport):
-    """Answers every request with the same."""
+    """Answers every request with the same bytes."""
 
     def __init__(self, status: int, *pieces: bytes, is_json: bool = True) -> None:
         self.status, self.pieces, self.is_json = status, pieces, is_json

@@ -181,7 +181,7 @@ def test_a_copy_that_was_put_back_by_hand_forgets_again_when_it_is_served(comman
 
 
 def erase(command_home: CommandHome, word: str) -> None:
-    """Erase whatever says `word`, as control does it."""
+    """Erase the entries that contain `word`."""
 
     async def play() -> None:
         home = Home(command_home.path)

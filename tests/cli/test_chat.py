@@ -1,4 +1,4 @@
-"""Talking in a terminal: a real one (a pty), a real gateway, real kills."""
+"""`everhold chat` in a real terminal (a pty), with a real gateway and real kills."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waiting import LIMIT_SECONDS
 
 
 class TerminalUser:
-    """Somebody at a terminal in which `everhold chat` runs."""
+    """A person at a terminal in which `everhold chat` runs."""
 
     def __init__(self, command_home: CommandHome, *args: str, **env: str) -> None:
         self.master, slave = pty.openpty()
@@ -47,7 +47,7 @@ class TerminalUser:
         self.type(text + "\r")
 
     def expect(self, text: str, *, seconds: float = LIMIT_SECONDS) -> str:
-        """Wait until `text` is on the screen, behind what was waited for before; all up to it."""
+        """Wait until `text` is on the screen after the last expected text, and return the output up to it."""
         deadline = time.monotonic() + seconds
         while (found := self.seen.find(text, self._read_to)) < 0:
             ready, _, _ = select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Every command against a running gateway: what it prints, as JSON too, and how it exits."""
+"""The commands with a running gateway: output, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_audit_prints_eight_promises_with_their_evidence(busy: CommandHome) -> N
     assert report["checked"]["entries"] >= 10
     text = busy.run_in_process("audit").ok().out
     assert text.count("  holds   ") == 7
-    assert "P7  unseen" in text
+    assert "P7  n/a" in text
     assert "nothing is taken twice" in text
     assert "sessions:" in text
     one = busy.run_in_process("audit", "agent:main:terminal:dm:me", "--json").ok().json

@@ -1,4 +1,4 @@
-"""`everhold config`, and how the gateway takes what it writes."""
+"""`everhold config`, and how a gateway reloads the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`everhold doctor` on its own home: silent when all is well, a finding for each thing that is not, mended if safe."""
+"""`everhold doctor` on its own home: a finding for each problem, fixed if that is safe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECRET = "sk-doctor-0123456789abcdefghij"
 
 
 def run_doctor(command_home: CommandHome, *args: str, code: int = 1) -> dict[str, list[str]]:
-    """What `doctor --json` found: check -> texts."""
+    """Return the texts of `doctor --json` by check."""
     done = command_home.run("doctor", "--json", *args)
     assert done.code == code, done.out + done.err
     found: dict[str, list[str]] = {}
@@ -206,7 +206,7 @@ def test_trying_a_memory_where_everybody_is_one_peer_deletes_nobody_s(lived: Com
 
 
 def find_memory_findings(command_home: CommandHome, *args: str) -> list[dict[str, str]]:
-    """What is said about memories; the model of this command_home is only known to processes of their own."""
+    """Return the findings about memories. The model of this home exists only in separate processes."""
     return [
         finding
         for finding in command_home.run_in_process(*args, "--json").json["findings"]
@@ -215,7 +215,7 @@ def find_memory_findings(command_home: CommandHome, *args: str) -> list[dict[str
 
 
 def list_stored(service: LoopbackService) -> list[object]:
-    """What a service keeps of what it was told."""
+    """Return what a service has stored."""
     state = service.state
     match service:
         case HonchoService():

@@ -1,4 +1,4 @@
-"""The API on a machine, or a disk, without unix sockets: everything works, and for nobody else."""
+"""The API without unix sockets: commands work, and other users have no access."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Socket(socket.socket):
 
 socket.socket = Socket
 """
-"""What a file system without sockets says, in every process that is started with this on its path."""
+"""Simulates a file system without sockets in every process that has it on its path."""
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_commands_reach_the_gateway_and_what_it_leaves_behind_misleads_nobody(co
 
 
 class LoopbackServer(LocalServer):
-    """The real server where no unix socket can be made."""
+    """The real server on a system without unix sockets."""
 
     endpoint: LoopbackEndpoint
 
@@ -92,7 +92,7 @@ class LoopbackServer(LocalServer):
 
 @asynccontextmanager
 async def gateway(path: Path) -> AsyncIterator[tuple[LoopbackEndpoint, list[str]]]:
-    """The listening side, and what was asked of it by those it let in."""
+    """A listening server that records the requests of trusted clients."""
     asked: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -138,7 +138,7 @@ async def test_a_stranger_is_not(tmp_path: Path, said: bytes) -> None:
 
 
 async def test_what_one_proved_opens_no_second_door(tmp_path: Path) -> None:
-    """Somebody repeats what they saw a command say."""
+    """A replayed handshake is refused."""
     async with gateway(tmp_path / "api.sock") as (endpoint, asked):
         mine = b"m" * loopback.SIZE
         request = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"

@@ -1,4 +1,4 @@
-"""`everhold memory`: through a gateway and without one, for people and for programs."""
+"""`everhold memory` with and without a gateway, as text and JSON."""
 
 from __future__ import annotations
 

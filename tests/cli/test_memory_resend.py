@@ -1,4 +1,4 @@
-"""`everhold memory replay NAME --since`: a plug-in that lost something is told again, by the command line alone."""
+"""`everhold memory resend NAME --since`: sends items again to a plug-in that lost them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pairing`, `people` and `schedules`: what whoever is in charge sees and decides, with a gateway and without."""
+"""`everhold pairing`, `people` and `schedules`, with and without a gateway."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ access: {owners: [ada]}
 
 @pytest.fixture
 def codes(command_home: CommandHome) -> list[str]:
-    """A home where two strangers have knocked; what they were told."""
+    """Make two strangers request pairing, and return their codes."""
     (command_home.path / "config.yaml").write_text(CONFIG)
 
     async def request_pairing() -> list[str]:

@@ -32,12 +32,12 @@ mkdir $group/everhold-$$ && echo $$ > $group/everhold-$$/cgroup.procs || exit 77
 exec unshare --mount sh -c '
     mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && exec /lib/systemd/systemd --user --log-target=console'
 """
-"""A systemd for one user, in a group of its own, that takes this machine for one which systemd has started."""
+"""Starts a systemd for one user, in its own process group."""
 
 
 @dataclass
 class SystemdMachine:
-    """A user's machine with systemd: a real one, or all that the unit can tell of it."""
+    """A user's machine with systemd: a real one, or the stand-in of `systemctl.py`."""
 
     home: CommandHome
     root: Path
@@ -46,12 +46,12 @@ class SystemdMachine:
     watchdog: str = ""
 
     def set_watchdog(self, seconds: int) -> None:
-        """Be less patient than the unit is."""
+        """Shorten the unit's timeouts."""
         self.watchdog = str(seconds)
         self.add("watch", f"WatchdogSec={seconds}\n")
 
     def add(self, name: str, lines: str) -> None:
-        """What `systemctl edit` does; the stand-in has a way of its own."""
+        """Override settings of the unit, like `systemctl edit`."""
         folder = self.unit.with_name("everhold.service.d")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.conf").write_text(f"[Service]\n{lines}")
@@ -94,7 +94,7 @@ class SystemdMachine:
         }
 
     def run(self, *args: str, **env: str) -> CommandResult:
-        """A command in this process; what it starts are real ones."""
+        """Run a command in this process. It starts real processes."""
         with self.shell.context() as shell:
             for name, value in {**self.environ, **env}.items():
                 shell.setenv(name, value)
@@ -362,7 +362,7 @@ def test_where_there_is_no_manager_nothing_is_written(machine: SystemdMachine) -
 
 
 def _doctor(machine: SystemdMachine, code: int) -> dict[str, str]:
-    """What it finds about the service: text -> remedy."""
+    """Return the doctor's findings about the service, with remedies."""
     done = machine.run("doctor", "--offline", "--json")
     assert done.code == code, done.out + done.err
     return {it["text"]: it["remedy"] for it in done.json["findings"] if it["check"] == "service"}

@@ -1,4 +1,4 @@
-"""`everhold setup model`: asks, tries it live, writes what works, and never shows a key."""
+"""`everhold setup model`: asks, tests the model, writes the configuration, and never shows a key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server() -> Iterator[ModelServer]:
 
 @pytest.fixture
 def fresh(tmp_path: Path, plugin: Path) -> CommandHome:
-    """A home nobody has configured."""
+    """A home without configuration."""
     command_home = CommandHome(tmp_path / "home", plugin)
     (command_home.path / "config.yaml").unlink()
     return command_home

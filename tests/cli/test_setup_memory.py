@@ -1,4 +1,4 @@
-"""`everhold setup memory`: asks, tries it live, writes what works, shows no key, and says what comes next."""
+"""`everhold setup memory`: asks, tests the memory, writes the configuration, and never shows a key."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run_service(name: str) -> Iterator[LoopbackService]:
 
 
 def setup(command_home: CommandHome, *more: str, input: str = f"{KEY}\n") -> CommandResult:
-    """In this process: a new one for each of them would take longer than everything it does."""
+    """Run the command in this process, because a new process for each would be slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", io.StringIO(input))
         done = command_home.run_in_process("setup", "memory", *more)

@@ -1,4 +1,4 @@
-"""`everhold setup telegram`: asks, connects once, writes what works, shows no token, and says what comes next."""
+"""`everhold setup telegram`: asks, connects once, writes the configuration, and never shows a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever looks after the gateway hears when it is ready, that it lives and that it stops; nothing that is not so."""
+"""The gateway notifies systemd of its start, its heartbeats and its stop."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.stores.home import open_scenario, open_store
 from tests.waiting import LIMIT_SECONDS
 
 OFTEN = 0.06
-"""Seconds after which a process that says nothing is taken for dead, in these tests."""
+"""The watchdog interval of these tests."""
 SILENCE = 8 * OFTEN
 
 
 class ServiceManager:
-    """The other end of $NOTIFY_SOCKET: a real socket."""
+    """The listening side of $NOTIFY_SOCKET, a real socket."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -43,7 +43,7 @@ class ServiceManager:
         return dict(line.split("=", 1) for line in self.socket.recv(4096).decode().splitlines())
 
     def forget(self) -> None:
-        """Nothing that was said before counts."""
+        """Discard the notifications so far."""
         self.socket.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while self.socket.recv(4096):
@@ -164,7 +164,7 @@ async def test_somebody_elses_lock_is_no_reason_to_start_anew(tmp_path: Path, ma
 
 
 async def test_nor_is_a_full_disk(tmp_path: Path, manager: ServiceManager) -> None:
-    """The pulse meets somebody's message there that finds no room: they are refused together."""
+    """The pulse and a message are committed together, and both are refused because the disk is full."""
     vfs = FaultyVFS()
     store, scenario = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
     together = 0

@@ -1,4 +1,4 @@
-"""Commands where no gateway runs: they answer by themselves, leave no mess, and get along with each other."""
+"""Commands without a gateway: they work in process, clean up, and do not disturb each other."""
 
 from __future__ import annotations
 

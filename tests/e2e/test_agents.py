@@ -1,4 +1,4 @@
-"""Many agents from one configuration, in one process: each its own, and a way to each other that cannot run away."""
+"""Many agents in one process: they are isolated, and their messages to each other cannot loop without end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def server() -> AsyncIterator[ModelServer]:
 
 
 def speaker(received: ReceivedModelRequest) -> str:
-    """Whose persona this request carries."""
+    """Return the agent whose persona this request contains."""
     system = received.json["messages"][0]["content"]
     return str(system.split("You are the ")[1].split(".")[0])
 
