@@ -93,7 +93,7 @@ class ConsoleTab:
         await self.page.keyboard.press("Enter")
 
     async def until(self, script: str) -> None:
-        """Wait until a script returns true. It is polled from outside, because the security policy forbids `eval` in the page."""
+        """Wait until a script returns true. It is polled, because the security policy forbids `eval`."""
 
         async def look() -> bool:
             return bool(await self.page.evaluate(f"Boolean({script})"))

@@ -165,7 +165,7 @@ def test_what_is_said_while_the_gateway_is_down_is_said_once_it_is_back(command_
     chat.expect("you> ")
     gateway.kill()
     chat.type("meanwhile\r")
-    chat.expect("waiting for it to come back")
+    chat.expect("waiting for its restart")
     command_home.start_gateway()
     chat.expect("You said: meanwhile")
     assert chat.close() == 0
@@ -181,7 +181,7 @@ def test_what_nobody_took_is_not_claimed_to_be_kept(command_home: CommandHome) -
     chat.expect("you> ")
     gateway.kill()
     chat.type("lost?\r")
-    chat.expect("waiting for it to come back")
+    chat.expect("waiting for its restart")
     chat.type("\x03")
     chat.expect("the gateway has not confirmed the message")
     chat.expect("you> ")

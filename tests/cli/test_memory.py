@@ -36,7 +36,7 @@ def test_what_is_remembered_is_found_and_an_answer_explained(command_home: Comma
     assert any(CANARY in item["text"] for item in why["shown"])
     told = command_home.run_in_process("memory", "why").ok().out
     assert "recalled: builtin" in told
-    assert f"room: {why['tokens']} of {why['budget']} tokens used" in told
+    assert f"recall budget: {why['tokens']} of {why['budget']} tokens used" in told
     status = command_home.run_in_process("memory", "status", "--json").ok().json
     assert [(row["agent"], row["memory"], row["dead_letters"]) for row in status["memories"]] == [
         ("main", "builtin", 0)

@@ -100,7 +100,7 @@ def test_comments_and_other_keys_stay(fresh: CommandHome, server: ModelServer) -
 
 def test_it_ends_with_the_doctor_s_word_on_what_was_set_up(fresh: CommandHome) -> None:
     done = fresh.run("setup", "model", "--provider", "offline", "--no-input").ok()
-    assert "nothing wrong" in done.out
+    assert "no problem" in done.out
     fresh.run("send", "hello").ok()
     (fresh.path / "everhold.db").chmod(0o644)
     (fresh.path / "config.yaml").write_text("memories: {honcho: {api_key_env: NOT_THERE}}\n")

@@ -111,7 +111,7 @@ def test_what_does_not_answer_is_not_written(command_home: CommandHome) -> None:
         assert "honcho answers" in asked.out, "and one may try again"
         assert "workspace: home" in config(command_home)
     untried = setup(command_home, "other", "--provider", "honcho", "--no-input", "--no-test", "--no-attach").ok()
-    assert "nobody yet" in untried.out
+    assert "no agent" in untried.out
 
 
 def test_a_plugin_asks_its_own_questions_and_gets_the_answers(command_home: CommandHome, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ async def test_a_stranger_is_told_a_code_and_let_in(tmp_path: Path, scene: Matri
         await scene.ada.send_text(room, "hello?")
         await town.wait_until(lambda: town.log.getvalue().count("message.denied") == 2)
         await client_of(town.app).approve_pairing(found[0], person="")
-        await scene.ada.wait_for_message(room, "You are let in")
+        await scene.ada.wait_for_message(room, "You have access now")
         await scene.ada.send_text(room, "thank you")
         await scene.ada.wait_for_message(room, "You said:")
         await town.wait_until_idle()

@@ -27,7 +27,7 @@ def helper(synapse: SynapseServer) -> MatrixTestMember:
 def test_an_account_is_tried_and_written(house: CommandHome, synapse: SynapseServer, helper: MatrixTestMember) -> None:
     done = house.run("setup", "matrix", input=f"{synapse.url}/\n{helper.token}\n").ok()
     assert helper.token not in done.out + done.err
-    assert f"matrix knows it as {helper.id}" in done.out
+    assert f"connected to matrix as {helper.id}" in done.out
     assert f"https://matrix.to/#/{helper.id}" in done.out
     config = (house.path / "config.yaml").read_text()
     assert "token_env: MATRIX_MAIN_TOKEN" in config
