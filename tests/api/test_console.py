@@ -39,7 +39,7 @@ def test_what_was_vendored_is_what_its_authors_published() -> None:
     assert "MIT" in (CONSOLE_DIRECTORY / "preact.LICENSE.txt").read_text()
 
 
-def test_the_page_holds_nothing_the_policy_would_have_to_allow() -> None:
+def test_the_console_needs_no_exception_from_the_policy() -> None:
     text = (CONSOLE_DIRECTORY / "index.html").read_text()
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=|https?:", text)
     for path in CONSOLE_DIRECTORY.glob("*.js"):
@@ -269,7 +269,7 @@ class TestInABrowser:
         await screen.until("document.querySelector('.messages').innerText.includes('fact 1\\n')")
         await screen.until("!document.querySelector('.messages').innerText.includes('Show earlier')")
 
-    async def test_somebody_elsewhere_gives_the_token_to_the_browser(self, browser: Any, gateway: ApiGateway) -> None:
+    async def test_a_browser_on_another_machine_sends_the_token(self, browser: Any, gateway: ApiGateway) -> None:
         for token, name in ((ADA, "ada"), (BOB, "bob"), (OPERATOR, "boss")):
             context = await browser.new_context(
                 http_credentials={"username": "x", "password": token, "send": "always"},

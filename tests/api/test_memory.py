@@ -64,7 +64,7 @@ async def test_an_answer_says_what_it_rested_on(gateway: ApiGateway, model: Mode
     assert (await ada.get(f"/api/sessions/{session}/why", params={"at": 1})).status_code == 404
 
 
-async def test_no_page_tells_somebody_else_a_word_of_it(gateway: ApiGateway, model: ModelServer, as_: As) -> None:
+async def test_no_route_shows_another_persons_memory(gateway: ApiGateway, model: ModelServer, as_: As) -> None:
     """No GET route of the document shows another person's data."""
     await remembering(gateway, model)
     ada, bob = as_(ADA), as_(BOB)

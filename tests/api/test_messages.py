@@ -126,9 +126,7 @@ async def test_the_context_of_a_turn_is_shown_exactly(gateway: ApiGateway, clien
     assert (await client.get(path, params={"at": 99})).status_code == 404
 
 
-async def test_a_note_is_for_whoever_spoke_last_however_long_ago(
-    gateway: ApiGateway, client: httpx2.AsyncClient
-) -> None:
+async def test_a_note_is_for_the_last_speaker_however_long_ago(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     session = (await client.post("/api/messages", json={"chat": "x", "text": "hello", "person": "bob"})).json()[
         "session"
     ]

@@ -84,7 +84,7 @@ async def test_a_large_number_is_told_to_its_last_digit(gateway: ApiGateway) -> 
     assert "everhold_turns_total 1000001" in lines
 
 
-def test_whoever_serves_nothing_loads_no_server() -> None:
+def test_without_a_server_no_server_module_is_loaded() -> None:
     script = "import sys, everhold.app; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"starlette", "uvicorn", "anyio"} & set(loaded)

@@ -102,7 +102,7 @@ def test_a_session_with_a_title_is_called_by_it(busy: CommandHome) -> None:
     assert chat.process.wait(timeout=15) == 0
 
 
-def test_whoever_leaves_without_a_word_is_told_of_no_session(busy: CommandHome) -> None:
+def test_a_chat_without_a_message_names_no_session(busy: CommandHome) -> None:
     chat = TerminalUser(busy, "--session", "silent")
     chat.expect("you> ")
     chat.type("\x04")
@@ -175,7 +175,7 @@ def test_what_is_said_while_the_gateway_is_down_is_said_once_it_is_back(command_
     assert [entry["seq"] for entry in entries] == list(range(1, 11))
 
 
-def test_what_nobody_took_is_not_claimed_to_be_kept(command_home: CommandHome) -> None:
+def test_an_unconfirmed_message_is_not_reported_as_stored(command_home: CommandHome) -> None:
     gateway = command_home.start_gateway()
     chat = TerminalUser(command_home)
     chat.expect("you> ")

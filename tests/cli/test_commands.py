@@ -127,7 +127,7 @@ def test_a_command_in_a_message_is_answered_by_the_gateway(busy: CommandHome) ->
     assert busy.run_in_process("send", "hello", "--session", "help").ok().out == "You said: hello\n", "and it is so"
 
 
-def test_whoever_has_something_answered_again_gets_the_new_answer(busy: CommandHome) -> None:
+def test_a_retry_gets_the_new_answer(busy: CommandHome) -> None:
     busy.run_in_process("send", "once", "--session", "again").ok()
     assert busy.run_in_process("send", "/retry", "--session", "again").ok().out == "You said: once\n"
     piped = busy.run("chat", "--session", "again", input="/retry\n").ok().out

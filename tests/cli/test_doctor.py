@@ -75,7 +75,7 @@ def test_a_missing_secret_is_told_by_its_name(lived: CommandHome) -> None:
     assert any("NO_SUCH_KEY" in text for texts in found.values() for text in texts)
 
 
-def test_a_model_that_does_not_answer_is_told_unless_nobody_should_ask(lived: CommandHome) -> None:
+def test_a_model_that_does_not_answer_is_found_unless_offline(lived: CommandHome) -> None:
     config = (
         "models: {m: {provider: openai, name: x, base_url: 'http://127.0.0.1:9/v1'}}\n"
         "defaults: {model: m, memories: [], tools: []}\n"
@@ -144,7 +144,7 @@ def test_an_old_copy_is_told_and_a_new_one_helps(lived: CommandHome) -> None:
     assert run_doctor(lived, code=0) == {}
 
 
-def test_a_bundle_holds_no_text_no_key_and_nobody_s_number(lived: CommandHome, tmp_path: Path) -> None:
+def test_a_bundle_contains_no_text_no_key_and_no_id(lived: CommandHome, tmp_path: Path) -> None:
     (lived.path / ".env").write_text(f"OPENAI_API_KEY={SECRET}\n")
     (lived.path / ".env").chmod(0o600)
     lived.run("send", "my number is 4915112345678 and the word is marzipan").ok()
@@ -190,7 +190,7 @@ def test_a_memory_is_tried_with_a_canary_that_does_not_stay(lived: CommandHome, 
     assert name in finding["remedy"]
 
 
-def test_trying_a_memory_where_everybody_is_one_peer_deletes_nobody_s(lived: CommandHome) -> None:
+def test_testing_a_memory_with_one_peer_for_all_deletes_no_data(lived: CommandHome) -> None:
     with HonchoService(key=SECRET).threaded() as running:
         (lived.path / ".env").write_text(f"MEMORY_KEY={SECRET}\n")
         (lived.path / ".env").chmod(0o600)

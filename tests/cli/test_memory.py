@@ -93,7 +93,7 @@ def test_a_running_gateway_does_the_same(command_home: CommandHome) -> None:
     command_home.run_in_process("audit").ok()
 
 
-def test_nobody_is_told_so(command_home: CommandHome, tmp_path: Path) -> None:
+def test_an_empty_list_of_people_is_explained(command_home: CommandHome, tmp_path: Path) -> None:
     hold_conversation(command_home)
     assert command_home.run_in_process("memory", "forget", "").code != 0
     plan = command_home.run_in_process("memory", "forget", "stranger", "--json").ok().json

@@ -67,7 +67,7 @@ def test_a_stranger_is_seen_approved_and_revoked(command_home: CommandHome, code
     assert (again.code, "everhold pairing list" in again.err) == (1, True)
 
 
-def test_it_is_said_who_is_still_let_in_as_somebody(command_home: CommandHome, codes: list[str]) -> None:
+def test_a_revoked_identity_that_is_still_linked_is_reported(command_home: CommandHome, codes: list[str]) -> None:
     command_home.run_in_process("pairing", "approve", codes[0]).ok()
     command_home.run_in_process("people", "link", "telegram:666", "bob").ok()
     said = command_home.run_in_process("pairing", "revoke", "telegram:666").ok().out
@@ -75,7 +75,7 @@ def test_it_is_said_who_is_still_let_in_as_somebody(command_home: CommandHome, c
     assert "everhold people unlink telegram:666" in said
 
 
-def test_a_person_who_is_not_configured_is_nobody(command_home: CommandHome, codes: list[str]) -> None:
+def test_a_person_who_is_not_configured_is_unknown(command_home: CommandHome, codes: list[str]) -> None:
     done = command_home.run_in_process("pairing", "approve", codes[0], "--as", "mallory")
     assert done.code == 2
     assert "add it under people" in done.err
@@ -115,7 +115,7 @@ def test_status_names_accounts_that_do_not_work(command_home: CommandHome) -> No
     assert "BOT is not set" in done.out
 
 
-def test_status_names_chats_where_agents_were_silenced_or_talked_too_much(command_home: CommandHome) -> None:
+def test_status_names_halted_chats_and_loops_of_agents(command_home: CommandHome) -> None:
     (command_home.path / "config.yaml").write_text(CONFIG)
 
     async def trouble() -> dict[str, Any]:

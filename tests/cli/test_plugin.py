@@ -86,7 +86,7 @@ def test_a_good_one_is_told_from_a_bad_one_by_the_exit_code(here: Path, capsys: 
     assert re.search(r"✓ basics +What is stored is found again", capsys.readouterr().out)
 
 
-def test_somebody_else_s_plug_in_is_put_through_it_by_its_path(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_third_party_plug_in_is_tested_by_its_path(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A provider that loses its data at the end of its process fails the check for that."""
     plugin = here / "keeper"
     plugin.mkdir()

@@ -200,7 +200,7 @@ def test_setup_installs_and_starts_and_installing_again_disturbs_nothing(machine
 # -- looked after ------------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_gateway_is_started_anew_and_goes_on(machine: SystemdMachine, tmp_path: Path) -> None:
+def test_a_killed_gateway_is_restarted_and_continues(machine: SystemdMachine, tmp_path: Path) -> None:
     machine.service("install", "--start").ok()
     late = tmp_path / "late"
     assert machine.run("send", f"hold {late}", "--timeout", "0.3").code == 75
@@ -211,7 +211,7 @@ def test_a_killed_gateway_is_started_anew_and_goes_on(machine: SystemdMachine, t
 
 
 @pytest.mark.prove
-def test_a_gateway_that_hangs_says_where_and_is_started_anew(machine: SystemdMachine, tmp_path: Path) -> None:
+def test_a_gateway_that_hangs_logs_where_and_is_restarted(machine: SystemdMachine, tmp_path: Path) -> None:
     machine.set_watchdog(4)
     machine.service("install", "--start").ok()
     free = tmp_path / "free"
@@ -242,7 +242,7 @@ def test_what_does_not_get_better_by_trying_is_not_tried_again(machine: SystemdM
 
 
 @pytest.mark.parametrize("code", [0, 78])
-def test_whoever_cannot_tell_exit_codes_chooses_the_one_for_giving_up(command_home: CommandHome, code: int) -> None:
+def test_a_service_manager_can_choose_the_exit_code_for_giving_up(command_home: CommandHome, code: int) -> None:
     (command_home.path / "everhold.db").write_bytes(b"this is no database" * 400)
     done = command_home.run("up", "--port", "0", "--quiet", "--give-up-with", str(code))
     assert done.code == code

@@ -206,7 +206,7 @@ def test_a_key_or_a_name_that_is_refused_is_not_written(
     assert not (fresh.path / ".env").exists()
 
 
-def test_untried_if_somebody_insists(fresh: CommandHome, server: ModelServer) -> None:
+def test_no_test_writes_an_untested_configuration(fresh: CommandHome, server: ModelServer) -> None:
     server.default = VendorFailure(kind="server_error")
     flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin")
     assert fresh.run(*FLAGS, *flags, input=KEY).code == 75

@@ -151,7 +151,7 @@ async def test_a_broken_writer_is_not_alive(tmp_path: Path, manager: ServiceMana
     vfs.unregister()
 
 
-async def test_somebody_elses_lock_is_no_reason_to_start_anew(tmp_path: Path, manager: ServiceManager) -> None:
+async def test_a_lock_of_another_process_is_no_reason_to_restart(tmp_path: Path, manager: ServiceManager) -> None:
     store = open_store(tmp_path / "log.db", patience=0.01)
     other = apsw.Connection(str(tmp_path / "log.db"))
     async with run_heartbeats(store, manager):
@@ -205,7 +205,7 @@ def test_what_was_meant_for_another_process_is_not_answered() -> None:
     assert ServiceNotifier.from_environment({"WATCHDOG_USEC": "soon"}) == ServiceNotifier()
 
 
-def test_nobody_listens_and_nothing_happens(tmp_path: Path) -> None:
+def test_without_a_notify_socket_nothing_is_sent(tmp_path: Path) -> None:
     ServiceNotifier().send(READY="1")
     ServiceNotifier(str(tmp_path / "gone")).send(READY="1")
 

@@ -119,14 +119,14 @@ def test_many_commands_at_once_without_a_gateway_all_succeed(command_home: Comma
     command_home.run_in_process("audit").ok()
 
 
-def test_a_home_that_is_held_by_somebody_silent_is_waited_for_then_named(command_home: CommandHome) -> None:
+def test_a_home_held_by_a_silent_process_is_waited_for_then_reported(command_home: CommandHome) -> None:
     args = parse_arguments(["--home", str(command_home.path), "sessions"])
     screen = CommandScreen.from_streams(sys.stdout, sys.stderr, environ={}, json=False)
     with HomeLock(command_home.path / "lock"), pytest.raises(HomeBusy, match=f"process {os.getpid()}"):
         asyncio.run(connect_gateway(args, screen, role="", starts=False, patience=0.3))
 
 
-def test_a_socket_that_nobody_listens_at_any_more_is_replaced(command_home: CommandHome) -> None:
+def test_a_stale_socket_is_replaced(command_home: CommandHome) -> None:
     command_home.start_gateway().kill()
     assert (command_home.path / "api.sock").exists()
     command_home.run("send", "hello").ok()
@@ -245,7 +245,7 @@ main.run(["completion", "bash"])
 
 
 @pytest.mark.parametrize("debug", ["", "1"])
-def test_a_bug_is_one_line_unless_somebody_wants_the_trace(command_home: CommandHome, debug: str) -> None:
+def test_a_bug_is_printed_in_two_lines_unless_debugging(command_home: CommandHome, debug: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BUG],
         env=command_home.env(EVERHOLD_DEBUG=debug),

@@ -139,7 +139,7 @@ async def test_one_agent_writes_to_another_and_gets_an_answer(tmp_path: Path, se
         await t.assert_sound()
 
 
-async def test_an_agent_may_write_to_nobody_unless_it_is_said(tmp_path: Path, server: ModelServer) -> None:
+async def test_an_agent_may_write_to_other_agents_only_if_configured(tmp_path: Path, server: ModelServer) -> None:
     agents = personas("main", "coder", "cook")
     agents["main"]["send_to"] = ["agent:coder"]
     server.add_steps(

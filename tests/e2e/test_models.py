@@ -668,7 +668,7 @@ async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Pat
     assert hits == []
 
 
-async def test_a_model_that_hangs_holds_up_nobody_else(tmp_path: Path, server: ModelServer) -> None:
+async def test_a_model_that_hangs_does_not_delay_others(tmp_path: Path, server: ModelServer) -> None:
     def by_name(received: ReceivedModelRequest) -> ModelServerStep:
         return HangingConnection() if received.json["model"] == "slow" else ModelServerReply(text="quick")
 
