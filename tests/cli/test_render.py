@@ -95,7 +95,7 @@ def test_a_table_is_cut_for_people_and_whole_for_programs() -> None:
     "line, found",
     [
         (
-            '2026-01-01T00:00:00.000Z info    turn.done op=3 outcome=done text="a \\"b\\" c=d"',
+            '2026-01-01T00:00:00.000Z info    turn.completed op=3 outcome=done text="a \\"b\\" c=d"',
             {"at": "2026-01-01T00:00:00.000Z", "level": "info", "event": "turn.completed", "op": 3, "outcome": "done",
              "text": 'a "b" c=d'},
         ),
