@@ -220,9 +220,9 @@ def test_what_was_given_up_on_is_shown_everywhere_and_can_go_again(command_home:
     assert "may have arrived" in command_home.run_in_process("dead-letters").ok().out
     status = command_home.run_in_process("status", "--json")
     assert (status.code, status.json["in_doubt"]) == (1, 1)
-    doubtful = command_home.run_in_process("audit").ok().out  # a doubt is listed, not hidden, and breaks nothing
-    assert "doubt  " in doubtful
-    assert "memory:far: entry 4 may have arrived: no room" in doubtful
+    report = command_home.run_in_process("audit").ok().out  # a doubt is listed, not hidden, and breaks nothing
+    assert "doubt  " in report
+    assert "memory:far: entry 4 may have arrived: no room" in report
     assert (
         command_home.run_in_process("dead-letters", "replay", str(dead_letters[0]["id"])).ok().out
         == "1 item will be sent again\n"
