@@ -1,4 +1,4 @@
-"""A real gateway on loopback: the real app in the test's own loop, in front of a fake model vendor."""
+"""Runs a real gateway on loopback, in the test's event loop, with a fake model server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ people:
 """
 SECRETS = f"TOKEN_BOSS={OPERATOR}\nTOKEN_ADA={ADA}\nTOKEN_BOB={BOB}\nMODEL_KEY={MODEL_KEY}\n"
 ELSEWHERE = {"x-forwarded-for": "203.0.113.9"}
-"""What makes a request one from outside: whoever forwarded it is not believed to be this machine."""
+"""Makes a request count as one from another machine, because a proxy forwarded it."""
 
 
 def configuration(model: str, *, more: str = TOKENS) -> str:
@@ -52,7 +52,7 @@ agents:
 
 
 class ApiGateway:
-    """One home, and one life of its gateway after the other."""
+    """A home whose gateway can be started and stopped repeatedly."""
 
     def __init__(self, path: Path, model: ModelServer) -> None:
         self.home = Home(path / "home").create()
@@ -96,7 +96,7 @@ class ApiGateway:
         return self.running.http_server
 
     def client(self, token: str = "", **headers: str) -> httpx2.AsyncClient:
-        """At this machine; with a token, from elsewhere."""
+        """Return a client on this machine, or with a token one from another machine."""
         given = {**ELSEWHERE, "authorization": f"Bearer {token}"} if token else {}
         return httpx2.AsyncClient(
             base_url=self.url, headers={**given, **headers}, timeout=LIMIT_SECONDS, trust_env=False
@@ -108,7 +108,7 @@ class ApiGateway:
             return found
 
     async def wait_until_idle(self, session: str, *, said: int = 1) -> list[dict[str, Any]]:
-        """The log of a session once it holds so many replies and nothing more is going on."""
+        """Return the log of a session once it has this number of replies and is idle."""
         found: list[dict[str, Any]] = []
 
         async def look() -> bool:
@@ -144,7 +144,7 @@ async def client(gateway: ApiGateway) -> AsyncIterator[httpx2.AsyncClient]:
 
 @pytest.fixture
 async def as_(gateway: ApiGateway) -> AsyncIterator[Callable[[str], httpx2.AsyncClient]]:
-    """A client from elsewhere, with a token."""
+    """Return a client from another machine, with a token."""
     async with AsyncExitStack() as stack:
         made: list[httpx2.AsyncClient] = []
 
@@ -158,7 +158,7 @@ async def as_(gateway: ApiGateway) -> AsyncIterator[Callable[[str], httpx2.Async
 
 @pytest.fixture
 async def node(pytestconfig: pytest.Config) -> Path:
-    """A directory with what tests/api/node/package.json asks for."""
+    """Return a directory with the packages of tests/api/node/package.json."""
     assert pytestconfig.cache is not None
     return await install_node_packages(pytestconfig.cache.mkdir("web-node"))
 
@@ -167,7 +167,7 @@ async def node(pytestconfig: pytest.Config) -> Path:
 
 
 class StreamEvent(dict[str, Any]):
-    """One event: its data, with `id` and `event` beside it."""
+    """Parse one event: its data with `id` and `event`."""
 
     id: str = ""
     event: str = "message"
@@ -177,7 +177,7 @@ class StreamEvent(dict[str, Any]):
 async def listen_to_events(
     client: httpx2.AsyncClient, path: str = "/api/events", **headers: str
 ) -> AsyncIterator[AsyncIterator[StreamEvent]]:
-    """Events as a browser would see them."""
+    """Yield server-sent events."""
     async with client.stream("GET", path, headers=headers) as response:
         assert response.status_code == 200, await response.aread()
         yield events_of(response)
@@ -202,7 +202,7 @@ async def events_of(response: httpx2.Response) -> AsyncIterator[StreamEvent]:
 async def read_until(
     events: AsyncIterator[StreamEvent], kind: str, *, seconds: float = LIMIT_SECONDS
 ) -> list[StreamEvent]:
-    """Entries up to the first of `kind`, and with it."""
+    """Return the entries up to and including the first of `kind`."""
     found: list[StreamEvent] = []
     async with asyncio.timeout(seconds):
         async for event in events:

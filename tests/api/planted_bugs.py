@@ -1,4 +1,4 @@
-"""`everhold` with a bug planted in it: `python planted.py NAME …`."""
+"""Runs `everhold` with a planted bug: `python planted_bugs.py NAME …`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _later: set[asyncio.Future[Any]] = set()
 
 
 def says_kept_first() -> None:
-    """Answers before what it was sent is committed."""
+    """Answers a message before it is committed."""
     send = SessionAdmin.send_message
 
     async def hasty(self: SessionAdmin, incoming: IncomingMessage) -> AcceptResult:
@@ -36,7 +36,7 @@ def says_kept_first() -> None:
 
 
 def forgets_keys() -> None:
-    """Knows the names of requests only as long as it lives."""
+    """Recognises repeated requests only within one process."""
     find = openai_shared._derive_message_id
 
     async def forgetful(call: ApiCall, message: IncomingMessage) -> str:
@@ -46,7 +46,7 @@ def forgets_keys() -> None:
 
 
 def says_what_it_has_not_kept() -> None:
-    """Ends a reply with what grew, not with what was committed."""
+    """Ends a reply with the growing text instead of the committed text."""
     grew = LogTail.on_reply_text
 
     def louder(self: LogTail, session: str, op: int, text: str | None) -> None:
@@ -70,7 +70,7 @@ BUGS: Final[dict[str, tuple[Callable[[], None], str, str]]] = {
     "forgets keys with a restart": (forgets_keys, "words", "times"),
     "streams what is not committed": (says_what_it_has_not_kept, "", "the log says"),
 }
-"""name -> how to plant it, when to kill so that it shows, and what it must be found by."""
+"""How to plant each bug, when to kill so that it shows, and which check must find it."""
 
 
 if __name__ == "__main__":

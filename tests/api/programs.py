@@ -1,4 +1,4 @@
-"""Other programs that tests run: one command, or clients that npm installs."""
+"""Runs other programs: a command, or clients that npm installs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCRIPTS = Path(__file__).parent / "node"
 async def run_program(
     *command: str, env: dict[str, str] | None = None, cwd: Path | None = None, seconds: float = LIMIT_SECONDS
 ) -> str:
-    """What a program prints."""
+    """Run a program and return its output."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdout=asyncio.subprocess.PIPE,
@@ -33,7 +33,7 @@ async def run_program(
 
 
 async def install_node_packages(directory: Path) -> Path:
-    """`directory` with everything in tests/api/node/package.json; kept between runs. Skips where npm cannot."""
+    """Install tests/api/node/package.json in `directory`, which is kept between runs. Skips the test if npm fails."""
     npm, program = shutil.which("npm"), shutil.which("node")
     if npm is None or program is None:
         pytest.skip("there is no node with npm on this machine")

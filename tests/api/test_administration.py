@@ -1,4 +1,4 @@
-"""What operators do through the API: each operation of the gateway has a route, and the route does it."""
+"""The API's routes for operators."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ async def test_dead_letters_come_in_pages(gateway: ApiGateway, client: httpx2.As
 
 
 async def give_up(gateway: ApiGateway, session: str, count: int) -> None:
-    """Dead letters as a memory that refuses everything would leave them."""
+    """Create the dead letters that a memory leaves which refuses every write."""
     letters = [
         DeadLetter(consumer="memory:far", session=session, seq=1, part=part, key=str(part), reason="no", at=1.0)
         for part in range(count)

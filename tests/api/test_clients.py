@@ -1,4 +1,4 @@
-"""Other people's clients, unchanged: openai-python, curl, llm, openai-node and the Vercel AI SDK."""
+"""Unmodified clients: openai-python, curl, llm, openai-node and the Vercel AI SDK."""
 
 from __future__ import annotations
 

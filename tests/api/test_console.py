@@ -1,4 +1,4 @@
-"""The page, in a real browser. What it shows is the log, through kills and restarts, without a reload."""
+"""The console in a real browser. It shows the log through kills and restarts without a reload."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_was_vendored_is_what_its_authors_published() -> None:
     assert "MIT" in (CONSOLE_DIRECTORY / "preact.LICENSE.txt").read_text()
 
 
-def test_the_page_holds_nothing_the_policy_would_have_to_allow() -> None:
+def test_the_console_needs_no_exception_from_the_policy() -> None:
     text = (CONSOLE_DIRECTORY / "index.html").read_text()
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=|https?:", text)
     for path in CONSOLE_DIRECTORY.glob("*.js"):
@@ -66,7 +66,7 @@ async def test_the_files_are_given_once_and_confirmed_after(client: httpx2.Async
 
 
 class ConsoleTab:
-    """One tab, and everything it complained about."""
+    """A browser tab that collects the errors of its console."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -93,7 +93,7 @@ class ConsoleTab:
         await self.page.keyboard.press("Enter")
 
     async def until(self, script: str) -> None:
-        """Until a script says so. Asked from outside: the page's policy forbids to evaluate text inside it."""
+        """Wait until a script returns true. It is polled, because the security policy forbids `eval`."""
 
         async def look() -> bool:
             return bool(await self.page.evaluate(f"Boolean({script})"))
@@ -269,7 +269,7 @@ class TestInABrowser:
         await screen.until("document.querySelector('.messages').innerText.includes('fact 1\\n')")
         await screen.until("!document.querySelector('.messages').innerText.includes('Show earlier')")
 
-    async def test_somebody_elsewhere_gives_the_token_to_the_browser(self, browser: Any, gateway: ApiGateway) -> None:
+    async def test_a_browser_on_another_machine_sends_the_token(self, browser: Any, gateway: ApiGateway) -> None:
         for token, name in ((ADA, "ada"), (BOB, "bob"), (OPERATOR, "boss")):
             context = await browser.new_context(
                 http_credentials={"username": "x", "password": token, "send": "always"},

@@ -1,4 +1,4 @@
-"""The log as it grows: no gap, whatever happens in between."""
+"""/api/events: entries without a gap, across restarts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ async def test_a_reply_is_seen_while_it_is_made_and_then_as_it_was_committed(
 
 
 @pytest.mark.parametrize("how", ["header", "query"])
-async def test_whoever_comes_back_after_a_restart_misses_nothing(tmp_path: Path, model: ModelServer, how: str) -> None:
+async def test_a_client_that_reconnects_after_a_restart_misses_nothing(
+    tmp_path: Path, model: ModelServer, how: str
+) -> None:
     gateway = ApiGateway(tmp_path, model)
     await gateway.start()
     try:
@@ -156,7 +158,7 @@ async def test_a_stream_that_is_not_read_costs_no_memory_and_no_piece_of_the_log
     assert pieces[-1].text == "99999 "
 
 
-async def test_pieces_wake_whoever_sees_a_reply_grow_and_send_nobody_to_the_log() -> None:
+async def test_pieces_wake_watchers_of_growing_replies_without_reading_the_log() -> None:
     tail, heard = (
         LogTail(),
         EntryDraft(body=Heard(origin=ChatLocation(platform="http", chat="x"), text="x"), author="person:me"),

@@ -1,4 +1,4 @@
-"""Killed at any moment, with callers in the middle of everything: heard once, answered once, nothing missed."""
+"""A gateway that is killed at any time hears and answers each message once, and clients miss no event."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXT = "one two three four five six seven eight nine ten"
 
 
 async def ask(url: str, key: str, *, stream: bool) -> str:
-    """What a caller does who gives up only when there is an answer: the same request again, under the same key."""
+    """Repeat a request with the same key until it is answered."""
     body = {"model": "main", "stream": stream, "messages": [{"role": "user", "content": f"count {key}"}]}
     headers = {"X-Everhold-Session": "x", "Idempotency-Key": key}
     async with httpx2.AsyncClient(base_url=url, timeout=LIMIT_SECONDS, trust_env=False) as client:
@@ -48,7 +48,7 @@ async def ask(url: str, key: str, *, stream: bool) -> str:
 
 
 class EventReader:
-    """Somebody who reads the events through every restart."""
+    """A client that reads the events through every restart."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""Memory over HTTP: one's own, somebody else's only for operators, and what an answer rested on."""
+"""Memory over HTTP: search, the rights of operators, and why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ As: TypeAlias = Callable[[str], httpx2.AsyncClient]
 
 
 async def remembering(gateway: ApiGateway, model: ModelServer) -> None:
-    """An agent with its built-in memory, and a fact about Ada in it."""
+    """An agent with its built-in memory, which has a fact about Ada."""
     gateway.configure(configuration(model.openai).replace("memories: []", "memories: [builtin]"))
     fact = {"action": "add", "target": "user", "content": "likes green tea"}
     model.add_steps(
@@ -64,8 +64,8 @@ async def test_an_answer_says_what_it_rested_on(gateway: ApiGateway, model: Mode
     assert (await ada.get(f"/api/sessions/{session}/why", params={"at": 1})).status_code == 404
 
 
-async def test_no_page_tells_somebody_else_a_word_of_it(gateway: ApiGateway, model: ModelServer, as_: As) -> None:
-    """Every GET there is, as the document lists them, asked by somebody who was not there."""
+async def test_no_route_shows_another_persons_memory(gateway: ApiGateway, model: ModelServer, as_: As) -> None:
+    """No GET route of the document shows another person's data."""
     await remembering(gateway, model)
     ada, bob = as_(ADA), as_(BOB)
     said = (await ada.post("/api/messages", json={"chat": "x", "text": "remember that I like green tea"})).json()

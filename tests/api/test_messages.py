@@ -126,9 +126,7 @@ async def test_the_context_of_a_turn_is_shown_exactly(gateway: ApiGateway, clien
     assert (await client.get(path, params={"at": 99})).status_code == 404
 
 
-async def test_a_note_is_for_whoever_spoke_last_however_long_ago(
-    gateway: ApiGateway, client: httpx2.AsyncClient
-) -> None:
+async def test_a_note_is_for_the_last_speaker_however_long_ago(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     session = (await client.post("/api/messages", json={"chat": "x", "text": "hello", "person": "bob"})).json()[
         "session"
     ]
@@ -257,7 +255,7 @@ async def test_people_do_not_meet_in_a_chat_of_one_name_nor_see_each_other(gatew
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="nobody here says how much memory a process has")
 @pytest.mark.parametrize("chats", [1, 10_000])
 async def test_ten_thousand_that_wait_are_kept_and_answered_in_bounded_memory(tmp_path: Path, chats: int) -> None:
-    """In one chat, or each in its own: they wait in the log, not in the gateway."""
+    """Many messages, in one chat or in one chat each, wait in the log and not in memory."""
     model = ModelServer(key=MODEL_KEY)
     released = model.hold()
     async with model:

@@ -1,4 +1,4 @@
-"""Nothing is open: who may come in, how large, how slowly, how often; and what never gets out."""
+"""The guard: authentication, limits of size, time and rate, and the redaction of secrets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ As = Callable[[str], httpx2.AsyncClient]
 
 
 def table(gateway: ApiGateway) -> list[tuple[str, str]]:
-    """Every route the server has, from the router itself."""
+    """Return all routes of the running server."""
     routes = gateway.web.guard.inner_app
     assert isinstance(routes, RouteDispatcher)
     return [(route.method, route.path.replace("{id}", "last").replace("{name}", "x.js")) for route in routes.table]
@@ -179,7 +179,7 @@ async def test_listening_beyond_this_machine_without_a_token_does_not_start(
         {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"},
     ],
 )
-async def test_foreign_pages_can_neither_read_nor_write(
+async def test_web_pages_of_other_origins_can_neither_read_nor_write(
     gateway: ApiGateway, client: httpx2.AsyncClient, headers: dict[str, str]
 ) -> None:
     for token in ({}, {"authorization": f"Bearer {OPERATOR}"}):
@@ -189,7 +189,7 @@ async def test_foreign_pages_can_neither_read_nor_write(
     assert await gateway.running.store.read_feed() == []
 
 
-async def test_our_own_page_and_a_link_to_it_work(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_the_console_and_a_link_to_it_work(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     own = {"origin": gateway.url, "sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
     assert (await client.post("/api/messages", json={"chat": "x", "text": "a"}, headers=own)).status_code == 202
     linked = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
@@ -291,7 +291,7 @@ async def test_a_body_that_comes_too_slowly_is_given_up(gateway: ApiGateway) -> 
     assert guard_module.BODY_SECONDS == 5.0
 
 
-async def test_two_hundred_slow_callers_leave_room_for_others(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_two_hundred_slow_callers_do_not_block_others(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     # were one of them waited for, it would be longer than our own client waits
     gateway.web.guard.body_seconds = gateway.web.idle_seconds = 10 * LIMIT_SECONDS
     slow: list[asyncio.StreamWriter] = []
@@ -396,7 +396,7 @@ SMUGGLED = (
     b"X: a\r\n folded\r\nContent-Length: 2\r\n\r\n{}",
     b"X: a\0b\r\nContent-Length: 2\r\n\r\n{}",
 )
-"""What two readers of HTTP would read differently."""
+"""Requests that two HTTP parsers could interpret differently."""
 
 
 @pytest.mark.parametrize("rest", SMUGGLED)
@@ -507,13 +507,13 @@ async def test_no_secret_is_in_any_answer_or_line(
 async def test_a_fault_of_ours_is_told_without_its_details(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     routes = gateway.web.guard.inner_app
     assert isinstance(routes, RouteDispatcher)
-    route, route = routes._routes[0]
+    matcher, route = routes._routes[0]
 
     async def broken(call: object) -> Any:
         raise ZeroDivisionError("the secret recipe")
 
     routes._plain.clear()
-    routes._routes[0] = (route, msgspec.structs.replace(route, handler=broken))
+    routes._routes[0] = (matcher, msgspec.structs.replace(route, handler=broken))
     answer = await client.request(route.method, route.path)
     assert answer.status_code == 500
     assert "recipe" not in answer.text

@@ -1,4 +1,4 @@
-"""/v1: agents that look like models. What is heard and kept, and what a caller gets who leaves, repeats or waits."""
+"""/v1: agents as models. Sessions, repeats, disconnects and waiting."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ KINDS = ["/v1/chat/completions", "/v1/responses"]
 
 
 def asking(path: str, *texts: str, **more: Any) -> Json:
-    """A request: user, assistant, user … in turn."""
+    """Return a request with user and assistant messages in turn."""
     said = [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
     return {"model": "main", "messages" if "chat" in path else "input": said, **more}
 
@@ -61,7 +61,7 @@ def text_of(answer: httpx2.Response) -> str:
 
 
 async def streamed(client: httpx2.AsyncClient, path: str, body: Json, **headers: str) -> tuple[str, list[Json]]:
-    """The text as a reader of the stream has it at the end, and every event."""
+    """Return the complete text of a stream, and all events."""
     text, seen = "", []
     async with client.stream("POST", path, json={**body, "stream": True}, headers=headers) as response:
         assert response.status_code == 200, await response.aread()
@@ -188,9 +188,7 @@ async def test_another_model_is_chosen_and_answers(
 
 
 @pytest.mark.parametrize("path", KINDS)
-async def test_whoever_has_something_answered_again_gets_the_new_answer(
-    client: httpx2.AsyncClient, model: ModelServer, path: str
-) -> None:
+async def test_a_retry_gets_the_new_answer(client: httpx2.AsyncClient, model: ModelServer, path: str) -> None:
     model.add_steps(ModelServerReply(text="one"), ModelServerReply(text="two"), ModelServerReply(text="three"))
     headers = {"x-everhold-session": "x"}
     assert text_of(await client.post(path, json=asking(path, "a number"), headers=headers)) == "one"
@@ -255,7 +253,7 @@ async def test_a_notice_about_an_outage_is_no_answer_also_in_an_older_log(about:
 
     *_, growth = read(2, Began(type="turn", takes=(1,)), told, Ended(outcome="released"))
     assert isinstance(growth, reply_wait.ReplyRestarted)
-    assert reader.told
+    assert reader.outage_notified
     answer = Notified(text="Model: fake.", about="model")
     *_, growth = read(5, Began(type="command", takes=(1,)), answer, Ended())
     assert isinstance(growth, reply_wait.FinalReply)
@@ -267,7 +265,7 @@ async def test_a_notice_about_an_outage_is_no_answer_also_in_an_older_log(about:
 
 @pytest.mark.parametrize("path", KINDS)
 @pytest.mark.parametrize("after", [0, 1, 3])
-async def test_whoever_leaves_mid_stream_is_answered_once_all_the_same(
+async def test_a_caller_that_disconnects_during_a_stream_is_answered_once(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer, path: str, after: int
 ) -> None:
     model.add_steps(ModelServerReply(text="one two three four five six", pause_seconds=0.02))
@@ -283,7 +281,7 @@ async def test_whoever_leaves_mid_stream_is_answered_once_all_the_same(
 
 
 @pytest.mark.parametrize("path", KINDS)
-async def test_whoever_comes_back_while_it_grows_reads_it_once_from_its_beginning(
+async def test_a_caller_that_reconnects_reads_a_growing_reply_once_from_its_start(
     client: httpx2.AsyncClient, model: ModelServer, path: str
 ) -> None:
     words = " ".join(map(str, range(40)))
@@ -316,7 +314,7 @@ def test_words_that_do_not_go_on_where_the_reader_is_are_left_to_the_record() ->
     assert written == words
 
 
-async def test_whoever_wants_no_stream_is_woken_once_for_the_answer(
+async def test_a_caller_without_a_stream_is_woken_once_for_the_answer(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
@@ -335,7 +333,7 @@ async def test_whoever_wants_no_stream_is_woken_once_for_the_answer(
     assert len(looks) == 2
 
 
-async def test_whoever_does_not_wait_at_all_is_answered_once(
+async def test_a_caller_that_does_not_wait_is_answered_once(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer
 ) -> None:
     released = model.hold()
@@ -390,7 +388,7 @@ async def test_what_was_answered_a_while_ago_is_not_repeated_but_said_again(
     assert heard(await gateway.wait_until_idle(await only_session(client), said=2)) == ["yes", "yes"]
 
 
-async def test_a_repeat_is_recognised_however_much_was_done_meanwhile(
+async def test_a_repeat_is_recognised_after_many_other_entries(
     gateway: ApiGateway, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asking_, "LOOK_BACK_ENTRIES", 3)
@@ -445,7 +443,7 @@ async def test_a_model_that_dies_mid_stream_and_is_asked_again_ends_in_one_reply
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_whoever_waits_for_what_is_erased_hears_of_it(
+async def test_a_caller_that_waits_for_an_erased_message_gets_an_error(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer, stream: bool
 ) -> None:
     model.add_steps(HangingConnection())
@@ -491,7 +489,7 @@ async def test_a_stream_that_waits_long_begins_and_tells_its_failure_inside(
     assert seen[-1]["error"]["type"] == "stopped"
 
 
-async def test_a_stream_is_told_when_the_house_closes(tmp_path: Path, model: ModelServer) -> None:
+async def test_a_stream_ends_when_the_gateway_stops(tmp_path: Path, model: ModelServer) -> None:
     gateway = await ApiGateway(tmp_path, model).start()
     model.add_steps(HangingConnection())
     async with gateway.client() as client:
@@ -552,7 +550,7 @@ async def test_an_answer_that_was_cut_off_at_its_limit_says_so(
 
 @pytest.mark.parametrize("headers", [{}, {"x-everhold-session": "work"}], ids=["alone", "session"])
 @pytest.mark.parametrize("path", KINDS)
-async def test_an_answer_that_another_model_begins_anew_stands_apart_from_what_came_before(
+async def test_an_answer_restarted_by_another_model_is_separated_from_the_text_before(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer, path: str, headers: dict[str, str]
 ) -> None:
     back = f"  back: {{provider: openai, base_url: {model.openai}, name: back, api_key_env: MODEL_KEY}}\n"
@@ -676,7 +674,7 @@ async def test_the_key_of_one_caller_is_not_the_key_of_another(
     assert len(model.requests) == 2
 
 
-async def test_nobody_who_waits_is_given_up_for_somebody_else() -> None:
+async def test_a_waiting_request_is_not_dropped_for_another() -> None:
     async def work() -> str:
         await gate.wait()
         return "done"
@@ -770,7 +768,7 @@ async def test_of_two_limits_the_newer_one_is_sent_and_paid_for(
     assert (await client.post(KINDS[0], json={**body, "max_completion_tokens": 3})).status_code == 200
 
 
-async def test_whoever_wants_several_answers_is_told_that_there_is_one(client: httpx2.AsyncClient) -> None:
+async def test_a_request_for_several_answers_is_refused(client: httpx2.AsyncClient) -> None:
     body = asking(KINDS[0], "hi")
     refused = await client.post(KINDS[0], json={**body, "n": 2})
     assert refused.status_code == 400

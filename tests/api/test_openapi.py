@@ -1,4 +1,4 @@
-"""The description of the API is true: for a machine that asks whatever it allows, and for people who read it."""
+"""The OpenAPI document and the reference page match the API."""
 
 from __future__ import annotations
 

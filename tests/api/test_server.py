@@ -1,4 +1,4 @@
-"""Starting and stopping inside the gateway's own loop."""
+"""The HTTP server's start and stop in the gateway's event loop."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ async def test_a_large_number_is_told_to_its_last_digit(gateway: ApiGateway) -> 
     assert "everhold_turns_total 1000001" in lines
 
 
-def test_whoever_serves_nothing_loads_no_server() -> None:
+def test_without_a_server_no_server_module_is_loaded() -> None:
     script = "import sys, everhold.app; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"starlette", "uvicorn", "anyio"} & set(loaded)
 
 
 class RecordingTransport:
-    """A transport that remembers in which pieces it was written to."""
+    """A transport that records each write."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []

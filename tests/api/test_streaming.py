@@ -1,4 +1,4 @@
-"""What a reader has at the end is what was committed."""
+"""A streamed reply ends up as the committed text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A home, the real command line in real processes, and a model that does what the message says."""
+"""Runs the command line in real processes on a temporary home, with a model that obeys the message."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ CONFIG = "models: {m: {provider: obedient}}\ndefaults: {model: m, memories: [], 
 
 
 def make_plugin(directory: Path) -> Path:
-    """A package as a stranger would install it, found through PYTHONPATH."""
+    """Create an installed third-party package, found through PYTHONPATH."""
     info = directory / "everhold_obedient-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: everhold-obedient\nVersion: 1.0\n")
@@ -88,7 +88,7 @@ def make_plugin(directory: Path) -> Path:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """A command that has ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -105,7 +105,7 @@ class CommandResult:
 
 @dataclass
 class CommandHome:
-    """One home and everything that is started in it."""
+    """A home, and the processes that run in it."""
 
     path: Path
     plugin: Path
@@ -140,7 +140,7 @@ class CommandHome:
         return CommandResult(done.returncode, done.stdout, done.stderr)
 
     def run_in_process(self, *args: str) -> CommandResult:
-        """The same in this process, for commands that only speak to the gateway: its process is the real one."""
+        """Run a command in this process, for commands that only call a gateway."""
         out, err, hook = io.StringIO(), io.StringIO(), sys.excepthook
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -157,7 +157,7 @@ class CommandHome:
         return process
 
     def start_gateway(self, *args: str, **env: str) -> GatewayProcess:
-        """A gateway that is ready."""
+        """Start a gateway and wait until it is ready."""
         return GatewayProcess(self, self.start_command("up", "--port", "0", *args, **env))
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class CommandHome:
 
 
 class GatewayProcess:
-    """`everhold up`, with its lines read as they come so that it never waits for us."""
+    """`everhold up`. Its output is read continuously, so that it never blocks."""
 
     def __init__(self, home: CommandHome, process: subprocess.Popen[str]) -> None:
         self.home = home
@@ -196,12 +196,12 @@ class GatewayProcess:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """As a power cut would."""
+        """Kill it without warning."""
         self.signal(signal.SIGKILL)
         self.process.wait(timeout=LIMIT_SECONDS)
 
     def wait_until_ended(self, *, timeout: float = LIMIT_SECONDS) -> int:
-        """How it ended, once it has, with everything it had to say."""
+        """Wait for its end and its complete output, and return the exit code."""
         code = self.process.wait(timeout=timeout)
         for reader in self._readers:
             reader.join(timeout=LIMIT_SECONDS)

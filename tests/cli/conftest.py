@@ -22,7 +22,7 @@ def command_home(tmp_path: Path, plugin: Path) -> Iterator[CommandHome]:
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory, plugin: Path) -> Iterator[CommandHome]:
-    """A home with a gateway at work and a conversation in it: `hello`, `the dentist is on tuesday`."""
+    """A home with a running gateway and a conversation: `hello`, `the dentist is on tuesday`."""
     command_home = CommandHome(tmp_path_factory.mktemp("busy") / "home", plugin)
     command_home.start_gateway()
     command_home.run("send", "hello").ok()

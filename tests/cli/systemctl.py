@@ -21,7 +21,7 @@ from pathlib import Path
 STATE = Path(os.environ["FAKE_SYSTEMD"])
 FOLDER = Path(os.environ["XDG_CONFIG_HOME"]) / "systemd" / "user"
 AGAIN_SECONDS = 0.1
-"""In the place of RestartSec."""
+"""Replaces RestartSec."""
 
 
 def read_unit(name: str) -> configparser.SectionProxy:
@@ -33,7 +33,7 @@ def read_unit(name: str) -> configparser.SectionProxy:
 
 
 def split_command(line: str) -> list[str]:
-    """Split and unescape, as systemd.service(5) says."""
+    """Split and unescape a command as systemd.service(5) specifies."""
     return [word.replace("%h", os.environ["HOME"]).replace("%%", "%").replace("$$", "$") for word in shlex.split(line)]
 
 
@@ -56,7 +56,7 @@ def read_state(name: str) -> dict[str, object]:
 
 
 class ServiceSupervisor:
-    """Looks after one service until it is stopped or must not be started anew."""
+    """Supervises one service until it is stopped or must not be restarted."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""api.sock in the home: who may use it, and that nobody else suffers from what they do with it."""
+"""api.sock in the home: who may use it, and that a bad client does not affect others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def client_at(path: Path) -> ApiClient:
 
 
 def ask(sock: socket.socket, target: str = "/health", *, method: str = "GET", body: bytes = b"", head: str = "") -> Any:
-    """The status of an answer on a connection that stays open, and what it holds."""
+    """Return status and content of a response on a connection that stays open."""
     length = f"content-length: {len(body)}\r\n" if body else ""
     sock.sendall(f"{method} {target} HTTP/1.1\r\nhost: localhost\r\n{head}{length}\r\n".encode() + body)
     return answer(sock)
@@ -68,7 +68,7 @@ def test_only_its_owner_may_open_the_socket(busy: CommandHome) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can try as somebody else")
-def test_another_user_gets_no_answer_even_through_an_open_door(command_home: CommandHome) -> None:
+def test_another_user_gets_no_answer_even_if_the_file_mode_is_open(command_home: CommandHome) -> None:
     gateway = command_home.start_gateway()
     script = (
         "import os, socket, sys\n"
@@ -162,7 +162,7 @@ def test_a_body_may_be_large_and_not_endless(busy: CommandHome) -> None:
     assert (done.code, "16,777,216 bytes" in done.err) == (2, True)
 
 
-def test_clients_that_hang_or_die_harm_nobody(busy: CommandHome) -> None:
+def test_clients_that_hang_or_die_do_not_affect_others(busy: CommandHome) -> None:
     session = busy.run_in_process("sessions", "show", "agent:main:terminal:dm:me", "--json").json["session"]["id"]
     follow = f"GET /api/events?session={session}&after_seq=0 HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
     with contextlib.ExitStack() as stack:
@@ -342,7 +342,7 @@ def test_a_denied_message_is_refused() -> None:
 
 
 class Canned(ApiTransport):
-    """Answers every request with the same."""
+    """Answers every request with the same bytes."""
 
     def __init__(self, status: int, *pieces: bytes, is_json: bool = True) -> None:
         self.status, self.pieces, self.is_json = status, pieces, is_json
@@ -381,7 +381,7 @@ async def test_what_was_typed_arrives_and_what_is_no_text_becomes_a_replacement(
     await ApiClient(canned).send_message({"text": "a\udcffb ä\u2028", "id": "1"})
     ((_, _, body),) = canned.asked
     assert json.loads(body or b"")["text"] == strip_surrogates("a\udcffb ä\u2028")[0]
-    with pytest.raises(InvalidRequest, match="no characters"):
+    with pytest.raises(InvalidRequest, match="invalid characters"):
         await ApiClient(canned).find_session("\udcff")
 
 
@@ -434,6 +434,6 @@ def test_a_gateway_in_a_home_with_a_long_path_is_reached(tmp_path: Path, plugin:
         command_home.close()
 
 
-def test_nobody_at_the_socket_is_said_so(tmp_path: Path) -> None:
+def test_a_socket_without_a_listener_is_reported(tmp_path: Path) -> None:
     with pytest.raises(GatewayGone, match="no gateway answers"):
         asyncio.run(client_at(tmp_path).show_health())

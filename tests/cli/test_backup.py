@@ -52,7 +52,7 @@ def test_a_running_gateway_is_copied_and_the_copy_can_be_put_back(command_home: 
     assert texts(command_home) == ["one", "three"]
 
     back = command_home.run_in_process("restore", "--at", str(done["position"] - 1)).ok().out
-    assert "schedules, and how far platforms were read, would stay as they are now" in back
+    assert "schedules and platform offsets would stay as they are now" in back
     assert "would stay" not in command_home.run_in_process("restore").ok().out, "a copy brings its own"
 
     plan = command_home.run_in_process("memory", "forget", "ada").ok().out
@@ -181,7 +181,7 @@ def test_a_copy_that_was_put_back_by_hand_forgets_again_when_it_is_served(comman
 
 
 def erase(command_home: CommandHome, word: str) -> None:
-    """Erase whatever says `word`, as control does it."""
+    """Erase the entries that contain `word`."""
 
     async def play() -> None:
         home = Home(command_home.path)

@@ -1,4 +1,4 @@
-"""Talking in a terminal: a real one (a pty), a real gateway, real kills."""
+"""`everhold chat` in a real terminal (a pty), with a real gateway and real kills."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waiting import LIMIT_SECONDS
 
 
 class TerminalUser:
-    """Somebody at a terminal in which `everhold chat` runs."""
+    """A person at a terminal in which `everhold chat` runs."""
 
     def __init__(self, command_home: CommandHome, *args: str, **env: str) -> None:
         self.master, slave = pty.openpty()
@@ -47,7 +47,7 @@ class TerminalUser:
         self.type(text + "\r")
 
     def expect(self, text: str, *, seconds: float = LIMIT_SECONDS) -> str:
-        """Wait until `text` is on the screen, behind what was waited for before; all up to it."""
+        """Wait until `text` is on the screen after the last expected text, and return the output up to it."""
         deadline = time.monotonic() + seconds
         while (found := self.seen.find(text, self._read_to)) < 0:
             ready, _, _ = select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))
@@ -64,7 +64,7 @@ class TerminalUser:
     def close(self) -> int:
         self.expect("you> ")
         self.type("\x04")
-        self.expect("it is kept")
+        self.expect("it is stored")
         return self.process.wait(timeout=LIMIT_SECONDS)
 
 
@@ -102,7 +102,7 @@ def test_a_session_with_a_title_is_called_by_it(busy: CommandHome) -> None:
     assert chat.process.wait(timeout=15) == 0
 
 
-def test_whoever_leaves_without_a_word_is_told_of_no_session(busy: CommandHome) -> None:
+def test_a_chat_without_a_message_names_no_session(busy: CommandHome) -> None:
     chat = TerminalUser(busy, "--session", "silent")
     chat.expect("you> ")
     chat.type("\x04")
@@ -140,10 +140,10 @@ def test_a_killed_gateway_leaves_no_gap_in_a_chat(command_home: CommandHome, tmp
     chat.say(f"hold {late}")
     chat.expect("Holding")
     gateway.kill()
-    chat.expect("the gateway is gone; waiting for it to come back")
+    chat.expect("the gateway does not answer; waiting for its restart")
     late.touch()
     command_home.start_gateway()
-    chat.expect("it is back")
+    chat.expect("connected again")
     chat.expect("Holding is over")
     chat.say("after")
     chat.expect("You said: after")
@@ -165,7 +165,7 @@ def test_what_is_said_while_the_gateway_is_down_is_said_once_it_is_back(command_
     chat.expect("you> ")
     gateway.kill()
     chat.type("meanwhile\r")
-    chat.expect("waiting for it to come back")
+    chat.expect("waiting for its restart")
     command_home.start_gateway()
     chat.expect("You said: meanwhile")
     assert chat.close() == 0
@@ -175,15 +175,15 @@ def test_what_is_said_while_the_gateway_is_down_is_said_once_it_is_back(command_
     assert [entry["seq"] for entry in entries] == list(range(1, 11))
 
 
-def test_what_nobody_took_is_not_claimed_to_be_kept(command_home: CommandHome) -> None:
+def test_an_unconfirmed_message_is_not_reported_as_stored(command_home: CommandHome) -> None:
     gateway = command_home.start_gateway()
     chat = TerminalUser(command_home)
     chat.expect("you> ")
     gateway.kill()
     chat.type("lost?\r")
-    chat.expect("waiting for it to come back")
+    chat.expect("waiting for its restart")
     chat.type("\x03")
-    chat.expect("nobody has confirmed that this is kept")
+    chat.expect("the gateway has not confirmed the message")
     chat.expect("you> ")
     chat.type("\x04")
     chat.expect("— left\r\n")
@@ -198,7 +198,7 @@ def test_ctrl_c_stops_a_reply_and_ctrl_c_at_the_prompt_does_not_leave(busy: Comm
     chat.expect("stopping")
     chat.expect("you> ")
     chat.type("half a though\x03")
-    chat.expect("Ctrl-D leaves")
+    chat.expect("Ctrl-D exits")
     chat.say("still here")
     chat.expect("You said: still here")
     assert chat.close() == 0

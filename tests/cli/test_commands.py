@@ -1,4 +1,4 @@
-"""Every command against a running gateway: what it prints, as JSON too, and how it exits."""
+"""The commands with a running gateway: output, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def test_general_options_work_before_and_after_the_command(argv: list[str]) -> N
         (["chta"], "did you mean `chat`?"),
         (["sessions", "shwo"], "did you mean `show`?"),
         (["sessions", "show"], "`everhold sessions show --help`"),
-        (["undo", "last", "everything"], "there is turn, compress"),
-        (["send", "x", "--timeout", "soon"], "no number of seconds"),
-        (["up", "--port", "99999"], "no port"),
-        (["undo", "last", "-n", "0"], "no number from 1 on"),
-        (["send", "x", "--session", "\udcff"], "no characters"),
+        (["undo", "last", "everything"], "use one of: turn, compress"),
+        (["send", "x", "--timeout", "soon"], "not a number of seconds"),
+        (["up", "--port", "99999"], "not a port"),
+        (["undo", "last", "-n", "0"], "not a number of 1 or more"),
+        (["send", "x", "--session", "\udcff"], "invalid characters"),
         (["send", "x", "--session", ""], "a chat needs a name"),
         (["send", "x", "--session", " "], "a chat needs a name"),
-        (["sessions", "show", "\udcff"], "no characters"),
-        (["memory", "export", "\udcff"], "no characters"),
+        (["sessions", "show", "\udcff"], "invalid characters"),
+        (["memory", "export", "\udcff"], "invalid characters"),
         ([], "everhold chat"),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_command_in_a_message_is_answered_by_the_gateway(busy: CommandHome) ->
     assert busy.run_in_process("send", "hello", "--session", "help").ok().out == "You said: hello\n", "and it is so"
 
 
-def test_whoever_has_something_answered_again_gets_the_new_answer(busy: CommandHome) -> None:
+def test_a_retry_gets_the_new_answer(busy: CommandHome) -> None:
     busy.run_in_process("send", "once", "--session", "again").ok()
     assert busy.run_in_process("send", "/retry", "--session", "again").ok().out == "You said: once\n"
     piped = busy.run("chat", "--session", "again", input="/retry\n").ok().out
@@ -273,7 +273,7 @@ def test_audit_prints_eight_promises_with_their_evidence(busy: CommandHome) -> N
     assert report["checked"]["entries"] >= 10
     text = busy.run_in_process("audit").ok().out
     assert text.count("  holds   ") == 7
-    assert "P7  unseen" in text
+    assert "P7  n/a" in text
     assert "no message is answered twice" in text
     assert "sessions:" in text
     one = busy.run_in_process("audit", "agent:main:terminal:dm:me", "--json").ok().json

@@ -1,4 +1,4 @@
-"""`everhold compress` and `everhold sessions diff`, with and without a gateway: one id, and the originals stay."""
+"""`everhold compress` and `everhold sessions diff`, with and without a gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`everhold config`, and how the gateway takes what it writes."""
+"""`everhold config`, and how a gateway reloads the files."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_is_read_at_a_start_is_said_to_wait_for_one(command_home: CommandHo
     assert (
         command_home.run_in_process("config", "set", "agents.main.busy", "steer")
         .ok()
-        .out.endswith("in force at the next message\n")
+        .out.endswith("takes effect at the next message\n")
     )
     assert command_home.run_in_process("config", "set", "http.tokens", "[]", "--json").ok().json["restart"] is False
     assert command_home.run_in_process("config", "set", "http", "{port: 8901}", "--json").ok().json["restart"] is True
@@ -93,7 +93,7 @@ def test_what_is_read_at_a_start_is_said_to_wait_for_one(command_home: CommandHo
     command_home.run_in_process("send", "hello").ok()
     done = command_home.run_in_process("status")
     assert done.code == 1
-    assert "http.port was changed, and is not in force" in done.out
+    assert "the change of http.port has no effect yet" in done.out
     assert "config.restart_needed" in command_home.run_in_process("logs").ok().out
     command_home.run_in_process("config", "set", "http.port", "8765").ok()
     command_home.run_in_process("send", "hello").ok()

@@ -1,4 +1,4 @@
-"""`everhold doctor` on its own home: silent when all is well, a finding for each thing that is not, mended if safe."""
+"""`everhold doctor` on its own home: a finding for each problem, fixed if that is safe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECRET = "sk-doctor-0123456789abcdefghij"
 
 
 def run_doctor(command_home: CommandHome, *args: str, code: int = 1) -> dict[str, list[str]]:
-    """What `doctor --json` found: check -> texts."""
+    """Return the texts of `doctor --json` by check."""
     done = command_home.run("doctor", "--json", *args)
     assert done.code == code, done.out + done.err
     found: dict[str, list[str]] = {}
@@ -44,7 +44,7 @@ def lived(command_home: CommandHome) -> CommandHome:
 
 def test_a_home_in_order_gives_nothing_to_say(lived: CommandHome) -> None:
     assert run_doctor(lived, code=0) == {}
-    assert "nothing is wrong" in lived.run("doctor").ok().out
+    assert "no problems found" in lived.run("doctor").ok().out
 
 
 def test_a_running_gateway_is_looked_at_too(command_home: CommandHome) -> None:
@@ -75,7 +75,7 @@ def test_a_missing_secret_is_told_by_its_name(lived: CommandHome) -> None:
     assert any("NO_SUCH_KEY" in text for texts in found.values() for text in texts)
 
 
-def test_a_model_that_does_not_answer_is_told_unless_nobody_should_ask(lived: CommandHome) -> None:
+def test_a_model_that_does_not_answer_is_found_unless_offline(lived: CommandHome) -> None:
     config = (
         "models: {m: {provider: openai, name: x, base_url: 'http://127.0.0.1:9/v1'}}\n"
         "defaults: {model: m, memories: [], tools: []}\n"
@@ -144,7 +144,7 @@ def test_an_old_copy_is_told_and_a_new_one_helps(lived: CommandHome) -> None:
     assert run_doctor(lived, code=0) == {}
 
 
-def test_a_bundle_holds_no_text_no_key_and_nobody_s_number(lived: CommandHome, tmp_path: Path) -> None:
+def test_a_bundle_contains_no_text_no_key_and_no_id(lived: CommandHome, tmp_path: Path) -> None:
     (lived.path / ".env").write_text(f"OPENAI_API_KEY={SECRET}\n")
     (lived.path / ".env").chmod(0o600)
     lived.run("send", "my number is 4915112345678 and the word is marzipan").ok()
@@ -190,7 +190,7 @@ def test_a_memory_is_tried_with_a_canary_that_does_not_stay(lived: CommandHome, 
     assert name in finding["remedy"]
 
 
-def test_trying_a_memory_where_everybody_is_one_peer_deletes_nobody_s(lived: CommandHome) -> None:
+def test_testing_a_memory_with_one_peer_for_all_deletes_no_data(lived: CommandHome) -> None:
     with HonchoService(key=SECRET).threaded() as running:
         (lived.path / ".env").write_text(f"MEMORY_KEY={SECRET}\n")
         (lived.path / ".env").chmod(0o600)
@@ -206,7 +206,7 @@ def test_trying_a_memory_where_everybody_is_one_peer_deletes_nobody_s(lived: Com
 
 
 def find_memory_findings(command_home: CommandHome, *args: str) -> list[dict[str, str]]:
-    """What is said about memories; the model of this command_home is only known to processes of their own."""
+    """Return the findings about memories. The model of this home exists only in separate processes."""
     return [
         finding
         for finding in command_home.run_in_process(*args, "--json").json["findings"]
@@ -215,7 +215,7 @@ def find_memory_findings(command_home: CommandHome, *args: str) -> list[dict[str
 
 
 def list_stored(service: LoopbackService) -> list[object]:
-    """What a service keeps of what it was told."""
+    """Return what a service has stored."""
     state = service.state
     match service:
         case HonchoService():
@@ -259,14 +259,14 @@ def test_a_foreign_home_is_looked_at_mended_and_taken_back(command_home: Command
     shown = command_home.run("doctor", str(home))
     assert shown.code == 1
     assert "fork" in shown.out
-    assert "nothing is wrong" in shown.out, "the profile is in order"
+    assert "no problems found" in shown.out, "the profile is in order"
     dry = command_home.run("doctor", str(home), "--fix", "--dry-run")
     assert dry.code == 1
     assert "_branched_from" in dry.out
     assert "nothing was changed" in dry.out
     done = command_home.run("doctor", str(home), "--fix", "--json")
     assert done.code == 0, done.out
-    journal = done.json["mended"][0]["journal"]
+    journal = done.json["repairs"][0]["journal"]
     assert json.loads(Path(journal).read_text())["changes"]
     assert "log-renamed" in command_home.run("doctor", str(home)).ok().out, "it happened, and it was mended"
     assert command_home.run("doctor", str(home / "logs" / "agent.log")).code == 1

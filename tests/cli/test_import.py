@@ -1,4 +1,4 @@
-"""Moving in and out from the command line: `everhold import`, and `sessions export` for other programs."""
+"""`everhold import`, and `everhold sessions export` for other programs."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_a_home_moves_in_and_goes_on(command_home: CommandHome, tmp_path: Path) 
     assert before > 0
 
 
-def test_what_was_imported_lies_behind_every_memory_until_somebody_asks(
+def test_imported_history_reaches_memories_only_by_backfill(
     command_home: CommandHome, tmp_path: Path
 ) -> None:
-    """The service has it already, under the names it has there: what is new goes to the same sessions."""
+    """The service has the history already, so new items go to the same sessions there."""
     key = "hch-0123456789abcdef"
     with HonchoService(key=key).threaded() as honcho:
         healthy(tmp_path / "theirs").close()
@@ -62,7 +62,7 @@ def test_what_was_imported_lies_behind_every_memory_until_somebody_asks(
 
 
 def said(honcho: HonchoService) -> dict[str, list[str]]:
-    """What the service was told, by its sessions."""
+    """Return what the service received, by session."""
     names = {str(row["session_id"]) for row in honcho.state.messages}
     return {name: honcho.texts(name) for name in sorted(names)}
 
@@ -76,7 +76,7 @@ def test_nothing_is_imported_beneath_a_running_gateway(command_home: CommandHome
 
 
 def test_markdown_goes_to_an_agent_or_into_a_session(command_home: CommandHome, tmp_path: Path) -> None:
-    """One command; `memory import` is another name for its second half."""
+    """`everhold import --session` and `everhold memory import` do the same."""
     command_home.run("send", "hello").ok()
     (tmp_path / "MEMORY.md").write_text("The server is tin.\n")
     agent = command_home.run("import", str(tmp_path / "MEMORY.md"), "--json").ok().json

@@ -1,4 +1,4 @@
-"""The API on a machine, or a disk, without unix sockets: everything works, and for nobody else."""
+"""The API without unix sockets: commands work, and other users have no access."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Socket(socket.socket):
 
 socket.socket = Socket
 """
-"""What a file system without sockets says, in every process that is started with this on its path."""
+"""Simulates a file system without sockets in every process that has it on its path."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def command_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandHo
     made.close()
 
 
-def test_commands_reach_the_gateway_and_what_it_leaves_behind_misleads_nobody(command_home: CommandHome) -> None:
+def test_commands_reach_the_gateway_and_a_stale_endpoint_file_is_ignored(command_home: CommandHome) -> None:
     gateway = command_home.start_gateway()
     endpoint_file = command_home.path / "api.sock"
     assert stat.S_IMODE(endpoint_file.stat().st_mode) == 0o600
@@ -81,7 +81,7 @@ def test_commands_reach_the_gateway_and_what_it_leaves_behind_misleads_nobody(co
 
 
 class LoopbackServer(LocalServer):
-    """The real server where no unix socket can be made."""
+    """The real server on a system without unix sockets."""
 
     endpoint: LoopbackEndpoint
 
@@ -92,7 +92,7 @@ class LoopbackServer(LocalServer):
 
 @asynccontextmanager
 async def gateway(path: Path) -> AsyncIterator[tuple[LoopbackEndpoint, list[str]]]:
-    """The listening side, and what was asked of it by those it let in."""
+    """A listening server that records the requests of trusted clients."""
     asked: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -115,7 +115,7 @@ def client_at(path: Path) -> ApiClient:
     return ApiClient(SocketTransport(path))
 
 
-async def test_whoever_reads_the_home_is_let_in(tmp_path: Path) -> None:
+async def test_a_client_that_can_read_the_home_is_trusted(tmp_path: Path) -> None:
     path = tmp_path / "api.sock"
     async with gateway(path) as (endpoint, asked):
         assert loopback.read_endpoint(path) == endpoint
@@ -137,8 +137,8 @@ async def test_a_stranger_is_not(tmp_path: Path, said: bytes) -> None:
     assert asked == []
 
 
-async def test_what_one_proved_opens_no_second_door(tmp_path: Path) -> None:
-    """Somebody repeats what they saw a command say."""
+async def test_a_proof_is_valid_for_one_connection(tmp_path: Path) -> None:
+    """A replayed handshake is refused."""
     async with gateway(tmp_path / "api.sock") as (endpoint, asked):
         mine = b"m" * loopback.SIZE
         request = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -219,7 +219,7 @@ async def test_another_program_at_a_port_that_became_free_learns_nothing(tmp_pat
 @pytest.mark.parametrize(
     "text", ["", "{}", "nonsense", '{"port": 0, "token": "00"}', '{"port": "x", "token": 7}', "[1]", '{"port": 99999}']
 )
-async def test_a_broken_file_is_nobody(tmp_path: Path, text: str) -> None:
+async def test_a_broken_endpoint_file_means_no_gateway(tmp_path: Path, text: str) -> None:
     path = tmp_path / "api.sock"
     path.touch(0o600)
     path.write_text(text)

@@ -1,4 +1,4 @@
-"""`everhold memory`: through a gateway and without one, for people and for programs."""
+"""`everhold memory` with and without a gateway, as text and JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_is_remembered_is_found_and_an_answer_explained(command_home: Comma
     assert any(CANARY in item["text"] for item in why["shown"])
     told = command_home.run_in_process("memory", "why").ok().out
     assert "recalled: builtin" in told
-    assert f"room: {why['tokens']} of {why['budget']} tokens used" in told
+    assert f"recall budget: {why['tokens']} of {why['budget']} tokens used" in told
     status = command_home.run_in_process("memory", "status", "--json").ok().json
     assert [(row["agent"], row["memory"], row["dead_letters"]) for row in status["memories"]] == [
         ("main", "builtin", 0)
@@ -93,7 +93,7 @@ def test_a_running_gateway_does_the_same(command_home: CommandHome) -> None:
     command_home.run_in_process("audit").ok()
 
 
-def test_nobody_is_told_so(command_home: CommandHome, tmp_path: Path) -> None:
+def test_an_empty_list_of_people_is_explained(command_home: CommandHome, tmp_path: Path) -> None:
     hold_conversation(command_home)
     assert command_home.run_in_process("memory", "forget", "").code != 0
     plan = command_home.run_in_process("memory", "forget", "stranger", "--json").ok().json
@@ -101,10 +101,10 @@ def test_nobody_is_told_so(command_home: CommandHome, tmp_path: Path) -> None:
     assert plan["entries"] == 0
     told = command_home.run_in_process("memory", "forget", "stranger").ok()
     assert "0 entries in all" in told.out
-    assert "is the name right?" in told.err
+    assert "Is the name right?" in told.err
     export = command_home.run_in_process("memory", "export", "stranger", "--to", str(tmp_path / "out"))
     assert export.code == 1
-    assert "is the name right?" in export.err
+    assert "Is the name right?" in export.err
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""`everhold memory replay NAME --since`: a plug-in that lost something is told again, by the command line alone."""
+"""`everhold memory resend NAME --since`: sends items again to a plug-in that lost them."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_what_it_lost_it_is_told_again(command_home: CommandHome, diary: Path) -
     status = account(command_home)
     assert (status["delivery"], status["confirmed"], status["unknown"]) == ("unacknowledged", 0, 3)
     assert (
-        "3 handed over, 0 confirmed by reading back, 3 unknown" in command_home.run_in_process("memory", "status").out
+        "3 sent, 0 confirmed by reading back, 3 unknown" in command_home.run_in_process("memory", "status").out
     )
-    assert "unacknowledged: 3 handed over" in command_home.run_in_process("status").out
+    assert "unacknowledged: 3 sent" in command_home.run_in_process("status").out
     before = lines(diary)
     assert [text for _, text in before] == ["turn 0", "turn 1", "turn 2"]
     diary.unlink()
@@ -73,7 +73,7 @@ def test_without_a_time_or_a_name_it_says_what_is_missing(command_home: CommandH
     assert "--since" in command_home.run_in_process("memory", "resend", "diary").err
     assert "NAME" in command_home.run_in_process("memory", "resend", "--since", "1h").err
     assert command_home.run_in_process("memory", "resend", "nowhere", "--since", "1h").code != 0
-    assert "is no date" in command_home.run("memory", "resend", "diary", "--since", "yesterday").err
+    assert "is not a date" in command_home.run("memory", "resend", "diary", "--since", "yesterday").err
     assert (
         command_home.run_in_process("memory", "resend", "diary", "--since", "2020-01-01", "--dry-run", "--json")
         .ok()

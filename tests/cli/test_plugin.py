@@ -1,4 +1,4 @@
-"""`everhold plugin`: lists without importing, writes a provider that works, and tells a good one from a bad one."""
+"""`everhold plugin`: list, new and test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TIN = ROOT / "tests" / "thirdparty" / "everhold-tin"
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty directory to work in; what is imported from it is forgotten again."""
+    """An empty working directory. Modules imported from it are unloaded afterwards."""
     monkeypatch.chdir(tmp_path)
     before, known = list(sys.path), set(sys.modules)
     yield tmp_path
@@ -43,7 +43,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, Any]:
-    """A command's exit code, and what it says to programs."""
+    """Return a command's exit code and its JSON."""
     code = main([*args, "--json"])
     out = capsys.readouterr().out
     return code, json.loads(out)
@@ -86,8 +86,8 @@ def test_a_good_one_is_told_from_a_bad_one_by_the_exit_code(here: Path, capsys: 
     assert re.search(r"✓ basics +What is stored is found again", capsys.readouterr().out)
 
 
-def test_somebody_else_s_plug_in_is_put_through_it_by_its_path(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is told by name what it cannot be relied on for: here everything is gone with its process."""
+def test_a_third_party_plug_in_is_tested_by_its_path(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A provider that loses its data at the end of its process fails the check for that."""
     plugin = here / "keeper"
     plugin.mkdir()
     (plugin / "__init__.py").write_text(KEEPER)
@@ -135,7 +135,7 @@ def test_what_makes_no_sense_is_refused_with_a_remedy(
 
 
 def wheel_of(package: Path, to: Path) -> Path:
-    """A real wheel of a package, as its build backend makes it."""
+    """Build a wheel of a package."""
     build = "import hatchling.build, sys; print(hatchling.build.build_wheel(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-c", build, str(to)],
@@ -149,7 +149,7 @@ def wheel_of(package: Path, to: Path) -> Path:
 
 
 def package_of(name: str, here: Path) -> Path:
-    """A stranger's package: one of their own making, or what `plugin new` begins with."""
+    """Create a third-party package: a hand-written one, or the one of `plugin new`."""
     if name == "tin":
         return Path(shutil.copytree(TIN, here / "everhold-tin"))
     assert main(["plugin", "new", "memory", name]) == 0
@@ -239,7 +239,7 @@ async def test_every_tool_of_our_own_is_what_its_name_brings(here: Path) -> None
 @pytest.mark.prove
 @pytest.mark.parametrize("name, version", [("tin", "0.3.0"), ("foreign", "0.1.0")])
 def test_the_same_in_a_fresh_environment(here: Path, name: str, version: str) -> None:
-    """pip installs everhold and the stranger's package into a new environment; what it takes is there already."""
+    """pip installs everhold and a third-party package into a new environment that has the dependencies."""
     wheels = [wheel_of(ROOT, here), wheel_of(package_of(name, here), here)]
     venv.create(here / "env", with_pip=True)
     python = here / "env" / "bin" / "python"

@@ -95,7 +95,7 @@ def test_a_table_is_cut_for_people_and_whole_for_programs() -> None:
     "line, found",
     [
         (
-            '2026-01-01T00:00:00.000Z info    turn.done op=3 outcome=done text="a \\"b\\" c=d"',
+            '2026-01-01T00:00:00.000Z info    turn.completed op=3 outcome=done text="a \\"b\\" c=d"',
             {"at": "2026-01-01T00:00:00.000Z", "level": "info", "event": "turn.completed", "op": 3, "outcome": "done",
              "text": 'a "b" c=d'},
         ),
@@ -183,7 +183,7 @@ def test_help_shows_what_the_option_shows(words: list[str], capsys: pytest.Captu
     [
         (["sesions"], "there is no command 'sesions' in `everhold`", "did you mean `sessions`?"),
         (["sessions", "shw"], "there is no command 'shw' in `everhold sessions`", "did you mean `show`?"),
-        (["up", "now"], "there is no command 'now' in `everhold up`", "`everhold up --help` shows what it takes"),
+        (["up", "now"], "there is no command 'now' in `everhold up`", "`everhold up --help` shows the arguments"),
     ],
 )
 def test_help_about_nothing_says_what_there_is(

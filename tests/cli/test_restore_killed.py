@@ -1,4 +1,4 @@
-"""A restore that is killed anywhere leaves the old store, the new one, or one that says what to do: repeat it."""
+"""A restore that is killed at any time leaves the old store, the new one, or one that asks to repeat the restore."""
 
 from __future__ import annotations
 

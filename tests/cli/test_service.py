@@ -32,12 +32,12 @@ mkdir $group/everhold-$$ && echo $$ > $group/everhold-$$/cgroup.procs || exit 77
 exec unshare --mount sh -c '
     mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && exec /lib/systemd/systemd --user --log-target=console'
 """
-"""A systemd for one user, in a group of its own, that takes this machine for one which systemd has started."""
+"""Starts a systemd for one user, in its own process group."""
 
 
 @dataclass
 class SystemdMachine:
-    """A user's machine with systemd: a real one, or all that the unit can tell of it."""
+    """A user's machine with systemd: a real one, or the stand-in of `systemctl.py`."""
 
     home: CommandHome
     root: Path
@@ -46,12 +46,12 @@ class SystemdMachine:
     watchdog: str = ""
 
     def set_watchdog(self, seconds: int) -> None:
-        """Be less patient than the unit is."""
+        """Shorten the unit's timeouts."""
         self.watchdog = str(seconds)
         self.add("watch", f"WatchdogSec={seconds}\n")
 
     def add(self, name: str, lines: str) -> None:
-        """What `systemctl edit` does; the stand-in has a way of its own."""
+        """Override settings of the unit, like `systemctl edit`."""
         folder = self.unit.with_name("everhold.service.d")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.conf").write_text(f"[Service]\n{lines}")
@@ -94,7 +94,7 @@ class SystemdMachine:
         }
 
     def run(self, *args: str, **env: str) -> CommandResult:
-        """A command in this process; what it starts are real ones."""
+        """Run a command in this process. It starts real processes."""
         with self.shell.context() as shell:
             for name, value in {**self.environ, **env}.items():
                 shell.setenv(name, value)
@@ -187,7 +187,7 @@ def test_setup_installs_and_starts_and_installing_again_disturbs_nothing(machine
     assert (refused.code, "nothing was changed" in refused.err) == (1, True)
     assert not machine.unit.exists()
     done = machine.run("setup", "service", "--no-input").ok()
-    assert "the doctor finds nothing wrong" in done.out
+    assert "the doctor finds no problem" in done.out
     state = machine.state()
     assert state["answers"]
     again = machine.service("install").ok()
@@ -200,7 +200,7 @@ def test_setup_installs_and_starts_and_installing_again_disturbs_nothing(machine
 # -- looked after ------------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_gateway_is_started_anew_and_goes_on(machine: SystemdMachine, tmp_path: Path) -> None:
+def test_a_killed_gateway_is_restarted_and_continues(machine: SystemdMachine, tmp_path: Path) -> None:
     machine.service("install", "--start").ok()
     late = tmp_path / "late"
     assert machine.run("send", f"hold {late}", "--timeout", "0.3").code == 75
@@ -211,7 +211,7 @@ def test_a_killed_gateway_is_started_anew_and_goes_on(machine: SystemdMachine, t
 
 
 @pytest.mark.prove
-def test_a_gateway_that_hangs_says_where_and_is_started_anew(machine: SystemdMachine, tmp_path: Path) -> None:
+def test_a_gateway_that_hangs_logs_where_and_is_restarted(machine: SystemdMachine, tmp_path: Path) -> None:
     machine.set_watchdog(4)
     machine.service("install", "--start").ok()
     free = tmp_path / "free"
@@ -242,7 +242,7 @@ def test_what_does_not_get_better_by_trying_is_not_tried_again(machine: SystemdM
 
 
 @pytest.mark.parametrize("code", [0, 78])
-def test_whoever_cannot_tell_exit_codes_chooses_the_one_for_giving_up(command_home: CommandHome, code: int) -> None:
+def test_a_service_manager_can_choose_the_exit_code_for_giving_up(command_home: CommandHome, code: int) -> None:
     (command_home.path / "everhold.db").write_bytes(b"this is no database" * 400)
     done = command_home.run("up", "--port", "0", "--quiet", "--give-up-with", str(code))
     assert done.code == code
@@ -334,7 +334,7 @@ def test_secrets_that_only_this_shell_knows_are_named(machine: SystemdMachine) -
     people = "people: [{name: ada, identities: []}]"
     (machine.home.path / "config.yaml").write_text(f"{CONFIG}{people}\nhttp:\n  tokens:\n  {token}\n")
     told = machine.service("install", MY_TOKEN="s3cret-s3cret-s3cret").ok()
-    assert "MY_TOKEN is set in this shell only" in told.out
+    assert "MY_TOKEN is set only in this shell" in told.out
     assert "s3cret" not in told.out + told.err + machine.unit.read_text()
     env = machine.home.path / ".env"
     env.write_text("MY_TOKEN=s3cret-s3cret-s3cret\n")
@@ -362,7 +362,7 @@ def test_where_there_is_no_manager_nothing_is_written(machine: SystemdMachine) -
 
 
 def _doctor(machine: SystemdMachine, code: int) -> dict[str, str]:
-    """What it finds about the service: text -> remedy."""
+    """Return the doctor's findings about the service, with remedies."""
     done = machine.run("doctor", "--offline", "--json")
     assert done.code == code, done.out + done.err
     return {it["text"]: it["remedy"] for it in done.json["findings"] if it["check"] == "service"}

@@ -1,4 +1,4 @@
-"""`everhold setup model`: asks, tries it live, writes what works, and never shows a key."""
+"""`everhold setup model`: asks, tests the model, writes the configuration, and never shows a key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server() -> Iterator[ModelServer]:
 
 @pytest.fixture
 def fresh(tmp_path: Path, plugin: Path) -> CommandHome:
-    """A home nobody has configured."""
+    """A home without configuration."""
     command_home = CommandHome(tmp_path / "home", plugin)
     (command_home.path / "config.yaml").unlink()
     return command_home
@@ -100,7 +100,7 @@ def test_comments_and_other_keys_stay(fresh: CommandHome, server: ModelServer) -
 
 def test_it_ends_with_the_doctor_s_word_on_what_was_set_up(fresh: CommandHome) -> None:
     done = fresh.run("setup", "model", "--provider", "offline", "--no-input").ok()
-    assert "nothing wrong" in done.out
+    assert "no problem" in done.out
     fresh.run("send", "hello").ok()
     (fresh.path / "everhold.db").chmod(0o644)
     (fresh.path / "config.yaml").write_text("memories: {honcho: {api_key_env: NOT_THERE}}\n")
@@ -147,7 +147,7 @@ def test_an_agent_with_a_model_of_its_own_is_mentioned(fresh: CommandHome) -> No
         "models: {m: {provider: obedient}}\nagents: {main: {}, coder: {model: m}}\n"
     )
     done = fresh.run(*FLAGS, "--provider", "offline").ok()
-    assert "coder: another model is configured" in done.out
+    assert "coder: configured with another model" in done.out
     assert "everhold config set agents.coder.model offline" in done.out
 
 
@@ -171,12 +171,12 @@ def test_a_running_gateway_takes_it_up(fresh: CommandHome, server: ModelServer) 
     [
         ((), 2, "--provider"),
         (("--provider", "openai"), 2, "--name"),
-        (("--provider", "openai", "--name", "x", "--url", "ftp://x"), 2, "no http(s) address"),
-        (("--provider", "openai", "--name", "x", "--url", "https://me:pass@host/v1"), 2, "holds a password"),
+        (("--provider", "openai", "--name", "x", "--url", "ftp://x"), 2, "not an http(s) URL"),
+        (("--provider", "openai", "--name", "x", "--url", "https://me:pass@host/v1"), 2, "contains a password"),
         (("--provider", "openai", "--name", "x", "--key-env", "sk-not a name"), 2, "not the key"),
         (("--provider", "openai", "--name", "x", "--url", "http://127.0.0.1:9/v1"), 75, "cannot be reached"),
         (("--provider", "openai", "--name", "x", "--key-stdin"), 2, "no key on standard input"),
-        (("--provider", "openai", "--name", "x", "--as", "a b"), 2, "cannot stand in `models`"),
+        (("--provider", "openai", "--name", "x", "--as", "a b"), 2, "is not valid in `models`"),
     ],
 )
 def test_what_is_missing_or_wrong_is_named_and_nothing_is_written(
@@ -206,7 +206,7 @@ def test_a_key_or_a_name_that_is_refused_is_not_written(
     assert not (fresh.path / ".env").exists()
 
 
-def test_untried_if_somebody_insists(fresh: CommandHome, server: ModelServer) -> None:
+def test_no_test_writes_an_untested_configuration(fresh: CommandHome, server: ModelServer) -> None:
     server.default = VendorFailure(kind="server_error")
     flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin")
     assert fresh.run(*FLAGS, *flags, input=KEY).code == 75

@@ -1,4 +1,4 @@
-"""`everhold setup memory`: asks, tries it live, writes what works, shows no key, and says what comes next."""
+"""`everhold setup memory`: asks, tests the memory, writes the configuration, and never shows a key."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run_service(name: str) -> Iterator[LoopbackService]:
 
 
 def setup(command_home: CommandHome, *more: str, input: str = f"{KEY}\n") -> CommandResult:
-    """In this process: a new one for each of them would take longer than everything it does."""
+    """Run the command in this process, because a new process for each would be slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", io.StringIO(input))
         done = command_home.run_in_process("setup", "memory", *more)
@@ -82,8 +82,8 @@ def test_a_service_is_tried_written_attached_and_what_comes_next_is_said(command
         assert f"{name} answers" in done.out
         assert "everhold up" in done.out
         assert f"everhold memory backfill {name}" in done.out
-        assert "remembers for: main" in done.out
-        assert "the doctor finds nothing wrong" in done.out
+        assert "attached to: main" in done.out
+        assert "the doctor finds no problem" in done.out
         assert "# mine, and it stays" in config(command_home)
         assert f"api_key_env: {name.upper()}_API_KEY" in config(command_home)
         assert f"{name.upper()}_API_KEY={KEY}" in (command_home.path / ".env").read_text()
@@ -111,7 +111,7 @@ def test_what_does_not_answer_is_not_written(command_home: CommandHome) -> None:
         assert "honcho answers" in asked.out, "and one may try again"
         assert "workspace: home" in config(command_home)
     untried = setup(command_home, "other", "--provider", "honcho", "--no-input", "--no-test", "--no-attach").ok()
-    assert "nobody yet" in untried.out
+    assert "no agent" in untried.out
 
 
 def test_a_plugin_asks_its_own_questions_and_gets_the_answers(command_home: CommandHome, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_plugin_asks_its_own_questions_and_gets_the_answers(command_home: Comm
     assert "not available" in local.err, "it was asked whether it can be used"
     assert "hermes-plugin" not in config(command_home)
     assert "one of local, cloud" in setup(command_home, *flags, "--set", "mode=moon").err
-    assert "nobody asks for 'colour'" in setup(command_home, *flags, "--set", "colour=red").err
+    assert "has no setting 'colour'" in setup(command_home, *flags, "--set", "colour=red").err
     assert "token is not given" in setup(command_home, *flags, "--set", "mode=cloud", input="").err
     done = setup(command_home, "shy", "--provider", f"hermes-plugin:{plugin}", input=f"cloud\n{KEY}\n\n").ok()
     assert "https://shy.example/keys" in done.err

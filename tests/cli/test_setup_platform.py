@@ -1,4 +1,4 @@
-"""`everhold setup telegram`: asks, connects once, writes what works, shows no token, and says what comes next."""
+"""`everhold setup telegram`: asks, connects once, writes the configuration, and never shows a token."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_bot_is_tried_written_and_told_what_to_do_next(command_home: CommandHo
     assert "everhold up" in done.out
     assert "https://t.me/my_bot" in done.out
     assert "pairing approve" in done.out
-    assert "the doctor finds nothing wrong" in done.out
+    assert "the doctor finds no problem" in done.out
     assert "token_env: TELEGRAM_MAIN_TOKEN" in config(command_home)
     assert "# mine, and it stays" in config(command_home)
     assert TOKEN not in config(command_home)

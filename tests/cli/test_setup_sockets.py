@@ -1,4 +1,4 @@
-"""`everhold setup discord` and `everhold setup slack`: connect once, write what works, show no token."""
+"""`everhold setup discord` and `everhold setup slack`: connect once, write the configuration, show no token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store of another version, or a damaged one, seen from the command line: said with what helps, and left alone."""
+"""Commands with a store of another version, or a damaged one: they print the remedy and do not change it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.stores.home import fingerprint_files, run_coroutine
 
 
 def older(path: Path) -> None:
-    """A store of the first build there was."""
+    """A store of the first development version."""
     store = SqliteStore.open(path, chance=SystemRandomSource(), migrations=migrate.list_migrations()[:1])
     run_coroutine(store.close())
 
@@ -46,7 +46,7 @@ vfs.disk.fsync_fails_with = pathlib.Path(os.environ["TROUBLE"])
 
 
 def test_a_gateway_whose_disk_takes_nothing_more_ends_and_says_so(command_home: CommandHome, tmp_path: Path) -> None:
-    """A sync that worked after one that failed would prove nothing: only a new process knows what there is."""
+    """After a failed sync the process ends, because a later successful sync would prove nothing."""
     trouble = tmp_path / "trouble"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(FAILING)
@@ -79,7 +79,7 @@ def test_a_store_of_a_later_version_is_left_alone(command_home: CommandHome, com
 
 
 def test_a_damaged_store_is_refused_with_page_session_and_the_command_that_helps(command_home: CommandHome) -> None:
-    """And that command does help: the last copy is back, what was there is kept."""
+    """The suggested command restores the last backup and keeps the damaged store."""
     for text in ("first", "second"):
         command_home.run("send", "--session", text, f"{text} " + "m" * 3000).ok()
     command_home.run("backup").ok()
@@ -97,7 +97,7 @@ def test_a_damaged_store_is_refused_with_page_session_and_the_command_that_helps
         assert "everhold restore" in done.err
     assert store.read_bytes() == bytes(data)
     assert fingerprint_files(command_home.path / "backups") == before
-    assert "cannot be read" in command_home.run("restore").ok().out
+    assert "damaged" in command_home.run("restore").ok().out
     command_home.run("restore", "--yes").ok()
     assert "second mmm" in command_home.run("sessions", "show", "last").ok().out
     command_home.run("audit").ok()

@@ -1,4 +1,4 @@
-"""Whoever looks after the gateway hears when it is ready, that it lives and that it stops; nothing that is not so."""
+"""The gateway notifies systemd of its start, its heartbeats and its stop."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.stores.home import open_scenario, open_store
 from tests.waiting import LIMIT_SECONDS
 
 OFTEN = 0.06
-"""Seconds after which a process that says nothing is taken for dead, in these tests."""
+"""The watchdog interval of these tests."""
 SILENCE = 8 * OFTEN
 
 
 class ServiceManager:
-    """The other end of $NOTIFY_SOCKET: a real socket."""
+    """The listening side of $NOTIFY_SOCKET, a real socket."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -43,7 +43,7 @@ class ServiceManager:
         return dict(line.split("=", 1) for line in self.socket.recv(4096).decode().splitlines())
 
     def forget(self) -> None:
-        """Nothing that was said before counts."""
+        """Discard the notifications so far."""
         self.socket.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while self.socket.recv(4096):
@@ -151,7 +151,7 @@ async def test_a_broken_writer_is_not_alive(tmp_path: Path, manager: ServiceMana
     vfs.unregister()
 
 
-async def test_somebody_elses_lock_is_no_reason_to_start_anew(tmp_path: Path, manager: ServiceManager) -> None:
+async def test_a_lock_of_another_process_is_no_reason_to_restart(tmp_path: Path, manager: ServiceManager) -> None:
     store = open_store(tmp_path / "log.db", patience=0.01)
     other = apsw.Connection(str(tmp_path / "log.db"))
     async with run_heartbeats(store, manager):
@@ -164,7 +164,7 @@ async def test_somebody_elses_lock_is_no_reason_to_start_anew(tmp_path: Path, ma
 
 
 async def test_nor_is_a_full_disk(tmp_path: Path, manager: ServiceManager) -> None:
-    """The pulse meets somebody's message there that finds no room: they are refused together."""
+    """The pulse and a message are committed together, and both are refused because the disk is full."""
     vfs = FaultyVFS()
     store, scenario = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
     together = 0
@@ -205,7 +205,7 @@ def test_what_was_meant_for_another_process_is_not_answered() -> None:
     assert ServiceNotifier.from_environment({"WATCHDOG_USEC": "soon"}) == ServiceNotifier()
 
 
-def test_nobody_listens_and_nothing_happens(tmp_path: Path) -> None:
+def test_without_a_notify_socket_nothing_is_sent(tmp_path: Path) -> None:
     ServiceNotifier().send(READY="1")
     ServiceNotifier(str(tmp_path / "gone")).send(READY="1")
 

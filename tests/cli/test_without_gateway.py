@@ -1,4 +1,4 @@
-"""Commands where no gateway runs: they answer by themselves, leave no mess, and get along with each other."""
+"""Commands without a gateway: they work in process, clean up, and do not disturb each other."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_is_not_answered_in_time_is_kept_and_answered_later(command_home: C
     late = tmp_path / "late"
     done = command_home.run("send", f"hold {late}", "--timeout", "0.5", "--json")
     assert (done.code, done.json["outcome"], done.json["reply"]) == (75, "waiting", None)
-    assert "kept as entry 1 of session" in done.err
+    assert "stored as entry 1 of session" in done.err
     late.touch()
     gateway = command_home.start_gateway()
     assert " · resuming 1 message" in gateway.ready
@@ -75,7 +75,7 @@ def test_messages_without_anybody_to_answer_them_are_wrong(command_home: Command
     assert command_home.run("send", f"down {tmp_path / 'back'}", "--timeout", "0.2").code == 75
     done = command_home.run_in_process("status")
     assert done.code == 1
-    assert "1 message without anybody to answer" in done.out
+    assert "1 message waiting, but no gateway is running" in done.out
 
 
 def test_a_model_that_is_down_answers_once_it_is_back(command_home: CommandHome, tmp_path: Path) -> None:
@@ -119,14 +119,14 @@ def test_many_commands_at_once_without_a_gateway_all_succeed(command_home: Comma
     command_home.run_in_process("audit").ok()
 
 
-def test_a_home_that_is_held_by_somebody_silent_is_waited_for_then_named(command_home: CommandHome) -> None:
+def test_a_home_held_by_a_silent_process_is_waited_for_then_reported(command_home: CommandHome) -> None:
     args = parse_arguments(["--home", str(command_home.path), "sessions"])
     screen = CommandScreen.from_streams(sys.stdout, sys.stderr, environ={}, json=False)
     with HomeLock(command_home.path / "lock"), pytest.raises(HomeBusy, match=f"process {os.getpid()}"):
         asyncio.run(connect_gateway(args, screen, role="", starts=False, patience=0.3))
 
 
-def test_a_socket_that_nobody_listens_at_any_more_is_replaced(command_home: CommandHome) -> None:
+def test_a_stale_socket_is_replaced(command_home: CommandHome) -> None:
     command_home.start_gateway().kill()
     assert (command_home.path / "api.sock").exists()
     command_home.run("send", "hello").ok()
@@ -166,7 +166,7 @@ def test_looking_goes_on_by_the_last_good_configuration(command_home: CommandHom
     (command_home.path / "config.yaml").write_text(BROKEN)
     done = command_home.run("sessions", "--json").ok()
     assert len(done.json["sessions"]) == 1
-    assert "going by the last good one" in done.err
+    assert "using the last valid one" in done.err
 
 
 def test_up_prints_one_line_and_nothing_behind_it(command_home: CommandHome) -> None:
@@ -220,9 +220,9 @@ def test_what_was_given_up_on_is_shown_everywhere_and_can_go_again(command_home:
     assert "may have arrived" in command_home.run_in_process("dead-letters").ok().out
     status = command_home.run_in_process("status", "--json")
     assert (status.code, status.json["in_doubt"]) == (1, 1)
-    doubtful = command_home.run_in_process("audit").ok().out  # a doubt is listed, not hidden, and breaks nothing
-    assert "doubt  " in doubtful
-    assert "memory:far: entry 4 may have arrived: no room" in doubtful
+    report = command_home.run_in_process("audit").ok().out  # a doubt is listed, not hidden, and breaks nothing
+    assert "doubt  " in report
+    assert "memory:far: entry 4 may have arrived: no room" in report
     assert (
         command_home.run_in_process("dead-letters", "replay", str(dead_letters[0]["id"])).ok().out
         == "1 item will be sent again\n"
@@ -245,7 +245,7 @@ main.run(["completion", "bash"])
 
 
 @pytest.mark.parametrize("debug", ["", "1"])
-def test_a_bug_is_one_line_unless_somebody_wants_the_trace(command_home: CommandHome, debug: str) -> None:
+def test_a_bug_is_printed_in_two_lines_unless_debugging(command_home: CommandHome, debug: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BUG],
         env=command_home.env(EVERHOLD_DEBUG=debug),
@@ -254,7 +254,7 @@ def test_a_bug_is_one_line_unless_somebody_wants_the_trace(command_home: Command
         check=False,
     )
     assert done.returncode == 1
-    assert "everhold: a mistake of everhold's own: ZeroDivisionError" in done.stderr
+    assert "everhold: a bug in everhold: ZeroDivisionError" in done.stderr
     assert ("Traceback" in done.stderr) == bool(debug)
 
 

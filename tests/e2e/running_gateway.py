@@ -1,4 +1,4 @@
-"""The real app over a real home, in the test's own loop; only the model's vendor is ours."""
+"""Runs the real app with a real home in the test's event loop, with a fake model server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _get_own_environment() -> dict[str, str]:
 
 
 class RunningGateway:
-    """One home and whoever runs in it."""
+    """A home, and the app that runs in it."""
 
     def __init__(self, path: Path, config: str, *, env: str = f"MODEL_KEY={KEY}\n", clock: Clock | None = None) -> None:
         self.clock = clock
@@ -65,7 +65,7 @@ class RunningGateway:
         return self._app
 
     async def send_message(self, text: str, *, chat: str = "me", agent: str = "", who: str = "ada") -> AcceptResult:
-        """Somebody says something at this machine; it is kept once this returns."""
+        """Send a message from this machine. It is committed when this returns."""
         self._count += 1
         place = ChatLocation(platform="terminal", chat=chat, message=f"m{self._count}")
         verdict = await self.app.accept(IncomingMessage(origin=place, text=text, sender=who, agent=agent))
@@ -73,7 +73,7 @@ class RunningGateway:
         return verdict
 
     async def send_and_wait(self, text: str, **more: str) -> str:
-        """Say something, and wait for the reply to it."""
+        """Send a message and wait for the reply."""
         verdict = await self.send_message(text, **more)
         await self.wait_until(lambda: self._is_answered(verdict))
         bodies = [e.body for e in await self.read_entries(verdict.session) if e.seq > verdict.seq]
@@ -90,7 +90,7 @@ class RunningGateway:
         return [entry.body for entry in await self.read_entries(session) if isinstance(entry.body, kind)]
 
     async def wait_for_replies(self, session: str, count: int = 1) -> list[str]:
-        """What was replied there, once it is so much."""
+        """Return the replies of a session once there are this many."""
 
         async def enough() -> bool:
             return len(await self.read_bodies(session, Said)) >= count
@@ -99,7 +99,7 @@ class RunningGateway:
         return [said.text for said in await self.read_bodies(session, Said)]
 
     async def wait_until_idle(self) -> None:
-        """Until nothing is due and nobody works."""
+        """Wait until no cursor is due and no worker runs."""
 
         async def resting() -> bool:
             if self.app.supervisor.tasks:
@@ -116,7 +116,7 @@ class RunningGateway:
             raise AssertionError(f"it did not happen; the log says:\n{self.log.getvalue()[-4_000:]}") from None
 
     async def assert_sound(self) -> None:
-        """Every promise holds."""
+        """Check that every promise holds."""
         report = await self.app.session_admin.audit_store()
         assert report.checked.entries
         assert not report.broken_findings, report.broken_findings
@@ -126,6 +126,6 @@ class RunningGateway:
 
 
 def make_model_section(url: str, name: str = "fake", **more: Any) -> dict[str, Any]:
-    """An entry of `models`, as data: YAML takes JSON."""
+    """Return an entry of `models` as JSON, which is valid YAML."""
     given = {"provider": "openai", "base_url": url, "name": name, "api_key_env": "MODEL_KEY", "context_tokens": 100_000}
     return {**given, **more}

@@ -1,4 +1,4 @@
-"""Many agents from one configuration, in one process: each its own, and a way to each other that cannot run away."""
+"""Many agents in one process: they are isolated, and their messages to each other cannot loop without end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def server() -> AsyncIterator[ModelServer]:
 
 
 def speaker(received: ReceivedModelRequest) -> str:
-    """Whose persona this request carries."""
+    """Return the agent whose persona this request contains."""
     system = received.json["messages"][0]["content"]
     return str(system.split("You are the ")[1].split(".")[0])
 
@@ -139,7 +139,7 @@ async def test_one_agent_writes_to_another_and_gets_an_answer(tmp_path: Path, se
         await t.assert_sound()
 
 
-async def test_an_agent_may_write_to_nobody_unless_it_is_said(tmp_path: Path, server: ModelServer) -> None:
+async def test_an_agent_may_write_to_other_agents_only_if_configured(tmp_path: Path, server: ModelServer) -> None:
     agents = personas("main", "coder", "cook")
     agents["main"]["send_to"] = ["agent:coder"]
     server.add_steps(

@@ -1,4 +1,4 @@
-"""A whole everhold among people who mean it no good: no secret leaks, nothing is left open, nothing foreign is run."""
+"""A complete gateway with hostile input: no secret leaks, all files are private, and no foreign code runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENV = "".join(f"{name}={value}\n" for name, value in zip(NAMES, CANARIES, strict
 
 
 def refuse_with_echo(server: LoopbackServer, call: str, status: int, *tokens: str) -> None:
-    """The next such call is refused by somebody who repeats what they were given."""
+    """Refuse the next such call with an error that repeats the secrets it received."""
     words = f"what is {' '.join(tokens)} to me?"
     told = {"ok": False, "error_code": status, "error": words, "description": words, "message": words, "code": 1}
     server.plan_fault(call, "answer", answer=LoopbackResponse.json(told, status=status))

@@ -1,4 +1,4 @@
-"""A model through the whole gateway: what is asked, what it costs, and what happens when it is not there."""
+"""Models in a complete gateway: requests, cost and outages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CROOKED = [sys.executable, str(Path(__file__).parents[1] / "tools" / "crooked.py
 
 
 def config(models: dict[str, Any], **defaults: Any) -> str:
-    """A configuration. JSON is YAML."""
+    """Return a configuration as JSON, which is valid YAML."""
     more = {key: defaults.pop(key) for key in ("mcp", "agents", "http", "memories", "timezone") if key in defaults}
     given = {"memories": [], "tools": [], "model": next(iter(models)), **defaults}
     return json.dumps({"models": models, "defaults": given, "backup": {"every_hours": 0}, **more})
@@ -116,7 +116,7 @@ async def test_a_tool_server_that_cannot_be_started_is_named_and_the_agent_answe
 
 
 async def test_the_beginning_of_a_request_stays_byte_for_byte(tmp_path: Path, server: ModelServer) -> None:
-    """What a vendor has read before costs a tenth, if not a byte of it has changed."""
+    """A cached prompt costs a tenth, so its bytes must not change."""
     async with run_gateway(tmp_path, server, tools=["mcp:odd"], mcp={"odd": {"command": CROOKED}}) as t:
         for number in range(4):
             if number == 2:
@@ -171,7 +171,7 @@ async def test_a_fallback_answers_when_the_model_is_down(tmp_path: Path, server:
 async def test_while_every_model_is_down_messages_are_kept_and_one_turn_answers_them(
     tmp_path: Path, server: ModelServer
 ) -> None:
-    """E4: pending, fallbacks tried, the chat hears once that it is kept, and one turn answers when it is back."""
+    """E4: fallbacks are tried, one notice says that the message is kept, and one turn answers after the outage."""
     down = True
 
     def outage(received: ReceivedModelRequest) -> ModelServerStep:
@@ -577,7 +577,7 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 
 @pytest.fixture
 def opened() -> Iterator[list[str]]:
-    """Every file this process opens from here on. A hook cannot be taken back, only told to be quiet."""
+    """Record every file that this process opens. An audit hook cannot be removed, only disabled."""
     global _OPENED
     sys.addaudithook(_hook)
     _OPENED = []
@@ -605,7 +605,7 @@ async def test_a_message_costs_no_file_read(tmp_path: Path, server: ModelServer,
 
 
 async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Path, server: ModelServer) -> None:
-    """A canary in every place a secret can stand; then everything happens that could repeat one."""
+    """Put a canary in every place for a secret, then cause everything that could repeat it."""
     names = ("MODEL_KEY", "HEADER", "HTTP", "CANARY", "TOOL_URL", "MEMORY", "BOT", "FALLBACK")
     canaries = {name: f"canary-{name.lower()}-0123456789abcdef" for name in names}
     server.key = canaries["MODEL_KEY"]
@@ -668,7 +668,7 @@ async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Pat
     assert hits == []
 
 
-async def test_a_model_that_hangs_holds_up_nobody_else(tmp_path: Path, server: ModelServer) -> None:
+async def test_a_model_that_hangs_does_not_delay_others(tmp_path: Path, server: ModelServer) -> None:
     def by_name(received: ReceivedModelRequest) -> ModelServerStep:
         return HangingConnection() if received.json["model"] == "slow" else ModelServerReply(text="quick")
 

@@ -1,4 +1,4 @@
-"""What the pages tell people to write is taken, and the commands they show exist."""
+"""The configurations in the docs are valid, and the commands they show exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole gateway behind Discord and behind Slack: a long reply grows, is split, and stands there once and whole."""
+"""A complete gateway with Discord and Slack: a long reply grows, is split, and is delivered once and completely."""
 
 from __future__ import annotations
 

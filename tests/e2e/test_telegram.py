@@ -1,4 +1,4 @@
-"""A whole everhold behind Telegram: configured by a file, talked to by people, stopped and started: nothing is lost."""
+"""A complete gateway with Telegram, through stops and starts: no message is lost."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ async def test_a_file_goes_with_a_reply(tmp_path: Path, telegram: TelegramServer
 async def test_an_account_that_gets_another_token_while_it_sends_says_what_it_had_to_say(
     tmp_path: Path, telegram: TelegramServer, model: ModelServer
 ) -> None:
-    """The send hangs at the old bot until it is given up; the new one takes it from there, and that is counted."""
+    """A send hangs at the old bot until it is given up; the new bot sends it, and the repeat is counted."""
     model.default = lambda received: ModelServerReply(text=received.json["messages"][-1]["content"], stream=False)
     async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
         gateway.app.supervisor.send_deadline = 1.0

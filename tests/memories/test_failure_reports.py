@@ -50,7 +50,7 @@ async def test_status_and_metrics_tell_of_a_failing_memory_and_of_its_end(
         assert (memory["state"], memory["lag"], memory["error"]) == ("failing", 2, "the key is wrong")
         assert began <= memory["oldest"] <= memory["since"] + 1 <= time.time() + 1
         assert memory["again"] > began
-        assert "memory    ledger of main · failing · 2 to hand over, oldest" in shown
+        assert "memory    ledger of main · failing · backlog 2, oldest" in shown
         assert "! memory:ledger: the key is wrong" in shown
         async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
             metrics = (await client.get("/metrics")).text
@@ -63,8 +63,8 @@ async def test_status_and_metrics_tell_of_a_failing_memory_and_of_its_end(
         await t.wait_until_idle()
         found, shown = await read_status(t)
         assert (found["memories"][0]["state"], found["memories"][0]["lag"]) == ("well", 0)
-        assert "ledger of main · well · took something in" in shown
-        assert "nothing is wrong" in shown
+        assert "ledger of main · well · last stored" in shown
+        assert "no problems" in shown
         async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
             metrics = (await client.get("/metrics")).text
         assert "everhold_memory_backlog_items{" not in metrics

@@ -61,7 +61,7 @@ async def test_a_stranger_gets_a_code_and_is_admitted(tmp_path: Path, scenario: 
         await scenario.ada.send_text(room, "hello?")
         await gateway.wait_until(lambda: gateway.log.getvalue().count("message.denied") == 2)
         await client_of(gateway.app).approve_pairing(found[0], person="")
-        await scenario.ada.wait_for_message(room, "You are let in")
+        await scenario.ada.wait_for_message(room, "You have access now")
         await scenario.ada.send_text(room, "thank you")
         await scenario.ada.wait_for_message(room, "You said:")
         await gateway.wait_until_idle()

@@ -29,7 +29,7 @@ def test_an_account_is_tried_and_written(
 ) -> None:
     done = command_home.run("setup", "matrix", input=f"{synapse.url}/\n{helper.token}\n").ok()
     assert helper.token not in done.out + done.err
-    assert f"matrix knows it as {helper.id}" in done.out
+    assert f"connected to matrix as {helper.id}" in done.out
     assert f"https://matrix.to/#/{helper.id}" in done.out
     config = (command_home.path / "config.yaml").read_text()
     assert "token_env: MATRIX_MAIN_TOKEN" in config

@@ -1,1 +1,1 @@
-"""HTTP: the page, the API, and routes that look like a well-known one. A mouth for control.py; it decides nothing."""
+"""The HTTP API, the OpenAI-compatible routes, and the console's files. It calls the objects of `admin`."""

@@ -135,7 +135,7 @@ class LogTail:
                     watch.notify()
 
     def on_reply_text(self, session: str, op: int, text: str | None) -> None:
-        """Pass on more text of a reply; None starts it again. Called during a model call, so it never waits or fails."""
+        """Pass on more text of a reply; None starts it again. Called during a model call, so it must not wait."""
         growing = self._growing.get(session)
         if growing is None or growing.op != op or text is None:
             growing = self._growing[session] = _GrowingReply(op)

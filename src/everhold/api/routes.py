@@ -228,6 +228,9 @@ def _build_session_routes() -> Iterable[ApiRoute]:
         response_bodies={200: _build_json_body("The entries, oldest first.", schemas.EntryListResponse)},
         refusal_statuses=(400, 404),
     )
+
+
+def _build_session_view_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/sessions/{id}/context",
@@ -245,9 +248,6 @@ def _build_session_routes() -> Iterable[ApiRoute]:
         response_bodies={200: _build_json_body("The request to the model.", schemas.ContextView)},
         refusal_statuses=(400, 404),
     )
-
-
-def _build_session_view_routes() -> Iterable[ApiRoute]:
     yield ApiRoute(
         method="GET",
         path="/api/sessions/{id}/addresses",

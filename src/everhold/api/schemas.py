@@ -613,7 +613,7 @@ class PairingApprovalResponse(Struct):
 
 
 class PairingRevocationResponse(Struct):
-    """The number of accounts. `still` is the person that the identity still belongs to; `configured`: by config.yaml."""
+    """The number of accounts. `still` is the person the identity still belongs to; `configured`: by config.yaml."""
 
     revoked: int
     still: str

@@ -69,7 +69,7 @@ class IdleLimits(Protocol):
 
 
 async def close_idle_connections(state: ServerState, limits: IdleLimits, monotonic: Callable[[], float]) -> None:
-    """Close connections without a complete request head, until cancelled. uvicorn does not limit how slowly one arrives."""
+    """Close connections without a complete request head, until cancelled, because uvicorn has no limit for that."""
     idle: dict[int, tuple[Any, float]] = {}
     while True:
         await asyncio.sleep(limits.sweep_seconds)

@@ -1,4 +1,4 @@
-"""The command line: one mouth of control. `main` is what the installed `everhold` runs."""
+"""The command line. The installed `everhold` runs `main`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code. What a command does not need is not imported."""
+    """Run a command and return its exit code. Only the modules that the command needs are imported."""
     import sys
 
     from everhold.cli.main import run_command

@@ -17,12 +17,12 @@ A message that begins with `/` and the name of a command is a command. Commands 
 `everhold chat` and over HTTP. A slash and any other word is an ordinary message. `/help` shows this list in a chat.
 
 Capitals stand for a value; brackets enclose what may be left out. "Everybody" is everybody who may speak in that chat.
-[Access and pairing](../how-to/access-and-pairing.md) explains which people that are, and who is an owner.
+[Access and pairing](../how-to/access-and-pairing.md) explains which people these are, and who is an owner.
 
 | command | what it does | in direct chats | in groups | other names |
 |---|---|---|---|---|
 """
-_WHO: Final = {
+_ROLE_TEXTS: Final = {
     PersonRole.STRANGER: "everybody",
     PersonRole.KNOWN: "known people",
     PersonRole.MEMBER: "everybody",
@@ -31,15 +31,15 @@ _WHO: Final = {
 
 
 def render_reference() -> str:
-    """The page."""
+    """Return the reference page."""
     return _INTRODUCTION + "".join(f"{_render_row(spec)}\n" for spec in COMMAND_SPECS)
 
 
 def _render_row(spec: CommandSpec) -> str:
     usage = spec.usage.replace("|", "\\|")
-    direct = "also strangers with a code" if spec.role.direct is PersonRole.STRANGER else _WHO[spec.role.direct]
+    direct = "also strangers with a code" if spec.role.direct is PersonRole.STRANGER else _ROLE_TEXTS[spec.role.direct]
     aliases = ", ".join(f"`/{alias}`" for alias in spec.aliases)
-    return f"| `{usage}` | {spec.help} | {direct} | {_WHO[spec.role.group]} | {aliases} |"
+    return f"| `{usage}` | {spec.help} | {direct} | {_ROLE_TEXTS[spec.role.group]} | {aliases} |"
 
 
 if __name__ == "__main__":

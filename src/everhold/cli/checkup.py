@@ -1,4 +1,4 @@
-"""What every `everhold setup` ends with: the doctor's short look at what was just written."""
+"""Runs the doctor's checks on the configuration that `everhold setup` has just written."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from everhold.infra.home import Home
 
 
 def run_checkup(home: Home, screen: CommandScreen, *keys: str) -> list[dict[str, Any]]:
-    """Say what is wrong with the files, and with what stands under `keys`; for programs, give it back."""
-    look = HomeCheckup(
-        home, os.environ, time.time(), holds_home=False, status={}
-    )  # whether it runs is not what was set up
-    findings = [cure.finding for cure in look.check_keys(keys)]
+    """Print what is wrong with the files and with the configuration of `keys`. With --json, return it instead."""
+    # an empty status, because it does not matter here whether a gateway runs
+    checkup = HomeCheckup(home, os.environ, time.time(), holds_home=False, status={})
+    findings = [problem.finding for problem in checkup.check_keys(keys)]
     if screen.json:
         return [convert_finding_to_json(finding) for finding in findings]
     for finding in findings:
@@ -25,5 +24,5 @@ def run_checkup(home: Home, screen: CommandScreen, *keys: str) -> list[dict[str,
         screen.print_line(f"{mark} {screen.paint(finding.check, 'bold')}: {format_one_line(finding.text)}")
         screen.print_line(f"    → {format_one_line(finding.remedy)}")
     if not findings:
-        screen.print_line(f"{screen.paint('✓', 'green')} the doctor finds nothing wrong with it")
+        screen.print_line(f"{screen.paint('✓', 'green')} the doctor finds no problem")
     return []

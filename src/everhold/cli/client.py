@@ -1,6 +1,6 @@
-"""The client of the API that every command uses, whether a gateway serves it or this process. Answers are plain JSON.
+"""The client of the API that all commands use, with a gateway or in process. Responses are plain JSON.
 
-Needs nothing but the standard library, so that a question to a running gateway costs little.
+It imports only the standard library, so that a command to a running gateway starts fast.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ ENTRIES_PER_PAGE: Final = 200
 SESSIONS_PER_PAGE: Final = 500
 DEAD_LETTERS_PER_PAGE: Final = 500
 IMPORT_BYTES: Final = 4 << 20
-"""How much Markdown goes with one request."""
+"""The maximum size of Markdown in one request."""
 MAX_MEMORIES: Final = 100
-"""The API finds at most so many."""
+"""The API's limit for hits."""
 SNAPSHOT: Final = ".snapshot."
 _FOLLOWED: Final = ("entry", "delta", "reset")
 
 
 class ApiClient:
-    """The operations of the API. Raises the errors the API answers, as errors of ours, and GatewayGone."""
+    """The operations of the API. Raises the API's errors as everhold's errors, and GatewayGone."""
 
     def __init__(self, transport: ApiTransport) -> None:
         self.transport = transport
@@ -35,14 +35,14 @@ class ApiClient:
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     async def find_session(self, name: str) -> dict[str, Any]:
-        """The session that an id, a unique prefix, a title, an address or `last` means."""
+        """Return the session that an id, a unique prefix, a title, an address or `last` refers to."""
         if not name:
-            raise NotFound("a session needs a name", remedy="`everhold sessions list` shows those there are")
+            raise NotFound("the session's name is empty", remedy="`everhold sessions list` shows the sessions")
         found: dict[str, Any] = (await self._get("/api/sessions", name=name))["sessions"][0]
         return found
 
     async def list_sessions(self, *, limit: int) -> dict[str, Any]:
-        """The newest sessions, as many pages as that takes."""
+        """Return the newest sessions, from as many pages as needed."""
         sessions: list[dict[str, Any]] = []
         after: str | None = ""
         while after is not None and len(sessions) < limit:
@@ -53,7 +53,7 @@ class ApiClient:
         return {"sessions": sessions}
 
     async def read_entries(self, session: str, *, after: int = 0) -> AsyncIterator[dict[str, Any]]:
-        """The log of the session with this id, page by page."""
+        """Yield the entries of the session with this id, read page by page."""
         while True:
             path = f"/api/sessions/{_quote(session)}/entries"
             page = (await self._get(path, after=after, limit=ENTRIES_PER_PAGE))["entries"]
@@ -89,11 +89,11 @@ class ApiClient:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     async def find_chat_location(self, name: str, *, agent: str = "") -> dict[str, Any]:
-        """Where to speak so that the chat or session called `name` hears it."""
+        """Return the location for messages to the chat or session called `name`."""
         return await self._get("/api/chat-locations", name=name, agent=agent)
 
     async def send_message(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Have a message committed; returns its `session` and `seq`. With an `id` it counts once."""
+        """Send a message and return its `session` and `seq` after the commit. A repeated `id` has no effect."""
         try:
             return await self._post("/api/messages", **message)
         except Conflict:
@@ -104,7 +104,7 @@ class ApiClient:
             raise Refused(error.message, remedy=error.remedy or "everhold agents") from None
 
     async def follow_session(self, session: str, *, after: int = 0) -> AsyncGenerator[dict[str, Any], None]:
-        """A session as it grows: `{"entry": …}` without a gap; `{"delta": {op, at, text}}`, `{"reset": …}` as hints."""
+        """Yield entries of a session as `{"entry": …}`, and hints as `{"delta": {op, at, text}}`, `{"reset": …}`."""
         target = f"/api/events?{_render_query(session=session, after_seq=after)}"
         async with self.transport.open("GET", target, None) as response:
             if response.status != 200:
@@ -112,12 +112,12 @@ class ApiClient:
             async for event, data in _parse_events(response.body):
                 if event in _FOLLOWED:
                     yield {event: data}
-        raise GatewayGone("the gateway ended the stream", remedy="`everhold logs` may say why")
+        raise GatewayGone("the gateway ended the stream", remedy="`everhold logs` may show why")
 
     # -- the gateway ---------------------------------------------------------------------------------------------------
 
     async def show_health(self) -> dict[str, Any]:
-        """Version and role of the process that answers."""
+        """Return version and role of the process that answers."""
         return await self._get("/health")
 
     async def show_status(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class ApiClient:
         return {"dead_letters": found}
 
     async def replay_dead_letters(self, ids: list[int]) -> dict[str, Any]:
-        """Send these again; all of them if there are none."""
+        """Replay these dead letters, or all if the list is empty."""
         return await self._post("/api/dead-letters/replay", ids=ids or None)
 
     # -- people --------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class ApiClient:
         return await self._post("/api/memory/forget", person=person, dry_run=dry_run)
 
     async def export_person(self, person: str) -> AsyncGenerator[dict[str, Any], None]:
-        """Everything of a person, record by record."""
+        """Yield the records of a person's export."""
         target = f"/api/memory/export?{_render_query(person=person)}"
         async with self.transport.open("GET", target, None) as response:
             if response.status != 200:
@@ -213,7 +213,7 @@ class ApiClient:
         return files
 
     async def import_memory_files(self, name: str, files: dict[str, str], *, dry_run: bool) -> dict[str, Any]:
-        """Note what the files hold, in as many requests as their size takes."""
+        """Import the files, in as many requests as their size requires."""
         session = (await self.find_session(name))["id"]
         total: dict[str, Any] = {}
         for batch in _batch_files(files):
@@ -223,7 +223,7 @@ class ApiClient:
             total = done
         return total
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     async def _find_path(self, name: str) -> str:
         return f"/api/sessions/{_quote((await self.find_session(name))['id'])}"
@@ -254,11 +254,11 @@ async def _read_all(response: ApiResponse) -> bytes:
 
 async def _read_refusal(response: ApiResponse) -> Exception:
     body = await _read_all(response)
-    if not response.is_json:  # the server's own words, not the API's
+    if not response.is_json:  # uvicorn sent it, not the API
         if response.status == 503:
             return Transient("too many commands at once", remedy="try again")
         if response.status == 500:
-            return GatewayGone("the gateway ended before it answered", remedy="`everhold logs` may say why")
+            return GatewayGone("the gateway ended before it answered", remedy="`everhold logs` may show why")
         return read_error(response.status, None)
     try:
         return read_error(response.status, json.loads(body))
@@ -273,11 +273,11 @@ async def _split_lines(body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None
         for line in lines:
             yield line
     if rest:
-        raise GatewayGone("the gateway ended in the middle of its answer", remedy="try again")
+        raise GatewayGone("the gateway ended during its answer", remedy="try again")
 
 
 async def _parse_events(body: AsyncIterator[bytes]) -> AsyncGenerator[tuple[str, Any], None]:
-    """Server-sent events: their names and data."""
+    """Yield name and data of server-sent events."""
     event, data = "", ""
     async with aclosing(_split_lines(body)) as lines:
         async for line in lines:
@@ -320,6 +320,4 @@ def _require_text(name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest(
-            f"{name!r} holds code points that are no characters", remedy="write names in UTF-8"
-        ) from None
+        raise InvalidRequest(f"{name!r} contains invalid characters", remedy="write names in UTF-8") from None

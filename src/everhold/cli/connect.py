@@ -1,4 +1,4 @@
-"""How a command reaches the API: on the socket of the process that holds the home, else by holding it for a moment."""
+"""Connects a command to the API: at the socket of the process that holds the home, or in process if there is none."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS: Final = 20
 BUSY_SECONDS: Final = 15.0
-"""How long a home may be held by somebody who does not answer yet, or only for a moment."""
+"""How long to wait for a home that another process holds and that does not answer yet."""
 DRAIN_SECONDS: Final = 10.0
-"""How long work begun for others may take to end when a chat of our own ends."""
+"""How long running work may take to end when a command without a gateway ends."""
 
 
 @dataclass
 class GatewayConnection:
-    """A client, and the role of the process that answers it. `app` is set when that is this process."""
+    """A client, and the role of the process that answers it. `app` is set if that is this process."""
 
     calls: ApiClient
     role: str = ""
@@ -48,12 +48,12 @@ def find_home(args: argparse.Namespace) -> Home:
 
 @asynccontextmanager
 async def connect_for_reading(args: argparse.Namespace, screen: CommandScreen) -> AsyncIterator[ApiClient]:
-    """The API for a command that looks, or changes a record. Without a gateway no message is answered meanwhile."""
+    """The API for a command that reads, or changes a record. Without a gateway it answers no messages."""
     home = find_home(args)
     if not home.store.exists():
         raise NotFound(
-            f"nothing has been said in {home.path} yet",
-            remedy="`everhold up` listens on every platform, `everhold chat` begins here; --home names another place",
+            f"{home.path} has no sessions yet",
+            remedy="`everhold chat` starts one, `everhold up` runs the gateway; --home names another home",
         )
     reached = await connect_gateway(args, screen, role="", starts=False)
     try:
@@ -62,20 +62,20 @@ async def connect_for_reading(args: argparse.Namespace, screen: CommandScreen) -
         await reached.close()
 
 
-async def retry_if_gone(look: Callable[[], Awaitable[int]]) -> int:
-    """Look again if whoever held the home left in the middle: a passing `send` goes when it is done."""
+async def retry_if_gone(command: Callable[[], Awaitable[int]]) -> int:
+    """Run a command again if the process that held the home ended during it, as a `send` without a gateway does."""
     for _ in range(MAX_ATTEMPTS):
         try:
-            return await look()
+            return await command()
         except GatewayGone:
             await asyncio.sleep(random.uniform(0.02, 0.2))
-    return await look()
+    return await command()
 
 
 async def connect_gateway(
     args: argparse.Namespace, screen: CommandScreen, *, role: str, starts: bool, patience: float = BUSY_SECONDS
 ) -> GatewayConnection:
-    """Whoever holds the home, or this process."""
+    """Connect to the process that holds the home, or open the home in this process."""
     home = find_home(args)
     until = time.monotonic() + patience
     while True:
@@ -91,7 +91,7 @@ async def connect_gateway(
 
 
 async def find_running_gateway(home: Home) -> GatewayConnection | None:
-    """Whoever answers at the home's socket."""
+    """Connect to the process that answers at the home's socket; None if there is none."""
     calls = ApiClient(SocketTransport(home.api_socket))
     try:
         return GatewayConnection(calls, role=(await calls.show_health())["role"])
@@ -100,10 +100,10 @@ async def find_running_gateway(home: Home) -> GatewayConnection | None:
 
 
 def print_upgrade(app: GatewayApp, screen: CommandScreen) -> None:
-    """Say where what was there before an upgrade lies, whatever command came first."""
+    """Print where the store from before an upgrade is, whichever command upgraded it."""
     if app.store.upgrade_backup is not None:
         screen.print_note(
-            f"the store was brought to this version's schema; as it was: {escape_control(str(app.store.upgrade_backup))}"
+            f"the store was upgraded to this version's schema; backup: {escape_control(str(app.store.upgrade_backup))}"
         )
 
 
@@ -121,18 +121,18 @@ async def _open_in_process(
     except ConfigError as error:
         if starts or not home.last_good.exists():
             raise
-        # looking at the log must not depend on a typing error: what was in force last will do
+        # reading the log must work despite an invalid configuration, so use the last valid one
         settings = load_home_settings(home, environ=os.environ, last_good=True)
-        screen.print_note(f"config.yaml is refused, going by the last good one: {error.problems[0]}")
+        screen.print_note(f"config.yaml is invalid, using the last valid one: {error.problems[0]}")
     stream = screen.err if args.log else open(os.devnull, "w")  # noqa: SIM115, ASYNC230  # as long as the process
     log = open_log(clock=SystemClock(), home=home.path if starts else None, form=args.log or "text", stream=stream)
     if starts:
-        adopt_stdlib(log)  # warnings of the server belong into the log, not between the lines of a chat
+        adopt_stdlib(log)  # the server's warnings belong in the log lines, not between the lines of a chat
     app = GatewayApp(home, settings, log=log, environ=os.environ)
     print_upgrade(app, screen)
     app.role = role
     try:
-        # who looks wants to know which chats are silenced, too
+        # reading commands show the halted chats, too
         await (app.start(listen=False) if starts else app.admission.load_halts())
     except BaseException:
         await app.stop(seconds=0)

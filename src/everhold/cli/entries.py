@@ -1,4 +1,4 @@
-"""Entries of the log as lines to read. Works on the JSON that everybody gets, and shows nothing else."""
+"""Renders entries of the log as text, from the JSON of the API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STYLES: Final = {
 
 
 def summarize_entry(entry: dict[str, Any]) -> str:
-    """What an entry says, on one line."""
+    """Return the content of an entry on one line."""
     body = entry["body"]
     if body is None:
         return "(erased)"
@@ -52,7 +52,7 @@ def summarize_entry(entry: dict[str, Any]) -> str:
                 body.get("outcome", "done"), body.get("reason", ""), f"{tokens:,} tokens" if tokens else ""
             )
         case "compressed":
-            return _join_words(f"covers all up to {body['covers']}", body["summary"])
+            return _join_words(f"covers entries up to {body['covers']}", body["summary"])
         case "changed":
             change = dict(body["change"])
             what = change.pop("type")
@@ -76,7 +76,7 @@ def _format_named(word: str, item: Any) -> str:
 
 
 def format_entry(screen: CommandScreen, entry: dict[str, Any]) -> str:
-    """One entry on one line: its place, when, its operation, what kind, who, and what."""
+    """Return an entry on one line: seq, time, operation, kind, author and content."""
     op = f"op {entry['op']}" if entry["op"] is not None else ""
     author = format_one_line(entry["author"].removeprefix("person:"), most=16)
     head = f"{entry['seq']:>5}  {format_time(entry['at'])}  {op:<7} {entry['kind']:<8} {author:<16} "
@@ -86,7 +86,7 @@ def format_entry(screen: CommandScreen, entry: dict[str, Any]) -> str:
 
 
 def render_markdown(session: dict[str, Any], entries: Iterable[dict[str, Any]]) -> Iterable[str]:
-    """The conversation as text to read: who said what, what was remembered and what was summarised."""
+    """Yield the conversation as Markdown: messages, notices, notes and summaries."""
     yield f"# {escape_control(session['title'] or session['id'])}\n"
     yield f"Session `{session['id']}` of agent {session['agent']}, {session['address']}.\n"
     for entry in entries:
@@ -97,13 +97,14 @@ def render_markdown(session: dict[str, Any], entries: Iterable[dict[str, Any]]) 
             text = "*(erased)*" if body is None else body["summary" if kind == "compressed" else "text"]
             if kind == "heard" and body is not None and body.get("command"):
                 text = f"`{summarize_entry(entry)}`"
-            yield f"**{escape_control(who)}**{word} · {format_time(entry['at'])} · {entry['seq']}\n\n{escape_control(text)}\n"
+            head = f"**{escape_control(who)}**{word} · {format_time(entry['at'])} · {entry['seq']}"
+            yield f"{head}\n\n{escape_control(text)}\n"
 
 
 def render_messages(entries: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """The conversation in the message format that OpenAI's API has made common, in the order a model saw it.
+    """Yield the conversation in OpenAI's message format, in the order of the model's context.
 
-    What was undone, erased or never part of the conversation is left out; what was summed up is there word for word.
+    Undone and erased entries and those outside the conversation are left out. Compressed messages are included.
     """
     log = list(entries)
     undone = {

@@ -1,4 +1,4 @@
-"""Exit codes, and how an error of the API becomes an error of ours. Needs nothing but the standard library."""
+"""Exit codes, and the conversion of the API's errors to everhold's errors. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everhold import errors
 from everhold.errors import EverholdError
 
 DONE, WRONG, USAGE, AGAIN, CONFIG = 0, 1, 2, 75, 78
-"""What a command's exit code means."""
+"""The exit codes of commands."""
 
 _EXIT_CODES: Final[Mapping[type[EverholdError], int]] = {
     errors.Transient: AGAIN,
@@ -24,7 +24,7 @@ _USAGE_STATUSES: Final = frozenset({400, 405, 413, 415})
 
 
 class ReportedError(EverholdError):
-    """An error whose type this build does not know, in the words of the gateway."""
+    """An error from the gateway whose type this version does not know."""
 
     def __init__(self, message: str, *, remedy: str = "", type: str, exit_code: int) -> None:
         super().__init__(message, remedy=remedy)
@@ -33,8 +33,8 @@ class ReportedError(EverholdError):
 
 
 def get_exit_code(error: EverholdError) -> int:
-    """The exit code for a command that ended with `error`."""
-    from everhold.config.errors import ConfigError  # only a command that has failed needs it
+    """Return the exit code for a command that ended with `error`."""
+    from everhold.config.errors import ConfigError  # imported here because only a failed command needs it
 
     if isinstance(error, ReportedError):
         return error.exit_code
@@ -44,7 +44,7 @@ def get_exit_code(error: EverholdError) -> int:
 
 
 def get_type_name(error: EverholdError | type[EverholdError]) -> str:
-    """The type of an error as the API names it: `StoreFull` becomes `store_full`."""
+    """Return the API's name for the type of an error: `StoreFull` becomes `store_full`."""
     if isinstance(error, ReportedError):
         return error.type
     kind = error if isinstance(error, type) else type(error)
@@ -62,12 +62,12 @@ _TYPES: Final[Mapping[str, type[EverholdError]]] = {
 
 
 def show_error(error: EverholdError) -> dict[str, Any]:
-    """An error as `--json` prints it, which is how the API answers it."""
+    """Return an error in the format of the API, which `--json` prints."""
     return {"type": get_type_name(error), "message": error.message, "remedy": error.remedy}
 
 
 def read_error(status: int, content: object) -> EverholdError:
-    """The error that the API answered, as one of ours if this build knows its type."""
+    """Return the API's error as one of everhold's errors if its type is known."""
     found = content.get("error") if isinstance(content, dict) else None
     if not isinstance(found, dict):
         return ReportedError(f"the gateway answered with status {status} and no reason", type="", exit_code=WRONG)

@@ -1,4 +1,4 @@
-"""The API in this very process: a command calls the same application that a gateway serves, without a socket."""
+"""The API in this process: a command calls the application that a gateway would serve, without a socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everhold.cli.transport import ApiResponse, ApiTransport
 
 
 class InProcessTransport(ApiTransport):
-    """Calls `app`. Its caller is an operator: the process could open the home."""
+    """Calls `app`. The caller is an operator because the process could open the home."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -28,7 +28,7 @@ class InProcessTransport(ApiTransport):
         try:
             start = await exchange.take_message()
             if start is None:
-                serving.result()  # a mistake of ours; it says which
+                serving.result()  # raises the application's exception
                 raise AssertionError("the application sent no response")
             headers = {name.decode().lower(): value.decode() for name, value in start["headers"]}
             is_json = headers.get("content-type", "").startswith("application/json")
@@ -50,14 +50,14 @@ class _InProcessExchange:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        await asyncio.Event().wait()  # the command never leaves early; it cancels the request instead
+        await asyncio.Event().wait()  # the command never disconnects; it cancels the request instead
         raise AssertionError
 
     async def send(self, message: Message) -> None:
         self._messages.put_nowait(message)
 
     async def take_message(self) -> Message | None:
-        """The next message of the response; None once the application has returned."""
+        """Return the next message of the response, or None once the application has returned."""
         return await self._messages.get()
 
     def on_finished(self, _: object) -> None:
@@ -68,7 +68,7 @@ async def _read_body(exchange: _InProcessExchange, serving: asyncio.Future[None]
     while (message := await exchange.take_message()) is not None:
         if body := message.get("body"):
             yield body
-    serving.result()  # raises what the application raised: a mistake of ours should say where
+    serving.result()  # raises the application's exception, with its traceback
 
 
 def _make_scope(method: str, target: str, body: bytes | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From arguments to an exit code: finds the command, runs it, and says in two lines what went wrong."""
+"""Parses the arguments, runs the command, and prints an error in two lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GENERAL_DEFAULTS: dict[str, object] = {"home": None, "log": None, "json": False
 
 
 def run_command(argv: Sequence[str]) -> int:
-    """Run the command `argv` names; its exit code."""
+    """Run the command that `argv` names and return its exit code."""
     if list(argv) == ["--version"]:
         print(f"everhold {__version__}")
         return 0
@@ -40,7 +40,7 @@ def run_command(argv: Sequence[str]) -> int:
     except EverholdError as error:
         code = _print_error(screen, error)
         return code if args.give_up_with is None or not _is_final(error) else int(args.give_up_with)
-    except BrokenPipeError:  # whoever read our output has had enough
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -79,7 +79,7 @@ def _print_error(screen: CommandScreen, error: EverholdError) -> int:
 
 
 def _is_final(error: EverholdError) -> bool:
-    """Whether starting anew would end the same way until a person has done something."""
+    """Whether a restart would fail again until a person has fixed the cause."""
     from everhold.config.errors import ConfigError
 
     return isinstance(error, ConfigError | StoreDamaged | StoreNewer)
@@ -91,8 +91,8 @@ def _print_trace(error: BaseException) -> None:
 
 
 def _report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """A bug. Its trace is for whoever wants to mend it."""
+    """Print an unexpected exception in two lines; its traceback only with EVERHOLD_DEBUG."""
     _print_trace(error)
     text = f"{kind.__name__}: {error}".splitlines()[0][:300]
-    print(f"everhold: a mistake of everhold's own: {text}", file=sys.stderr)
-    print("  → EVERHOLD_DEBUG=1 shows where; please report it", file=sys.stderr)
+    print(f"everhold: a bug in everhold: {text}", file=sys.stderr)
+    print("  → EVERHOLD_DEBUG=1 shows the traceback; please report it", file=sys.stderr)

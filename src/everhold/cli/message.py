@@ -1,4 +1,4 @@
-"""A message from this terminal: who speaks, from where, and under which number, so that a repeat counts once."""
+"""Builds a message from this terminal, with sender, directory and an id by which a repeat is recognised."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def make_message(location: dict[str, Any], text: str, *, id: str = "") -> dict[str, Any]:
-    """What `ApiClient.send_message` takes, for the location that `ApiClient.find_chat_location` found."""
+    """Return the argument of `ApiClient.send_message`, for a location from `ApiClient.find_chat_location`."""
     directory = _get_working_directory()
     return {
         "location": {"origin": location["origin"], "kind": location["kind"]},
@@ -24,7 +24,7 @@ def make_message(location: dict[str, Any], text: str, *, id: str = "") -> dict[s
 
 
 def get_local_user() -> str:
-    """The user of this machine; configuration may know them by another name."""
+    """Return the name of the user of this machine. The configuration may link it to a person."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # no entry for this user id
@@ -34,13 +34,13 @@ def get_local_user() -> str:
 def _get_working_directory() -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # removed under our feet
+    except FileNotFoundError:  # the directory was removed
         return ""
 
 
 def find_repository(directory: str) -> str:
-    """Where the repository around `directory` is, if there is one: its name alone may be another's as well."""
+    """Return the path of the repository that contains `directory`, or "". A name alone would not be unique."""
     if not directory:
         return ""
     path = Path(directory)
-    return next((place.as_posix() for place in (path, *path.parents) if (place / ".git").exists()), "")
+    return next((parent.as_posix() for parent in (path, *path.parents) if (parent / ".git").exists()), "")

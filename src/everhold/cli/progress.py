@@ -1,4 +1,4 @@
-"""Shows that long work goes on: a line on a terminal's standard error that goes away again. Nothing for programs."""
+"""Shows the progress of long work as a temporary line on standard error. Prints nothing if that is not a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SILENT_SECONDS: Final = 1.0
 
 @contextlib.asynccontextmanager
 async def show_waiting(screen: CommandScreen, what: str) -> AsyncIterator[None]:
-    """While the block runs, say `what` is being done and for how long."""
+    """While the block runs, show `what` is being done and for how long."""
     if not screen.err.isatty():
         yield
         return
@@ -30,7 +30,7 @@ async def show_waiting(screen: CommandScreen, what: str) -> AsyncIterator[None]:
 
 @contextlib.contextmanager
 def show_working(screen: CommandScreen, what: str) -> Iterator[None]:
-    """The same for work that has no event loop, from a thread of its own: Ctrl-C ends the work, not only the line."""
+    """The same for work without an event loop. It uses a thread, so that Ctrl-C interrupts the work."""
     if not screen.err.isatty():
         yield
         return

@@ -1,4 +1,4 @@
-"""Keeps a command in touch with whoever holds the home, over restarts and changes of hand."""
+"""Keeps a command connected to the process that holds the home, across restarts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class ReconnectingClient:
-    """Asks until somebody answers.
+    """A client that reconnects and repeats its request until it gets an answer.
 
-    A gateway that is gone is waited for: whoever looks after it starts it again, and must find the home free. After a
-    passing `chat` or `send` has left, nobody comes back, and this process takes its place.
+    If a gateway ends, the client waits for its restart and leaves the home free for it. If a `chat` or `send` without
+    a gateway ends, nothing restarts it, so this process opens the home itself.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ReconnectingClient:
             await self.connection.close(seconds=seconds)
 
     async def call(self, question: Callable[[ApiClient], Awaitable[T]]) -> T:
-        """The answer. What is asked may be asked twice, so it has to be harmless then."""
+        """Return the answer to `question`. It may be asked twice, so a repeat must be harmless."""
         while True:
             reached = self.connection
             assert reached is not None
@@ -57,7 +57,7 @@ class ReconnectingClient:
                 await self._reconnect(reached)
 
     async def follow_session(self, session: str, *, after: int) -> AsyncGenerator[dict[str, Any], None]:
-        """A session as it grows, for ever and without a gap."""
+        """Yield the events of a session without end and without a gap."""
         while True:
             reached = self.connection
             assert reached is not None
@@ -73,10 +73,10 @@ class ReconnectingClient:
     async def _reconnect(self, lost: GatewayConnection) -> None:
         async with self._reconnecting:
             if self.connection is not lost:
-                return  # somebody has mended it meanwhile
+                return  # another task has reconnected
             gateway = lost.role == "gateway"
             if gateway:
-                self.remark("the gateway is gone; waiting for it to come back")
+                self.remark("the gateway does not answer; waiting for its restart")
             found: GatewayConnection | None = None
             while found is None:
                 try:
@@ -86,13 +86,13 @@ class ReconnectingClient:
                 if found is None:
                     await asyncio.sleep(RETRY_SECONDS)
             self.connection = found
-            self.remark("it is back" if found.app is None else "going on without a gateway")
+            self.remark("connected again" if found.app is None else "continuing without a gateway")
 
 
 def make_reconnecting_client(
     args: argparse.Namespace, screen: CommandScreen, *, role: str, remark: Callable[[str], None] = lambda _: None
 ) -> ReconnectingClient:
-    """For a command that talks: through a running gateway, or by itself for as long as it takes."""
+    """Return a client for a command that sends messages: through a running gateway, or in this process."""
 
     async def connect_any() -> GatewayConnection:
         return await connect_gateway(args, screen, role=role, starts=True)

@@ -14,9 +14,9 @@ _INTRODUCTION_TEXT: Final = """\
 
 <!-- Written by `python -m everhold.cli.reference`; change src/everhold/cli/parser.py instead. -->
 
-Everything `everhold` can do from a terminal. A command talks to the gateway that runs in the home, through
-`api.sock`, which serves the [HTTP API](http.md), and needs no configuration of its own. Where none runs, it holds the
-home for as long as it takes and lets go again. `chat` and `send` then answer by themselves.
+The commands of `everhold`. A command is a client of the gateway that runs in the home. It connects to `api.sock`, which
+serves the [HTTP API](http.md), and needs no configuration of its own. If no gateway runs, the command opens the home
+itself until it is done; `chat` and `send` then run the agent in their own process.
 
 These work before and after every command:
 
@@ -24,28 +24,28 @@ These work before and after every command:
 |---|---|
 | `--home DIR` | the home; else `$EVERHOLD_HOME`, else `~/.everhold` |
 | `--json` | print results as JSON; errors, too, as `{"error": {"type", "message", "remedy"}}` |
-| `--log text\\|json` | how log lines look: those of `up`, and of a `chat` or `send` that answers by itself |
-| `--help` | what a command takes, with examples |
+| `--log text\\|json` | the format of log lines: those of `up`, and of a `chat` or `send` without a gateway |
+| `--help` | show a command's arguments and examples |
 
 Colours are used on terminals only, and not if `NO_COLOR` is set. Results go to standard output, remarks to standard
-error. An error is one line that names the thing and one with the remedy; `EVERHOLD_DEBUG=1` adds the trace.
+error. An error has one line that says what failed and one with the remedy; `EVERHOLD_DEBUG=1` adds the traceback.
 
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | found wrong: what was looked for is not there, a check failed, a turn did not end well |
-| 2 | usage: the command makes no sense as it was written |
-| 75 | try again: kept but not answered yet, busy, or no room |
-| 78 | configuration: refused, with file, line, key and remedy |
+| 1 | failed: something was not found, a check failed, or a turn failed |
+| 2 | usage: the arguments are invalid |
+| 75 | try again: the message is stored but not answered yet, the gateway is busy, or the disk is full |
+| 78 | configuration: invalid; the error names file, line, key and remedy |
 
-ID is an id, the unique beginning of one, a title, an address, or `last`. Who wants to talk (`chat`, `send`) gives the
-name of a chat or an ID; a name that means nothing yet begins a new session.
+ID is an id, a unique prefix of one, a title, an address, or `last`. `chat` and `send` accept the name of a chat or an
+ID; an unknown name starts a new session.
 """
 _GENERAL_OPTIONS: Final = ("--help", "--home", "--log", "--json")
 
 
 def render_reference() -> str:
-    """The page."""
+    """Return the reference page."""
     return _INTRODUCTION_TEXT + "".join(
         _render_command(words, parser) for words, parser in list_commands(build_parser())
     )

@@ -1,4 +1,4 @@
-"""How things look in a terminal: colours where there are any, tables, times. Shows text, never obeys what is in it."""
+"""Formats output for a terminal: colours, tables and times. Control characters in texts are escaped."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _COLOUR_CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "ye
 _UNSAFE_PATTERN: Final = {
     code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
 } | {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-"""Characters that move the cursor, change colours or turn the direction of writing: shown by their number."""
+"""Characters that control a terminal or change the writing direction, with their escaped form."""
 
 
 def escape_control(text: str) -> str:
-    """`text` with nothing in it that a terminal would obey. Character by character: a beginning stays a beginning."""
+    """Return `text` with its control characters escaped. A prefix of `text` gives a prefix of the result."""
     return text.translate(_UNSAFE_PATTERN)
 
 
 def format_one_line(text: str, *, most: int = 0) -> str:
-    """`text` on one line, cut to `most` columns if given."""
+    """Return `text` on one line, cut to `most` columns if given."""
     text = " ".join(escape_control(text).split())
     return truncate_to_columns(text, most) if most else text
 
 
 def measure_width(text: str) -> int:
-    """Columns a terminal needs for `text`."""
+    """Return the number of columns that a terminal needs for `text`."""
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
@@ -47,12 +47,12 @@ def truncate_to_columns(text: str, columns: int) -> str:
 
 
 def format_time(at: float) -> str:
-    """A time of the log, where the reader is."""
+    """Return a time of the log in the local time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def format_duration(seconds: float) -> str:
-    """A span, in the unit one would say it in."""
+    """Return a duration in its largest unit."""
     seconds = max(0.0, seconds)
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= size:
@@ -65,7 +65,7 @@ format_count = describe_count
 
 @dataclass(frozen=True)
 class TextPainter:
-    """Colours, or none."""
+    """Adds colours to text, if enabled."""
 
     enabled: bool
 
@@ -77,7 +77,7 @@ class TextPainter:
 
 @dataclass(frozen=True)
 class CommandScreen:
-    """Where a command prints: results to `out`, remarks to `err`."""
+    """The output of a command: results go to `out`, remarks to `err`."""
 
     out: TextIO
     err: TextIO
@@ -85,7 +85,7 @@ class CommandScreen:
     paint: TextPainter
     paint_err: TextPainter
     dumb: bool = False
-    """The terminal shows whatever is meant to steer it."""
+    """The terminal does not interpret control sequences."""
 
     @classmethod
     def from_streams(cls, out: TextIO, err: TextIO, *, environ: Mapping[str, str], json: bool) -> CommandScreen:
@@ -106,7 +106,7 @@ class CommandScreen:
 
     @property
     def columns(self) -> int:
-        """How wide the terminal is; 0 if the output is read by something else and nothing may be cut."""
+        """The width of the terminal; 0 if the output is not a terminal, so that nothing is cut."""
         if not self.out.isatty():
             return 0
         try:
@@ -121,30 +121,31 @@ class CommandScreen:
         print(text, file=self.err)
 
     def print_json(self, value: Any) -> None:
-        """A result for programs."""
+        """Print a result as JSON."""
         print(json_.dumps(value, ensure_ascii=False, indent=2), file=self.out)
 
     def print_failure(self, what: str, remedy: str) -> None:
-        """What went wrong, and what to do about it."""
+        """Print what failed, and the remedy."""
         self.out.flush()
         print(f"{self.paint_err('everhold:', 'red', 'bold')} {escape_control(what)}", file=self.err)
         if remedy:
             print(f"  → {escape_control(remedy)}", file=self.err)
 
     def print_table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, styles: Sequence[str] = ()) -> None:
-        """Columns below their headers; the last one is cut at the terminal's edge."""
+        """Print a table. Its last column is cut at the terminal's edge."""
         widths = [max(measure_width(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
-        room = self.columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
-        self._print_row([header.upper() for header in headers], widths, room, ["dim"] * len(headers))
+        last_width = self.columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
+        self._print_row([header.upper() for header in headers], widths, last_width, ["dim"] * len(headers))
         for row in rows:
-            self._print_row(row, widths, room, styles)
+            self._print_row(row, widths, last_width, styles)
 
-    def _print_row(self, row: Sequence[str], widths: Sequence[int], room: int, styles: Sequence[str]) -> None:
+    def _print_row(self, row: Sequence[str], widths: Sequence[int], last_width: int, styles: Sequence[str]) -> None:
         cells = []
-        for place, (cell, wide) in enumerate(zip(row, widths, strict=True)):
-            style = [styles[place]] if place < len(styles) and styles[place] else []
-            if place == len(row) - 1:
-                cells.append(self.paint(truncate_to_columns(cell, max(room, 20)) if self.columns else cell, *style))
+        for index, (cell, wide) in enumerate(zip(row, widths, strict=True)):
+            style = [styles[index]] if index < len(styles) and styles[index] else []
+            if index == len(row) - 1:
+                text = truncate_to_columns(cell, max(last_width, 20)) if self.columns else cell
+                cells.append(self.paint(text, *style))
             else:
                 cells.append(self.paint(cell, *style) + " " * (wide - measure_width(cell)))
         self.print_line("  ".join(cells).rstrip())

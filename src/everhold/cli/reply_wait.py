@@ -1,4 +1,4 @@
-"""Knows from a session's entries when a message has been answered, and with what."""
+"""Finds the reply to a message in the entries of its session."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class ReplyWait:
-    """What becomes of the message at `seq`. `outcome` is empty until the operation that took it is over."""
+    """The outcome of the message at `seq`. `outcome` is empty until the operation that took it has ended."""
 
     def __init__(self, seq: int) -> None:
         self.seq = seq
@@ -14,34 +14,34 @@ class ReplyWait:
         self.outcome = ""
         self.reason = ""
         self.released = False
-        """It was taken up once and waits again, for a model that cannot be asked now."""
+        """A turn took it and released it, because no model is available."""
         self.again = self.ordered = False
-        """It has messages answered once more: the turn that takes those is the answer."""
+        """The message is a command that has earlier messages answered again; the turn that takes them is the reply."""
         self.said: list[str] = []
-        self.told: list[str] = []
-        self.beside = ""
-        """What there is to know about the reply itself."""
+        self.notices: list[str] = []
+        self.reply_notice = ""
+        """A notice about the reply itself, for example that it was cut off."""
 
     def observe_entry(self, entry: dict[str, Any]) -> bool:
-        """Take the next entry behind `seq` into account; whether the message is answered now."""
+        """Process the next entry after `seq`. Returns whether the message is answered now."""
         kind, body, op = entry["kind"], entry["body"] or {}, entry["op"]
         if kind in ("began", "took") and self.seq in body.get("takes", ()):
             self.op = entry["seq"] if kind == "began" else op
         elif self.again and self.op is None and kind == "began" and body.get("type") == "turn":
-            self.op = entry["seq"]  # they are older than all that waits, so the next turn has them
+            self.op = entry["seq"]  # those messages are older than all waiting ones, so the next turn takes them
         if self.op is None or op != self.op:
             return False
         if kind == "said":
             self.said.append(body.get("text", ""))
         elif kind == "notified":
-            self.told.append(body.get("text", ""))
-            self.beside = body.get("text", "") if body.get("about") == "reply" else self.beside
+            self.notices.append(body.get("text", ""))
+            self.reply_notice = body.get("text", "") if body.get("about") == "reply" else self.reply_notice
         elif kind == "changed" and body.get("change", {}).get("again"):
             self.again = self.ordered = True
         elif kind == "ended":
-            if self.ordered:  # that was the order itself
+            if self.ordered:  # the command itself has ended, and its turn follows
                 self.op, self.ordered = None, False
-            elif body.get("outcome") == "released":  # it waits for a model: somebody will take it up again
+            elif body.get("outcome") == "released":  # it waits for a model, and a later turn takes it
                 self.op, self.released = None, True
             else:
                 self.outcome, self.reason = body.get("outcome", "done"), body.get("reason", "")
@@ -49,5 +49,5 @@ class ReplyWait:
 
     @property
     def reply_text(self) -> str:
-        """The reply; for a command, which no model answers, what the gateway said about it."""
-        return "\n".join(self.said or self.told)
+        """The reply; for a command, the gateway's notices."""
+        return "\n".join(self.said or self.notices)

@@ -1,7 +1,7 @@
-"""Tells whoever looks after this process how it is: systemd's notify protocol. Says nothing where nobody listens.
+"""Reports the state of this process to systemd with its notify protocol. Does nothing if systemd did not start it.
 
-A beat is sent only after the event loop has had its turn and the writer of the log has committed something, so that a
-process which is there but does nothing any more is ended and started anew.
+A heartbeat is sent only after the event loop has run and the store's writer has answered, so systemd restarts a process
+that hangs.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Final
 from everhold.errors import StoreBusy, StoreError, StoreFull
 
 BEATS_PER_WATCHDOG: Final = 3
-"""Beats within the time after which we are taken for dead: one may be late, and one lost."""
+"""Heartbeats per watchdog interval: one may be late, and one lost."""
 
 
 @dataclass(frozen=True)
 class ServiceNotifier:
-    """Where news go, and how often a sign of life is wanted (0: never)."""
+    """The socket for notifications, and the watchdog interval (0: no watchdog)."""
 
     address: str = ""
     watchdog_seconds: float = 0.0
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str]) -> ServiceNotifier:
-        """What the environment says, taken out of it: children of ours must not speak for us."""
+        """Return the notifier of the environment, and remove its variables, so that child processes do not use them."""
         address = environ.pop("NOTIFY_SOCKET", "")
         micros, whose = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
         meant = whose in ("", str(os.getpid()))
@@ -39,7 +39,7 @@ class ServiceNotifier:
         )
 
     def send(self, **news: str) -> None:
-        """Send news such as READY="1". A lost one is not our trouble: whoever wanted it takes its own measures."""
+        """Send a notification such as READY="1". Errors are ignored, because systemd has its own timeouts."""
         if not self.address or not hasattr(socket, "AF_UNIX"):
             return
         text = "\n".join(f"{name}={' '.join(value.split())}" for name, value in news.items())
@@ -50,14 +50,14 @@ class ServiceNotifier:
             out.sendto(text.encode(), where)
 
     async def send_heartbeats(self, pulse: Callable[[], Awaitable[None]]) -> None:
-        """Give signs of life for as long as `pulse` comes back. Ends when the store is broken or closed."""
+        """Send heartbeats as long as `pulse` returns. Ends when the store is broken or closed."""
         if not self.watchdog_seconds:
             return
         while True:
             try:
                 await pulse()
             except (StoreBusy, StoreFull):
-                pass  # no room, or somebody else's lock: the writer is well and says so; starting anew would not help
+                pass  # the disk is full, or another process holds a lock: the writer works, so a restart is no help
             except StoreError:
                 return
             self.send(WATCHDOG="1")

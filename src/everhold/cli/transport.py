@@ -1,6 +1,6 @@
-"""HTTP to a running gateway, over `api.sock` or its stand-in on loopback. Needs nothing but the standard library.
+"""HTTP to a running gateway, over `api.sock` or loopback. Imports only the standard library.
 
-Each request has a connection of its own, so there is nothing to keep in step after a gateway was replaced.
+Each request has its own connection, so there is no state to restore after a gateway was replaced.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from everhold.errors import Transient
 
 RETRY_SECONDS: Final = 0.05
 MAX_CONNECTS: Final = 100
-"""How often a socket with a full backlog is tried."""
+"""How often to try to connect to a socket whose backlog is full."""
 PIECE_BYTES: Final = 1 << 16
 
 
 class GatewayGone(Transient):
-    """No process answers at the socket, or the one that did has ended. What was asked may have been done."""
+    """No process answers at the socket, or it ended during the request. The request may have been processed."""
 
 
 @dataclass
 class ApiResponse:
-    """The head of an answer, and its body as it arrives."""
+    """The status of a response, and its body as it arrives."""
 
     status: int
     is_json: bool
@@ -39,11 +39,11 @@ class ApiResponse:
 
 
 class ApiTransport(ABC):
-    """A way to the API."""
+    """Sends requests to the API."""
 
     @abstractmethod
     def open(self, method: str, target: str, body: bytes | None) -> AbstractAsyncContextManager[ApiResponse]:
-        """Send a request; the response is valid inside the block. Raises GatewayGone, also while the body is read."""
+        """Send a request. The response is valid inside the block. Raises GatewayGone, also while the body is read."""
 
 
 class SocketTransport(ApiTransport):
@@ -63,8 +63,8 @@ class SocketTransport(ApiTransport):
                     await loopback.prove_to_gateway(reader, writer, endpoint)
                 except OSError as error:
                     raise _make_unreachable_error(self.path, error) from None
-            # it is sent while the answer is awaited: a refusal may come before everything was sent, and would be lost
-            # with the connection if nobody had read it by then
+            # do not wait until everything is sent, because a refusal may arrive earlier and would be lost with the
+            # connection
             writer.write(_render_request(method, target, body))
             yield await _read_response(reader)
         finally:
@@ -76,7 +76,7 @@ class SocketTransport(ApiTransport):
                 return unix_socket.connect_to(self.path) if endpoint is None else loopback.connect_to(endpoint)
             except BlockingIOError:  # the backlog is full
                 if attempt >= MAX_CONNECTS:
-                    raise Transient(f"too many commands wait at {self.path}", remedy="try again") from None
+                    raise Transient(f"too many commands are waiting at {self.path}", remedy="try again") from None
                 await asyncio.sleep(RETRY_SECONDS)
             except OSError as error:
                 raise _make_unreachable_error(self.path, error) from None
@@ -126,4 +126,4 @@ def _make_unreachable_error(path: Path, error: OSError) -> GatewayGone:
 
 
 def _make_gone_error() -> GatewayGone:
-    return GatewayGone("the gateway ended before it answered", remedy="`everhold logs` may say why; then try again")
+    return GatewayGone("the gateway ended before it answered", remedy="`everhold logs` may show why; then try again")

@@ -1,1 +1,1 @@
-"""Talking in a terminal. `terminal` is what is seen and typed, `talk` is the conversation behind it."""
+"""Chat in a terminal. `terminal` handles input and output, `conversation` sends messages and follows the session."""

@@ -1,7 +1,7 @@
-"""A conversation with a session: says things exactly once, shows everything that is committed, survives restarts.
+"""A conversation with a session: sends each message exactly once, shows all committed entries, survives restarts.
 
-What is shown follows the log by seq, so a gateway that is killed and comes back continues where it was. What is said
-carries a number of its own, so that asking again after a lost connection never says it twice.
+The output follows the log by seq, so it continues without a gap after a gateway was killed and restarted. Each message
+has an id, so a message that is sent again after a lost connection is accepted once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from everhold.cli.reply_wait import ReplyWait
 from everhold.errors import InvalidRequest
 
 SHOWN_ENTRIES_AT_START: Final = 40
-"""How many of the last entries are looked through for the last exchange."""
+"""The number of last entries that are searched for the last exchange."""
 HISTORY_LINES: Final = 1_000
 
 
 class TerminalConversation:
-    """One conversation, at one terminal."""
+    """One conversation in one terminal."""
 
     def __init__(self, terminal: ChatTerminal, connection: ReconnectingClient) -> None:
         self.terminal = terminal
@@ -32,36 +32,36 @@ class TerminalConversation:
         self.title = ""
         self.after = 0
         self.acknowledged = False
-        """Whether what was said last is known to be kept."""
+        """Whether the last message is known to be committed."""
         self._own: set[str] = set()
-        """Numbers of what was said here: it is on the screen already."""
+        """Ids of the messages that were typed here, which are on the screen already."""
         self._answer: ReplyWait | None = None
         self._answered = asyncio.Event()
         self._unasked: list[dict[str, Any]] = []
-        """Entries that came while a message was on its way: the answer may be among them."""
+        """Entries that arrived before the message was confirmed; the reply may be among them."""
         self._fault: BaseException | None = None
         self._grown_text: tuple[int, str] = (0, "")
         self._following: asyncio.Task[None] | None = None
 
-    # -- beginning and end ---------------------------------------------------------------------------------------------
+    # -- start and end -------------------------------------------------------------------------------------------------
 
     async def open_session(self, name: str, *, agent: str) -> list[str]:
-        """Find the place to speak; what was said there by this person before, for the arrow keys."""
+        """Find the location of the chat, and return the person's earlier messages, for the line editor's history."""
         calls = await self.connection.open()
         self.location = await calls.find_chat_location(name, agent=agent)
         found = self.location["session"]
         if found is None:
             self.terminal.print_remark(
-                f"new session with {self.location['agent']} · /help lists commands · Ctrl-D leaves"
+                f"new session with {self.location['agent']} · /help lists commands · Ctrl-D exits"
             )
             return []
         self.title = found["title"]
         title = f"“{found['title']}” · " if found["title"] else ""
-        self.terminal.print_remark(f"{title}session {found['id']} · {self.location['agent']} · /help · Ctrl-D leaves")
+        self.terminal.print_remark(f"{title}session {found['id']} · {self.location['agent']} · /help · Ctrl-D exits")
         return await self._catch_up(calls, found["id"], found["last_seq"])
 
     def describe_session(self) -> str:
-        """What a person calls this session: its title, or its id if it has none."""
+        """Return the session's title, or its id if it has none."""
         return f"“{self.title}”" if self.title else f"session {self.session}"
 
     async def close(self) -> None:
@@ -84,10 +84,10 @@ class TerminalConversation:
         self._start_following(session)
         return said_before
 
-    # -- saying ------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------------------
 
     async def send_and_wait(self, text: str) -> str:
-        """Say something and wait until it is answered; its outcome. Stopping to wait takes nothing back."""
+        """Send a message, wait for the reply, and return the outcome. Cancelling the wait does not undo the message."""
         self._answer, self._unasked, self.acknowledged = None, [], False
         self._answered.clear()
         verdict = await self._send_message(message.make_message(self.location, text))
@@ -107,14 +107,14 @@ class TerminalConversation:
         return self._answer.outcome or "waiting"
 
     async def stop_turn(self) -> None:
-        """Ask for the running turn to end."""
+        """Stop the running turn."""
         await self._send_message(message.make_message(self.location, "/stop"))
 
     async def _send_message(self, given: dict[str, Any]) -> dict[str, Any]:
         self._own.add(given["id"])
         return await self.connection.call(lambda calls: calls.send_message(given))
 
-    # -- seeing ------------------------------------------------------------------------------------------------------
+    # -- following ---------------------------------------------------------------------------------------------------
 
     def _start_following(self, session: str) -> None:
         self._stop_following()
@@ -123,7 +123,7 @@ class TerminalConversation:
         self._following.add_done_callback(self._on_follow_ended)
 
     def _on_follow_ended(self, task: asyncio.Task[None]) -> None:
-        """Nobody shows the log any more; whoever waits for an answer has to know."""
+        """Wake up `send_and_wait` with the error, because the log is not followed any more."""
         if not task.cancelled() and task is self._following:
             self._following = None
             self._fault = task.exception()
@@ -162,12 +162,12 @@ class TerminalConversation:
 
     def _check_reply(self, answer: ReplyWait, entry: dict[str, Any]) -> None:
         if entry["seq"] > answer.seq and not answer.outcome:
-            # a message that waits for a model is answered some time; whoever sits there can go on meanwhile
+            # a message that waits for a model is answered later, and the person can continue to type
             if answer.observe_entry(entry) or (answer.released and self.terminal.live):
                 self._answered.set()
 
     def _show_entry(self, entry: dict[str, Any]) -> None:
-        """What a person wants to see of the log. The rest is in `everhold sessions show`."""
+        """Show the entries of the conversation. `everhold sessions show` shows all entries."""
         body = entry["body"]
         if body is None:
             return
@@ -182,7 +182,7 @@ class TerminalConversation:
                 self.terminal.finish_growing_reply()
                 self.terminal.print_remark("uses " + ", ".join(call["tool"] for call in body["calls"]))
             case "noted":
-                done = "taken back" if body.get("action") == "remove" else "remembered"
+                done = "removed" if body.get("action") == "remove" else "remembered"
                 self.terminal.print_remark(f"{done}: {body['text']}")
             case _:
                 return

@@ -1,7 +1,7 @@
-"""What is seen and typed: a prompt with history, replies that grow, remarks between. Knows nothing of gateways.
+"""Input and output of a chat: a prompt with history, growing replies, and remarks.
 
-Typing happens on the main thread and replies arrive on another, so a reply that comes while somebody types is written
-above the prompt, and what they had typed is put back below it.
+Input is read on the main thread and replies arrive on another, so a reply that arrives during typing is written above
+the prompt, and the typed text is printed again below it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from everhold.cli.render import CommandScreen, escape_control
 
-with contextlib.suppress(ImportError):  # a Python built without it still chats, only without history
+with contextlib.suppress(ImportError):  # without it, the chat works without history
     import readline
 
 PROMPT: Final = "you> "
@@ -22,27 +22,27 @@ _CLEAR: Final = "\r\x1b[K"
 
 
 class ChatTerminal:
-    """One person at one terminal, or a program behind a pipe."""
+    """One person at a terminal, or a program with pipes."""
 
     def __init__(self, screen: CommandScreen) -> None:
         self.screen = screen
         self.live = sys.stdin.isatty() and screen.out.isatty()
-        """Somebody watches: show a prompt, growing replies and remarks."""
+        """Input and output are a terminal: show a prompt, growing replies and remarks."""
         self._lock = RLock()
         self.prompting = False
-        """Somebody may be typing."""
+        """A prompt is shown, so the person may be typing."""
         self._growing: tuple[int, str] | None = None
-        """The operation whose reply is being written, and what of it is on the screen."""
+        """The operation whose reply is growing, and its text on the screen."""
         self._unwanted = 0
-        """The operation whose reply nobody wants to see growing any more."""
+        """The operation whose growing reply is no longer shown."""
         if self.live and not screen.dumb and "readline" in sys.modules:
-            # Python turns this off. Without it each line of what is pasted is a message of its own, with a turn for it
+            # Python turns this off. Without it each line of pasted text would be sent as a message
             readline.parse_and_bind("set enable-bracketed-paste on")
 
-    # -- typing ------------------------------------------------------------------------------------------------------
+    # -- input -------------------------------------------------------------------------------------------------------
 
     def set_history(self, lines: Iterable[str]) -> None:
-        """What the arrow keys bring back."""
+        """Set the lines that the arrow keys recall."""
         if self.live and "readline" in sys.modules:
             for line in lines:
                 readline.add_history(line)
@@ -58,12 +58,12 @@ class ChatTerminal:
 
         readline.set_completer(find_candidate)
         readline.set_completer_delims(" \t\n")  # the slash belongs to the word
-        # macOS ships Python with another line editor, which speaks another language
+        # on macOS Python uses another line editor with another syntax
         libedit = "libedit" in (readline.__doc__ or "")
         readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
 
     def read_line(self) -> str:
-        """What somebody types next. Raises EOFError at the end and KeyboardInterrupt on Ctrl-C."""
+        """Return the next typed message. Raises EOFError at the end and KeyboardInterrupt on Ctrl-C."""
         if not self.live:
             self.prompting = True
             try:
@@ -74,7 +74,7 @@ class ChatTerminal:
                 raise EOFError
             return line.rstrip("\n")
         lines = [self._prompt_line(PROMPT)]
-        while lines[-1].endswith("\\"):  # a line may go on
+        while lines[-1].endswith("\\"):  # the message continues on the next line
             lines[-1] = lines[-1][:-1]
             lines.append(self._prompt_line("… "))
         return "\n".join(lines)
@@ -84,41 +84,41 @@ class ChatTerminal:
             self._end_growing()
         try:
             self.prompting = True
-            return input(self._colour_prompt(prompt)).rstrip("\n")  # what is pasted may end with a line's end
+            return input(self._colour_prompt(prompt)).rstrip("\n")  # pasted text may end with a newline
         except UnicodeDecodeError:
             return ""
         finally:
             self.prompting = False
 
     def _colour_prompt(self, prompt: str) -> str:
-        """Colours that the line editor does not count as columns."""
+        """Return the prompt with colours that the line editor does not count as columns."""
         if not self.screen.paint.enabled:
             return prompt
         return f"\x01\x1b[1;36m\x02{prompt}\x01\x1b[0m\x02"
 
-    # -- showing -----------------------------------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------------------------
 
     def print_remark(self, text: str, style: str = "dim") -> None:
-        """Something about the conversation that is not part of it."""
+        """Print a remark that is not part of the conversation. Programs do not get it."""
         if self.live:
             self._write(self.screen.paint(f"— {escape_control(text)}", style))
 
     def print_error(self, text: str) -> None:
-        """Something that went wrong, for programs, too."""
+        """Print an error, for programs, too."""
         if self.live:
             self._write(self.screen.paint(f"! {escape_control(text)}", "red"))
         else:
             self.screen.print_note(f"everhold: {escape_control(text)}")
 
     def print_message(self, who: str, text: str, style: str) -> None:
-        """Something said, whole."""
+        """Print a complete message."""
         if self.live:
             self._write(f"{self.screen.paint(escape_control(who) + '>', 'bold', style)} {escape_control(text)}")
         else:
             self._write(escape_control(text))
 
     def update_reply(self, who: str, op: int, text: str) -> None:
-        """A reply as far as it is known. Only while nobody types."""
+        """Show the text so far of a growing reply. Does nothing while a prompt is shown."""
         with self._lock:
             if not self.live or self.prompting or not text or op == self._unwanted:
                 return
@@ -131,24 +131,24 @@ class ChatTerminal:
             self._growing = (op, shown)
 
     def print_reply(self, who: str, op: int, text: str) -> None:
-        """A reply as it stands in the log: the rest of what has grown, or all of it."""
+        """Print a committed reply: the rest of the growing text, or all of it."""
         with self._lock:
             if self._growing is not None and self._growing[0] == op:
                 seen, whole = self._growing[1], escape_control(text)
                 self._growing = None
-                if whole.startswith(seen.rstrip()):  # models stream a last blank that the reply does not keep
+                if whole.startswith(seen.rstrip()):  # models stream a last blank that the committed reply does not have
                     self._write_raw(whole[len(seen) :] + "\n")
                     return
                 self._write_raw("\n")
             self.print_message(who, text, "green")
 
     def finish_growing_reply(self) -> None:
-        """What has grown so far stays on the screen; whatever comes begins a line of its own."""
+        """End the line of the growing reply, so that the next output starts on a new line."""
         with self._lock:
             self._end_growing()
 
     def hide_growing_reply(self) -> None:
-        """Stop showing how the present reply grows."""
+        """Stop showing the present growing reply."""
         with self._lock:
             if self._growing is not None:
                 self._unwanted = self._growing[0]

@@ -1,4 +1,4 @@
-"""`everhold agents`: who there is, and what they work with."""
+"""`everhold agents`: lists the agents with their models, memories and tools."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
 
 
 async def _fetch_agents(args: argparse.Namespace) -> dict[str, Any]:
-    """What a running gateway has in force; else what the files say, without touching the store."""
+    """Return the agents of a running gateway, or those of the configuration files. The store is not opened."""
     reached = await find_running_gateway(find_home(args))
     if reached is not None:
         return await reached.calls.list_agents()

@@ -1,4 +1,4 @@
-"""`everhold audit`: the eight promises, each with what was looked at and what was found. Exits 1 if one is broken."""
+"""`everhold audit`: checks the eight promises and prints the evidence and findings. Exits 1 if one is broken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everhold.cli.progress import show_waiting
 from everhold.cli.render import CommandScreen, format_count, format_one_line
 
 _LOG_PROMISES: Final = ("P1", "P2", "P3", "P4", "P5", "P6", "P8")
-"""What can be seen in a log. That a change needs no restart (P7) cannot."""
+"""Promises that can be checked in a log. P7, that a change needs no restart, cannot."""
 
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
@@ -32,13 +32,13 @@ def _print_report(screen: CommandScreen, report: dict[str, Any]) -> None:
     checked = report["checked"]
     looked = [format_count(checked["entries"], "entry", "entries"), format_count(checked["heard"], "message")]
     looked += [format_count(checked["turns"], "turn"), format_count(checked["compressions"], "compression")]
-    screen.print_line(f"looked at {format_count(report['sessions'], 'session')}: {', '.join(looked)}")
+    screen.print_line(f"checked {format_count(report['sessions'], 'session')}: {', '.join(looked)}")
     for line in report["promises"]:
         found = [finding for finding in report["findings"] if finding["promise"] == line["promise"]]
         broken = [finding for finding in found if finding["level"] == "broken"]
         mark = screen.paint("holds ", "green") if line["holds"] else screen.paint("BROKEN", "red", "bold")
         if line["promise"] not in _LOG_PROMISES:
-            mark = screen.paint("unseen", "dim")
+            mark = screen.paint("n/a   ", "dim")
         doubts = screen.paint(f" · {format_count(line['doubts'], 'doubt')}", "yellow") if line["doubts"] else ""
         screen.print_line(f"{screen.paint(line['promise'], 'bold')}  {mark}  {line['text']}{doubts}")
         screen.print_line(screen.paint(f"      {line['evidence']}", "dim"))

@@ -1,4 +1,4 @@
-"""`everhold backup`: a copy of the store, checked. Exits 1 if what was copied is not sound."""
+"""`everhold backup`: copies the store and checks the copy. Exits 1 if the copy is not sound."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
 def _print_backup(screen: CommandScreen, made: dict[str, Any]) -> None:
     held = f"{format_count(made['sessions'], 'session')}, {format_count(made['entries'], 'entry', 'entries')}"
     mark = screen.paint("ok", "green") if made["sound"] else screen.paint("NOT SOUND", "red", "bold")
-    screen.print_line(f"{mark} · {held}, up to position {made['position']} · {format_size(made['bytes'])}")
+    screen.print_line(f"{mark} · {held}, up to pos {made['position']} · {format_size(made['bytes'])}")
     screen.print_line(escape_control(made["path"]))
     for line in made["wrong"][:20]:
         screen.print_line(f"  {screen.paint('!', 'red', 'bold')} {format_one_line(line)}")
     for line in made["broken"][:20]:
         screen.print_line(f"  {screen.paint('!', 'yellow', 'bold')} {format_one_line(line)}")
     if made["wrong"] or made["broken"]:
-        screen.print_line("  → this is so in the store itself, too: `everhold audit` says more; older copies were kept")
+        screen.print_line("  → the store has the same problem: `everhold audit` shows more; older backups were kept")
 
 
 def _list_backups(args: argparse.Namespace, screen: CommandScreen) -> int:
     from everhold.admin.backups import list_copies
 
-    found = list_copies(find_home(args).backups)  # the files say it all, so no gateway is asked
+    found = list_copies(find_home(args).backups)  # the files have all information, so no gateway is needed
     if screen.json:
         screen.print_json({"backups": found})
         return 0
     if not found:
-        screen.print_note("There are no copies yet. `everhold backup` makes one.")
+        screen.print_note("There are no backups yet. `everhold backup` makes one.")
         return 0
     now = time.time()
     screen.print_table(
-        ("made", "position", "size", "copy"),
+        ("made", "pos", "size", "backup"),
         [
             (
                 f"{format_duration(now - it['at'])} ago",

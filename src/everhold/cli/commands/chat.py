@@ -1,4 +1,4 @@
-"""`everhold chat`: the terminal on the main thread, the conversation on a loop background it."""
+"""`everhold chat`: the terminal runs on the main thread, the conversation on an event loop in a second thread."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     if screen.json:
-        raise InvalidRequest("chat is for people", remedy="everhold send --json 'hello'")
+        raise InvalidRequest("chat has no JSON output", remedy="everhold send --json 'hello'")
     signal.signal(signal.SIGTERM, _raise_exit)
     terminal = ChatTerminal(screen)
     terminal.offer_completions(complete_command)
-    # Windows has no such signal, and its line editor no such wait
+    # Windows does not have this signal, and does not need the wakeup
     with (
         BackgroundLoop() as background,
         contextlib.nullcontext() if sys.platform == "win32" else _SignalWakeup(background),
@@ -65,16 +65,17 @@ def _run_conversation(background: BackgroundLoop, conversation: TerminalConversa
             except EOFError:
                 if terminal.live:
                     terminal.screen.print_line()
-                    # where nothing was said, or nobody confirmed that it is kept, there is no session to speak of
+                    # without a committed message there is no session
+                    name = conversation.describe_session() if conversation.session else ""
                     terminal.print_remark(
-                        f"left {conversation.describe_session()}; it is kept" if conversation.session else "left"
+                        f"left {name}; it is stored" if name else "left"
                     )
                 return code
             except KeyboardInterrupt:
                 if not terminal.live:
                     raise
                 terminal.screen.print_line()
-                terminal.print_remark("Ctrl-D leaves")
+                terminal.print_remark("Ctrl-D exits")
                 continue
             if (
                 text.strip()
@@ -91,17 +92,17 @@ def _exchange_message(
     keys: _InterruptKey,
     text: str,
 ) -> bool:
-    """Say it and wait for the answer; whether there was one. Ctrl-C asks for the reply to end, twice stops waiting."""
+    """Send a message and return whether it was answered. Ctrl-C stops the turn; a second one stops the waiting."""
     saying = background.start(conversation.send_and_wait(text))
     stopped = False
     while keys.wait_or_interrupt(saying):
         if not conversation.acknowledged:
             saying.cancel()
-            terminal.print_error("nobody has confirmed that this is kept; say it again when somebody is there")
+            terminal.print_error("the gateway has not confirmed the message; send it again when the gateway is back")
             return False
         if stopped:
             saying.cancel()
-            terminal.print_remark("not waiting any longer; the answer will be here when it comes")
+            terminal.print_remark("not waiting any longer; the reply is shown here when it arrives")
             return False
         stopped = True
         terminal.hide_growing_reply()
@@ -115,7 +116,7 @@ def _exchange_message(
 
 
 class _InterruptKey:
-    """Ctrl-C: breaks off what is being typed; anywhere else it is only noted, and heard by whoever waits."""
+    """Handles Ctrl-C: it interrupts the prompt; at other times it is queued for `wait_or_interrupt`."""
 
     def __init__(self, terminal: ChatTerminal) -> None:
         self.terminal = terminal
@@ -147,11 +148,11 @@ def _raise_exit(number: int, frame: FrameType | None) -> None:
 
 
 class _SignalWakeup:
-    """Sees to it that Ctrl-C and SIGTERM are heard.
+    """Makes Ctrl-C and SIGTERM take effect at once while the line editor waits for a key.
 
-    Python acts on a signal when its main thread comes by. The line editor looks for one only when its wait for a key is
-    interrupted, so a signal that came just before that wait would be heard at the next key. The other thread is told of
-    every signal at once, and interrupts the wait with one that means nothing.
+    Python runs a signal handler on its main thread. The line editor checks for signals only when its wait for a key is
+    interrupted, so a signal that arrived just before that wait would take effect at the next key. The second thread
+    learns of every signal at once, and interrupts the wait with a signal that has no other effect.
     """
 
     def __init__(self, background_loop: BackgroundLoop) -> None:
@@ -180,7 +181,7 @@ def _ignore_signal(number: int, frame: FrameType | None) -> None: ...
 
 
 class BackgroundLoop:
-    """An event loop on a thread of its own."""
+    """An event loop in its own thread."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()

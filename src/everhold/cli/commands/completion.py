@@ -1,4 +1,4 @@
-"""`everhold completion`: a script that completes commands and options, made from the parser."""
+"""`everhold completion`: prints a script that completes commands and options, made from the parser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
 
 
 def iter_completions(parser: argparse.ArgumentParser, path: str = "") -> Iterator[tuple[str, list[str]]]:
-    """For every place in the tree of commands: what may be written next."""
+    """Yield each command of the tree with the words that may follow it."""
     inner = list_subcommands(parser)
     given = [option for action in list_options(parser) for option in action.option_strings if option.startswith("--")]
     choices = [choice for action in list_positionals(parser) for choice in _list_values(action)]
@@ -25,19 +25,19 @@ def iter_completions(parser: argparse.ArgumentParser, path: str = "") -> Iterato
 
 
 def _list_values(action: argparse.Action) -> list[str]:
-    """What a value may be, as far as that is known without asking the gateway: an ID can always be `last`."""
+    """Return the known values of an argument, without asking the gateway. An ID can always be `last`."""
     return ["last"] if action.metavar == "ID" else [str(choice) for choice in action.choices or ()]
 
 
 def _get_generator(action: argparse.Action) -> str:
-    """The `compgen` option that lists an argument's values; nothing where only the gateway knows them."""
+    """Return the `compgen` option that lists an argument's values; "" if only the gateway knows them."""
     if action.choices:
         return f'-W "{" ".join(map(str, action.choices))}"'
     return {"DIR": "-d", "FILE": "-f", "PATH": "-f", "JOURNAL": "-f"}.get(str(action.metavar), "")
 
 
 def _render_file_cases(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
-    """A line for every command that takes a file or a directory: what lists them."""
+    """Yield a case for every command that takes a file or a directory."""
     for action in list_positionals(parser):
         what = _get_generator(action)
         if what in ("-d", "-f"):
@@ -76,8 +76,8 @@ complete -F _everhold everhold"""
 
 
 def _render_value_cases(parser: argparse.ArgumentParser) -> str:
-    """What follows an option that takes a value: never a command or another option. Files are offered only where one
-    is due."""
+    """Return the cases for options with a value, which no command or option can follow. Files are offered only for
+    arguments that name a file."""
     found: dict[str, str] = {}
     flags: set[str] = set()
     for action in _iter_options(parser):
@@ -91,19 +91,19 @@ def _render_value_cases(parser: argparse.ArgumentParser) -> str:
     return "\n".join(
         f"    {option}) COMPREPLY=({offer}); return ;;"
         for option, offer in found.items()
-        if option not in flags  # such a one may stand alone, and anything may follow
+        if option not in flags  # a flag has no value, so anything may follow
     )
 
 
 def _iter_options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The options of all commands."""
+    """Yield the options of all commands."""
     yield from list_options(parser)
     for below in list_subcommands(parser).values():
         yield from _iter_options(below)
 
 
 def _render_own_words(parser: argparse.ArgumentParser) -> str:
-    """A command's own words, for when what follows it is no command but a value."""
+    """Return the cases for commands that are followed by a value instead of a subcommand."""
     return "\n".join(
         f'    "{path}") words="{" ".join(found)}" ;;'
         for path, found in iter_completions(parser)

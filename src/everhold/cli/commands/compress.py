@@ -1,4 +1,4 @@
-"""`everhold compress`: a summary for a session's older part, made now. Exits 1 if the context stayed as it was."""
+"""`everhold compress`: compresses a session now. Exits 1 if the context did not change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
         _print_result(screen, done)
         return 0
     async with connect_for_reading(args, screen) as calls:
-        session = await calls.find_session(args.id)  # what is not there is said before anything is started
+        session = await calls.find_session(args.id)  # reports an unknown session before anything is started
     reached = await connect_gateway(args, screen, role="compress", starts=True)
     try:
         async with show_waiting(screen, "compressing"):

@@ -1,4 +1,4 @@
-"""`everhold config`: look at the configuration, or change one value of it. Needs no gateway; a running one notices."""
+"""`everhold config`: shows, checks or changes the configuration. Works on the files; a running gateway reloads them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
             )
         else:
             when = "after a restart of everhold" if restart else "at the next message"
-            screen.print_line(f"set in {home.config}; in force {when}")
+            screen.print_line(f"set in {home.config}; takes effect {when}")
         return 0
     settings = load_home_settings(home, environ=os.environ)
     _print_value(screen, show_settings(settings) if args.action == "show" else get_key(settings, args.key))
@@ -61,7 +61,7 @@ def _check_config(args: argparse.Namespace, screen: CommandScreen) -> int:
     if screen.json:
         screen.print_json({"ok": True, "revision": settings.revision, "problems": problems})
         return 0
-    file = str(home.config) if home.config.exists() else f"no {home.config}: everything is as it comes"
+    file = str(home.config) if home.config.exists() else f"no {home.config}: all settings have their defaults"
     screen.print_line(f"{screen.paint('ok', 'green')} · {format_count(len(settings.agents), 'agent')} · {file}")
     for problem in problems:
         where = f"{problem['file']}:{problem['line']}: " if problem["line"] else ""

@@ -1,4 +1,4 @@
-"""`everhold dead-letters`: what was given up, replies and memory writes alike, and sending it again."""
+"""`everhold dead-letters`: lists replies and memory writes that were given up, and replays them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def _list_dead_letters(calls: ApiClient, screen: CommandScreen) -> None:
         screen.print_json(found)
         return
     if not found["dead_letters"]:
-        screen.print_note("There are no dead letters: everything was delivered, or still will be.")
+        screen.print_note("There are no dead letters.")
         return
     rows = [
         (

@@ -1,4 +1,4 @@
-"""`everhold doctor`: what is wrong with a home, ours or hermes-agent's, and what helps. Exits 1 if something is."""
+"""`everhold doctor`: finds problems of everhold's or hermes-agent's home, with remedies. Exits 1 if there are any."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from everhold.infra.home import Home
 from everhold.infra.home_lock import HomeLock
 
 MAX_SHOWN_LOCATIONS: Final = 12
-"""Places that are named for one finding; --json has them all."""
+"""The number of places that are printed for one finding; --json has them all."""
 
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     if args.path:
         return _check_hermes_home(args, screen)
     if args.undo or args.dry_run:
-        raise InvalidRequest("that works on a store of hermes-agent's", remedy="everhold doctor PATH --fix --dry-run")
+        raise InvalidRequest(
+            "--undo and --dry-run need the path of a hermes-agent home", remedy="everhold doctor PATH --fix --dry-run"
+        )
     return asyncio.run(_check_own_home(args, screen))
 
 
@@ -37,7 +39,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
 
 async def _check_own_home(args: argparse.Namespace, screen: CommandScreen) -> int:
     home = find_home(args)
-    async with show_waiting(screen, "looking at everything"):
+    async with show_waiting(screen, "checking the home"):
         checkup, problems = await _examine_home(home, live=not args.offline)
     done: list[str] = []
     if args.fix:
@@ -62,9 +64,9 @@ async def _check_own_home(args: argparse.Namespace, screen: CommandScreen) -> in
     else:
         _print_findings(screen, str(home.path), findings)
         for line in done:
-            screen.print_line(f"{screen.paint('mended', 'green')} {format_one_line(line)}")
+            screen.print_line(f"{screen.paint('fixed', 'green')} {format_one_line(line)}")
         if not args.fix and any(problem.fix for problem in problems):
-            screen.print_line("`everhold doctor --fix` mends what is safe to mend")
+            screen.print_line("`everhold doctor --fix` fixes what can be fixed safely")
         _print_bundle(screen, result)
     return 1 if result["wrong"] else 0
 
@@ -104,7 +106,7 @@ def _is_home_free(home: Home) -> bool:
     return True
 
 
-# -- somebody else's ---------------------------------------------------------------------------------------------------
+# -- a hermes-agent home -----------------------------------------------------------------------------------------------
 
 
 def _check_hermes_home(args: argparse.Namespace, screen: CommandScreen) -> int:
@@ -113,25 +115,25 @@ def _check_hermes_home(args: argparse.Namespace, screen: CommandScreen) -> int:
     if args.undo:
         count = repair.undo_repair(_find_database(path), Path(args.undo).expanduser())
         screen.print_json({"undone": count}) if screen.json else screen.print_line(
-            f"{format_count(count, 'change')} taken back"
+            f"{format_count(count, 'change')} undone"
         )
         return 0
-    with show_working(screen, f"looking at {escape_control(str(path))}"):
+    with show_working(screen, f"checking {escape_control(str(path))}"):
         reports = checks.examine_path(path, now=now)
     result: dict[str, Any] = {"reports": [checks.convert_report_to_json(report) for report in reports]}
     repairs: list[repair.RepairResult] = []
     if args.fix:
         _print_reports(args, screen, reports)
         if not args.dry_run:
-            with show_working(screen, f"copying and mending {escape_control(str(path))}"):
+            with show_working(screen, f"copying and fixing {escape_control(str(path))}"):
                 repairs = [
                     repair.repair_store(Path(report.path), now=now) for report in reports if report.kind == "store"
                 ]
-            result["mended"] = [
+            result["repairs"] = [
                 {"backup": str(it.backup or ""), "journal": str(it.journal or ""), "changes": it.edits}
                 for it in repairs
             ]
-            with show_working(screen, f"looking again at {escape_control(str(path))}"):
+            with show_working(screen, f"checking {escape_control(str(path))} again"):
                 reports = checks.examine_path(path, now=now)
             result["reports"] = [checks.convert_report_to_json(report) for report in reports]
     result["wrong"] = any(report.has_problems for report in reports)
@@ -159,7 +161,8 @@ def _print_reports(args: argparse.Namespace, screen: CommandScreen, reports: lis
         return
     for report in reports:
         what = (
-            f"{format_count(report.sessions, 'session')}, {format_count(report.messages, 'message')}, schema {report.version}"
+            f"{format_count(report.sessions, 'session')}, {format_count(report.messages, 'message')}, "
+            f"schema {report.version}"
             if report.kind == "store"
             else f"{format_count(report.messages, 'line')} about compressions"
         )
@@ -168,27 +171,26 @@ def _print_reports(args: argparse.Namespace, screen: CommandScreen, reports: lis
     fixable = sum(finding.is_fixable for report in reports for finding in report.findings)
     if wrong:
         screen.print_line(
-            f"in all: {format_count(wrong, 'thing')} wrong" + (f", {fixable} of them can be mended" if fixable else "")
+            f"total: {format_count(wrong, 'problem')}" + (f", {fixable} of them can be fixed" if fixable else "")
         )
     if fixable and not args.fix:
-        screen.print_line("--fix mends what can be, after a checked copy; --fix --dry-run shows every change")
+        screen.print_line("--fix makes a checked copy and fixes what it can; --fix --dry-run shows every change")
     if args.fix and args.dry_run:
-        screen.print_line(
-            "nothing was changed; without --dry-run it is done" if fixable else "there is nothing to mend"
-        )
+        screen.print_line("nothing was changed; repeat it without --dry-run" if fixable else "there is nothing to fix")
 
 
 def _print_repair(screen: CommandScreen, it: repair.RepairResult) -> None:
     if it.backup is None:
-        screen.print_line("there was nothing to mend")
+        screen.print_line("there was nothing to fix")
         return
     screen.print_line(
-        f"{screen.paint('mended', 'green')} {format_count(len(it.edits), 'change')}; as it was: {escape_control(str(it.backup))}"
+        f"{screen.paint('fixed', 'green')} {format_count(len(it.edits), 'change')}; "
+        f"backup: {escape_control(str(it.backup))}"
     )
-    screen.print_line(f"  → everhold doctor PATH --undo {escape_control(str(it.journal))} takes them back")
+    screen.print_line(f"  → everhold doctor PATH --undo {escape_control(str(it.journal))} undoes them")
 
 
-# -- showing -----------------------------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------------------------
 
 
 def _print_findings(screen: CommandScreen, head: str, findings: list[DoctorFinding], *, edits: bool = False) -> None:
@@ -214,7 +216,7 @@ def _print_findings(screen: CommandScreen, head: str, findings: list[DoctorFindi
         for line in describe_edits(finding.edits) if edits else ():
             screen.print_line(screen.paint(f"      {format_one_line(line)}", "dim"))
     if not findings:
-        screen.print_line(f"{screen.paint('✓', 'green')} nothing is wrong")
+        screen.print_line(f"{screen.paint('✓', 'green')} no problems found")
 
 
 def _write_bundle(wanted: str, result: Any, logs: list[Path], stores: list[Path], known: list[str]) -> Path:
@@ -224,4 +226,4 @@ def _write_bundle(wanted: str, result: Any, logs: list[Path], stores: list[Path]
 
 def _print_bundle(screen: CommandScreen, result: dict[str, Any]) -> None:
     if "bundle" in result:
-        screen.print_line(f"bundle: {escape_control(result['bundle'])}; look into it before you give it away")
+        screen.print_line(f"bundle: {escape_control(result['bundle'])}; check its content before you share it")

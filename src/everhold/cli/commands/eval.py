@@ -1,4 +1,4 @@
-"""`everhold eval compression`: what a model's summaries keep, on conversations whose answers are known."""
+"""`everhold eval compression`: scores what a model's summaries keep of conversations with known facts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from everhold.ports.model import Model
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     if args.plot and not args.plot.endswith(".svg"):
-        raise InvalidRequest(f"{args.plot} is no .svg", remedy="the picture is an SVG; a browser shows it")
+        raise InvalidRequest(f"{args.plot} is not an .svg file", remedy="the plot is an SVG; name it FILE.svg")
     conversations = read_conversations(Path(args.conversations)) if args.conversations else load_bundled_conversations()
     scores: list[CompressionScore] = []
     with _open_model(args, screen) as model:
@@ -69,12 +69,12 @@ def _print_scores(screen: CommandScreen, scores: list[CompressionScore], behind:
         screen.print_line(f"{screen.paint('worse', 'red', 'bold')}  {format_one_line(line)}")
     lost = sum(not outcome.logged for score in scores for outcome in score.outcomes)
     if lost:
-        screen.print_line(f"{screen.paint('lost', 'red', 'bold')}  {lost} facts stand nowhere in the log any more")
+        screen.print_line(f"{screen.paint('lost', 'red', 'bold')}  {lost} facts are missing from the log")
 
 
 @contextlib.contextmanager
 def _open_model(args: argparse.Namespace, screen: CommandScreen) -> Iterator[Model]:
-    """The model under test: the offline one, unless an agent or a model of the configuration is named."""
+    """Return the model under test: the offline one, unless an agent or a model of the configuration is given."""
     if not args.agent and not args.model:
         yield OfflineModel()
         return

@@ -1,4 +1,4 @@
-"""`everhold help [COMMAND …]`: what `--help` shows, in the other order of words."""
+"""`everhold help [COMMAND …]`: shows the same as `everhold COMMAND --help`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     for word in args.words:
         below = list_subcommands(parser)
         if word not in below:
-            remedy = suggest_name(word, below) if below else f"`{parser.prog} --help` shows what it takes"
+            remedy = suggest_name(word, below) if below else f"`{parser.prog} --help` shows the arguments"
             raise NotFound(f"there is no command {word!r} in `{parser.prog}`", remedy=remedy)
         parser = below[word]
     screen.out.write(parser.format_help())

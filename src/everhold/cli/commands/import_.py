@@ -1,4 +1,4 @@
-"""`everhold import`: brings another agent's past in, or a folder of Markdown. Exits 1 if not everything was read."""
+"""`everhold import`: imports a hermes-agent home, or Markdown. Exits 1 if something could not be read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from everhold.telemetry.logs import open_log
 
 MAX_SHOWN_LINES: Final = 20
 PROGRESS_EVERY_MESSAGES: Final = 500
-"""Messages between two looks at the progress."""
+"""The number of messages between two updates of the progress line."""
 
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
@@ -40,9 +40,9 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
 
 
 def _import_into_session(args: argparse.Namespace, screen: CommandScreen) -> int:
-    """Markdown for those who are in one conversation, and the memories it has: that is a command to a gateway."""
+    """Import Markdown for the people and memories of one session, like `everhold memory import`."""
     if is_hermes_source(Path(args.path).expanduser()):
-        raise InvalidRequest("a home is imported with all its sessions", remedy="leave --session out")
+        raise InvalidRequest("a hermes-agent home is imported with all its sessions", remedy="leave --session out")
     args.action = "import"
     return memory.run(args, screen)
 
@@ -66,8 +66,8 @@ async def _run_import(args: argparse.Namespace, screen: CommandScreen) -> Import
     except HomeBusy as error:
         raise HomeBusy(
             error.message,
-            remedy="stop the gateway first; what it is told meanwhile waits at its platform"
-            + ("" if is_hermes_source(source) else " (or --session ID: Markdown, told to the gateway)"),
+            remedy="stop the gateway first; messages wait at their platforms"
+            + ("" if is_hermes_source(source) else " (or import Markdown with --session ID through the gateway)"),
         ) from None
     print_upgrade(app, screen)
     try:
@@ -77,7 +77,7 @@ async def _run_import(args: argparse.Namespace, screen: CommandScreen) -> Import
         return await run_import(job, progress=progress)
     except asyncio.CancelledError:
         progress.clear_line()
-        screen.print_note("interrupted; the same command goes on from here")
+        screen.print_note("interrupted; the same command continues from here")
         raise
     finally:
         progress.clear_line()
@@ -85,7 +85,7 @@ async def _run_import(args: argparse.Namespace, screen: CommandScreen) -> Import
 
 
 class _ImportProgressLine:
-    """A line that goes away again, on terminals only."""
+    """A temporary line that shows the progress, on terminals only."""
 
     def __init__(self, screen: CommandScreen) -> None:
         self.screen = screen
@@ -111,16 +111,17 @@ def _print_report(screen: CommandScreen, report: ImportReport) -> None:
         if rows:
             screen.print_line(
                 f"  {screen.paint(format_one_line(name), 'bold')}: {format_count(tally.messages, 'message')} in "
-                f"{format_count(tally.conversations, 'conversation')}, from {format_count(tally.sessions, 'session')} there"
+                f"{format_count(tally.conversations, 'conversation')}, "
+                f"from {format_count(tally.sessions, 'session')} there"
             )
             more = (
-                (tally.known, "known already"),
+                (tally.known, "imported before"),
                 (tally.copies, "copies left out"),
                 (tally.summaries, "summaries"),
                 (tally.marks, "marks left out"),
                 (tally.undone, "undone"),
-                (tally.branches, "branched off"),
-                (tally.restored, "archived unread there, back in the conversation here"),
+                (tally.branches, "branches"),
+                (tally.restored, "archived unread there, restored to the conversation"),
             )
             screen.print_line("    " + ", ".join(f"{number:,} {what}" for number, what in more if number))
             sure = tally.accounted_rows == rows
@@ -133,22 +134,22 @@ def _print_report(screen: CommandScreen, report: ImportReport) -> None:
             verb = "would be remembered" if report.dry else "remembered"
             screen.print_line(f"  {format_one_line(name)}: {format_count(number, 'entry', 'entries')} {verb}")
     _print_list(screen, "settings", report.settings.written)
-    _print_list(screen, "kept as they are here", report.settings.kept)
+    _print_list(screen, "already set here, not changed", report.settings.kept)
     _print_list(screen, "not written", report.settings.refused)
-    _print_list(screen, "not understood, look at them yourself", report.settings.unknown)
+    _print_list(screen, "unknown, not imported", report.settings.unknown)
     for trouble in report.troubles:
         screen.print_line(f"{screen.paint('!', 'red', 'bold')} {format_one_line(trouble)}")
     if report.dry:
-        screen.print_line("nothing was changed; without --dry-run it is done")
+        screen.print_line("nothing was changed; repeat it without --dry-run")
         return
     accounts = [key for key in report.settings.written if key.startswith("platforms.")]
     if accounts:
         screen.print_line(
-            "platform accounts are off: two that listen with one token take each other's messages. Once the other"
+            "platform accounts are disabled, because two gateways with one token take each other's messages. After the"
         )
-        screen.print_line(f"gateway has stopped: everhold config set {format_one_line(accounts[0])}.enabled true")
+        screen.print_line(f"other has stopped: everhold config set {format_one_line(accounts[0])}.enabled true")
     if report.before:
-        screen.print_line(f"`everhold restore --at {report.before} --yes` takes it back")
+        screen.print_line(f"`everhold restore --at {report.before} --yes` undoes the import")
     screen.print_line("next: everhold audit, then everhold up")
 
 

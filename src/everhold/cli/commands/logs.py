@@ -1,4 +1,4 @@
-"""`everhold logs`: the gateway's lines, as they were written or as JSON. Reads the file; needs no gateway."""
+"""`everhold logs`: shows the gateway's log lines, as text or JSON. Reads the file; needs no gateway."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _print_line(screen: CommandScreen, text: str, *, as_json: bool) -> None:
 
 
 def parse_line(text: str) -> dict[str, Any]:
-    """A line of either form as an object; what is no line of ours (a trace) as `{"text"}`."""
+    """Return a log line of either format as an object; other lines, such as tracebacks, as `{"text"}`."""
     if text.startswith("{"):
         try:
             found = json.loads(text)
@@ -74,7 +74,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _follow_lines(path: Path, *, last: int, follow: bool) -> Iterator[str]:
-    """The last lines of the file and, with `follow`, whatever comes, also once a new file has taken its place."""
+    """Yield the last lines of the file and, with `follow`, new lines, also after the file was rotated."""
     file: TextIO | None = None
     try:
         if path.exists():

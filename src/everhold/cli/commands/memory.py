@@ -1,4 +1,4 @@
-"""`everhold memory`: what is remembered, why an answer was what it was, what memories receive, whom to forget."""
+"""`everhold memory`: searches and explains memory, sends history to memories, and forgets or exports a person."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from everhold.cli.render import (
 )
 
 _UNKNOWN_PERSON_TEXT = (
-    "Nothing in the log is theirs: is the name right? `everhold people list` shows who is known by name."
+    "The log has no entries of this person. Is the name right? `everhold people list` shows the known people."
 )
 
 
@@ -63,7 +63,7 @@ def _print_answer(screen: CommandScreen, answer: dict[str, object], text: str) -
         screen.print_line(text)
 
 
-# -- looking -----------------------------------------------------------------------------------------------------------
+# -- queries -----------------------------------------------------------------------------------------------------------
 
 
 async def _print_status(calls: ApiClient, screen: CommandScreen) -> int:
@@ -76,7 +76,7 @@ async def _print_status(calls: ApiClient, screen: CommandScreen) -> int:
         (
             format_one_line(row["agent"]),
             format_one_line(row["memory"]),
-            "there" if row["there"] else "not there",
+            "available" if row["there"] else "not available",
             f"{row['waiting']} since {format_duration(time.time() - row['since'])}"
             if row["since"] is not None
             else "nothing",
@@ -97,13 +97,13 @@ async def _print_status(calls: ApiClient, screen: CommandScreen) -> int:
         if row["replaying"]:
             screen.print_line(f"{name}: {format_count(row['replaying'], 'item')} to be sent again")
     for names in found["forgetting"]:
-        screen.print_note(f"{format_one_line(names[0])} is not forgotten everywhere yet: it is tried again by itself.")
+        screen.print_note(f"{format_one_line(names[0])} is not forgotten by all memories yet. everhold tries again.")
     return 1 if wrong else 0
 
 
 def describe_unacknowledged(handed: int, seen: int) -> str:
-    """What is known of a memory that never says what it kept, and what is not."""
-    return f"{handed} handed over, {seen} confirmed by reading back, {handed - seen} unknown"
+    """Describe what is known about a memory that does not acknowledge writes."""
+    return f"{handed} sent, {seen} confirmed by reading back, {handed - seen} unknown"
 
 
 async def _search_memory(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> int:
@@ -116,7 +116,7 @@ async def _search_memory(calls: ApiClient, args: argparse.Namespace, screen: Com
                 f"{screen.paint(_format_location(item), 'dim')}\n  {format_one_line(item['text'], most=400)}"
             )
         if not found["memories"]:
-            screen.print_note(f"{found['agent']} remembers nothing like it for {format_one_line(found['person'])}.")
+            screen.print_note(f"{found['agent']} found nothing for {format_one_line(found['person'])}.")
         for line in found["unavailable"]:
             screen.print_note(f"no answer: {format_one_line(line)}")
     return 0 if found["memories"] else 1
@@ -128,13 +128,13 @@ async def _explain_answer(calls: ApiClient, args: argparse.Namespace, screen: Co
         screen.print_json(found)
         return
     screen.print_line(screen.paint(f"session {found['session']}, entry {found['at']}", "bold"))
-    for title, key in (("kept in mind", "facts"), ("recalled", "shown"), ("left out", "left_out")):
+    for title, key in (("fact", "facts"), ("recalled", "shown"), ("left out", "left_out")):
         for item in found.get(key, ()):
             reason = f" ({format_one_line(item['why_not'])})" if item.get("why_not") else ""
             text = format_one_line(item["text"], most=200) if item["text"] else "(erased)"
             screen.print_line(f"{title}{reason}: {screen.paint(_format_location(item), 'dim')}\n  {text}")
     if found.get("budget"):
-        screen.print_line(f"room: {found.get('tokens', 0)} of {found['budget']} tokens used")
+        screen.print_line(f"recall budget: {found.get('tokens', 0)} of {found['budget']} tokens used")
     if found.get("unavailable"):
         names = ", ".join(map(format_one_line, found["unavailable"]))
         screen.print_line(f"no answer within {found.get('deadline', 0):g} s: {names}")
@@ -170,7 +170,7 @@ async def _resend_to_memory(calls: ApiClient, args: argparse.Namespace, screen: 
     if found["begun"]:
         screen.print_note("They are sent again, in order. `everhold memory status` shows how many are left.")
     else:
-        screen.print_note("Nothing was changed; without --dry-run they are sent again.")
+        screen.print_note("Nothing was changed. Repeat it without --dry-run to send them again.")
 
 
 async def _start_backfill(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> None:
@@ -187,17 +187,17 @@ async def _start_backfill(calls: ApiClient, args: argparse.Namespace, screen: Co
         screen.print_json(found)
         return
     if not found["items"]:
-        screen.print_note(f"{format_one_line(found['memory'])} has been handed everything there is.")
+        screen.print_note(f"{format_one_line(found['memory'])} has received the complete history.")
         return
     what = format_count(found["items"], "exchange or note", "exchanges and notes")
     span = f"{format_time(found['since'])} to {format_time(found['until'])}"
     screen.print_line(f"{what} of {format_count(found['sessions'], 'session')}, {span}")
     takes = f"about {found['tokens']} tokens of text, {found['minutes']:g} minutes"
-    screen.print_line(f"  {format_count(found['requests'], 'hand-over')}, {takes}")
+    screen.print_line(f"  {format_count(found['requests'], 'request')}, {takes}")
     if found["begun"]:
-        screen.print_note("Begun. `everhold logs -f` shows memory.backfilled; a restart does not interrupt it.")
+        screen.print_note("Started. `everhold logs -f` shows memory.backfilled. It resumes after a restart.")
     else:
-        screen.print_note("What a token costs there, the service says. Nothing was changed; --yes begins.")
+        screen.print_note("The price of a token depends on the service. Nothing was changed; --yes starts it.")
 
 
 # -- a person ----------------------------------------------------------------------------------------------------------
@@ -212,18 +212,18 @@ async def _forget_person(calls: ApiClient, args: argparse.Namespace, screen: Com
     verb = "erased" if args.yes else "would be erased"
     screen.print_line(f"{screen.paint(format_one_line(', '.join(found['names'])), 'bold')}: {verb}")
     for going in found["sessions"]:
-        whole = "all of it" if going["alone"] else "their part"
-        more = f", {going['repeated']} of them said to others" if going["repeated"] else ""
+        whole = "all entries" if going["alone"] else "the person's entries"
+        more = f", {going['repeated']} of them in replies to others" if going["repeated"] else ""
         screen.print_line(
             f"  session {going['session']} ({going['agent']}), {whole}: {_format_entries(len(going['seqs']))}{more}"
         )
     screen.print_line(
-        f"  {_format_entries(found['entries'])} in all, {format_count(found['recalls'], 'record')} of what models were shown"
+        f"  {_format_entries(found['entries'])} in total, {format_count(found['recalls'], 'recall record')}"
     )
     if found["schedules"]:
-        screen.print_line(f"  {format_count(found['schedules'], 'schedule')} of theirs")
+        screen.print_line(f"  {format_count(found['schedules'], 'schedule')} of this person")
     for reach in found["providers"]:
-        done = f"{reach['deleted']} deleted" if reach["deleted"] else "has nothing of it"
+        done = f"{reach['deleted']} deleted" if reach["deleted"] else "had no data"
         fate = done if args.yes else "is asked to delete"
         can = fate if reach["can"] else "cannot delete"
         screen.print_line(f"  {format_one_line(reach['memory'])} (agent {format_one_line(reach['agent'])}): {can}")
@@ -234,10 +234,11 @@ async def _forget_person(calls: ApiClient, args: argparse.Namespace, screen: Com
         screen.print_note(_UNKNOWN_PERSON_TEXT)
     if not args.yes:
         screen.print_note(
-            f"Nothing was changed. `everhold memory forget {format_one_line(args.person)} --yes` does it, for good."
+            f"Nothing was changed. `everhold memory forget {format_one_line(args.person)} --yes` erases it. "
+            "This cannot be undone."
         )
     elif not found["done"]:
-        screen.print_note("Not everybody has confirmed. It goes on by itself; the same command tries at once.")
+        screen.print_note("Not all memories have confirmed. everhold tries again; the same command tries at once.")
     return 0 if found["done"] or not args.yes else 1
 
 
@@ -250,7 +251,8 @@ async def _import_facts(calls: ApiClient, args: argparse.Namespace, screen: Comm
 
     files = await asyncio.to_thread(lambda: read_memory_files(Path(args.path).expanduser()))
     made = await calls.import_memory_files(args.session, files, dry_run=args.dry_run)
-    held = f"{format_count(made['facts'], 'fact')} and {format_count(made['notes'], 'note')} in {format_count(len(made['files']), 'file')}"
+    held = f"{format_count(made['facts'], 'fact')} and {format_count(made['notes'], 'note')}"
+    held += f" in {format_count(len(made['files']), 'file')}"
     new = f", {made['noted']} of them new" if made["done"] else "; nothing was changed"
     _print_answer(screen, made, f"{held} for session {made['session']}{new}")
 
@@ -260,7 +262,7 @@ async def _export_memory(calls: ApiClient, args: argparse.Namespace, screen: Com
 
     to = Path(os.path.abspath(os.path.expanduser(args.to)))  # noqa: ASYNC240  # no file is touched
     async with show_waiting(screen, "reading every session"), aclosing(calls.export_person(args.person)) as records:
-        files = await calls.show_memory_files(args.person)  # a name that is none is refused before a file is made
+        files = await calls.show_memory_files(args.person)  # an invalid name is refused before a file is written
         made = await write_export(records, args.person, to)
         made["files"] += write_memory_files(files, to)
     known = bool(made["files"])

@@ -1,4 +1,4 @@
-"""`everhold pairing`: who asks to be let in, and who was. Decided here, at this machine, and nowhere else."""
+"""`everhold pairing`: lists, approves and revokes access by code."""
 
 from __future__ import annotations
 
@@ -30,17 +30,22 @@ async def _list_pairings(args: argparse.Namespace, screen: CommandScreen) -> int
             it["identity"],
             it["account"],
             format_one_line(it["name"]),
-            f"waits, {format_duration(it['until'] - now)} left",
+            f"waiting, {format_duration(it['until'] - now)} left",
         )
         for it in found["waiting"]
     ] + [
-        (it["identity"], it["account"], format_one_line(it["name"]), f"let in {format_duration(now - it['since'])} ago")
+        (
+            it["identity"],
+            it["account"],
+            format_one_line(it["name"]),
+            f"granted {format_duration(now - it['since'])} ago",
+        )
         for it in found["granted"]
     ]
     if not rows:
-        screen.print_note("Nobody waits, and nobody was let in by a code. Strangers get one when they write to a bot.")
+        screen.print_note("There are no pairing requests or grants. A stranger who writes to a bot receives a code.")
         return 0
-    screen.print_table(("who", "account", "calls themselves", "state"), rows, styles=("bold",))
+    screen.print_table(("identity", "account", "display name", "state"), rows, styles=("bold",))
     return 0
 
 
@@ -52,7 +57,8 @@ async def _approve_pairing(args: argparse.Namespace, screen: CommandScreen) -> i
         return 0
     who = f" as {done['person']}" if done["person"] else ""
     screen.print_line(
-        f"{format_one_line(done['identity'])} ({format_one_line(done['name'])}) may write to {done['account']} directly{who}."
+        f"{format_one_line(done['identity'])} ({format_one_line(done['name'])}) "
+        f"may write to {done['account']} directly{who}."
     )
     return 0
 
@@ -65,9 +71,7 @@ async def _revoke_pairing(args: argparse.Namespace, screen: CommandScreen) -> in
     elif done["still"]:
         who, person = format_one_line(args.identity), format_one_line(done["still"])
         remedy = "take it out of people in config.yaml" if done["configured"] else f"everhold people unlink {who}"
-        screen.print_line(
-            f"{who} is not let in by a code any more, but still as {person}, wherever {person} is: {remedy}"
-        )
+        screen.print_line(f"the access by code of {who} is revoked, but it still has the access of {person}: {remedy}")
     else:
-        screen.print_line(f"{format_one_line(args.identity)} is a stranger again.")
+        screen.print_line(f"The access of {format_one_line(args.identity)} is revoked.")
     return 0

@@ -1,4 +1,4 @@
-"""`everhold people`: who is who across platforms."""
+"""`everhold people`: lists people and links their identities."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
         match args.action:
             case "link":
                 done = await calls.link_identity(args.identity, args.person)
-                text = f"{done['identity']} is {done['person']} from now on."
+                text = f"{done['identity']} is linked to {done['person']}."
             case "unlink":
                 done = await calls.unlink_identity(args.identity)
-                text = f"{done['identity']} is {done['person']} no longer."
+                text = f"{done['identity']} is no longer linked to {done['person']}."
             case _:
                 done, text = await calls.list_people(), ""
     if screen.json:
@@ -30,7 +30,7 @@ async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
         screen.print_line(format_one_line(text))
     elif not done["people"]:
         screen.print_note(
-            "Nobody is known by name. Add them under people in config.yaml, or let them say /link in a chat."
+            "No people are known. Add them under people in config.yaml, or let them send /link in a chat."
         )
     else:
         rows = [

@@ -1,4 +1,4 @@
-"""`everhold restore`: puts a copy of the store back. Without --yes it says what it would do and changes nothing."""
+"""`everhold restore`: restores the store from a backup. Without --yes it shows the plan and changes nothing."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def _lock_home(home: Home) -> HomeLock:
     try:
         return HomeLock(home.lock).acquire()
     except HomeBusy as error:
-        raise HomeBusy(error.message, remedy="stop the gateway first: what it holds open cannot be replaced") from None
+        raise HomeBusy(error.message, remedy="stop the gateway first, because it has the store open") from None
 
 
 async def _reapply_erasures(home: Home) -> int:
-    """Erase again what was erased since the copy was made, before anybody can read it."""
+    """Erase again the entries that were erased after the backup was made. Returns their number."""
     log = open_log(clock=SystemClock(), stream=io.StringIO())
     app = GatewayApp(home, _load_settings(home), log=log, environ=os.environ)
     try:
@@ -64,36 +64,34 @@ def _load_settings(home: Home) -> Settings:
     try:
         return load_home_settings(home, environ=os.environ)
     except ConfigError:
-        return parse_settings(b"")  # erasing needs none of it
+        return parse_settings(b"")  # erasure does not depend on the configuration
 
 
 def _print_restore(screen: CommandScreen, told: dict[str, Any], *, done: bool) -> None:
     held = f"{format_count(told['sessions'], 'session')}, last entry {format_time(told['newest'])}"
     sound = screen.paint("sound", "green") if told["sound"] else screen.paint("NOT SOUND", "red", "bold")
     screen.print_line(f"{'restored' if done else 'would restore'} {escape_control(told['source'])}")
-    screen.print_line(f"  it is {sound}: {held}; up to position {told['position']}")
+    screen.print_line(f"  it is {sound}: {held}; up to pos {told['position']}")
     for line in told["wrong"][:5]:
         screen.print_line(f"  {screen.paint('!', 'red', 'bold')} {format_one_line(line)}")
     if told["damage"]:
-        screen.print_line(
-            f"  the store that {'was' if done else 'is'} there does not read: {format_one_line(told['damage'])}"
-        )
+        screen.print_line(f"  the present store {'was' if done else 'is'} damaged: {format_one_line(told['damage'])}")
     elif told["takes_back"]:
         screen.print_line(
-            f"  {format_count(told['takes_back'], 'entry', 'entries')} behind that {'are' if done else 'would be'} gone"
+            f"  {format_count(told['takes_back'], 'entry', 'entries')} after it {'are' if done else 'would be'} removed"
         )
     if told["stays"]:
         stay = "stay" if done else "would stay"
         screen.print_line(
-            f"  schedules, and how far platforms were read, {stay} as they are now: no entries say how they were"
+            f"  schedules and platform offsets {stay} as they are now, because the log does not contain them"
         )
     if not done:
-        screen.print_line("nothing was changed; --yes does it, and keeps a copy of what is there")
+        screen.print_line("nothing was changed; --yes restores it and keeps a copy of the present store")
         return
     if told["set_aside"]:
-        screen.print_line(f"  what was there: {escape_control(told['set_aside'])}")
+        screen.print_line(f"  the previous store: {escape_control(told['set_aside'])}")
     if told["erased_again"]:
         screen.print_line(f"  {format_count(told['erased_again'], 'entry', 'entries')} erased again")
     if told["stopped_turns"]:
-        screen.print_line(f"  {format_count(told['stopped_turns'], 'turn')} that ran at that moment ended there")
-    screen.print_line("  what memory services and platforms were told meanwhile stays with them")
+        screen.print_line(f"  {format_count(told['stopped_turns'], 'turn')} that ran at that time ended")
+    screen.print_line("  memory services and platforms keep what they received since then")

@@ -1,4 +1,4 @@
-"""`everhold schedules`: what is said at its time. They are made in the chat they speak in, by /schedule."""
+"""`everhold schedules`: lists and deletes schedules. A person creates them in a chat with /schedule."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
     if screen.json:
         screen.print_json(done)
     elif args.action == "remove":
-        screen.print_line(f"Removed {format_one_line(args.id)}.")
+        screen.print_line(f"Deleted {format_one_line(args.id)}.")
     elif not done["schedules"]:
-        screen.print_note("Nothing is scheduled. In a chat: /schedule daily 08:30 TEXT")
+        screen.print_note("There are no schedules. In a chat, /schedule daily 08:30 TEXT creates one.")
     else:
         rows = [
             (

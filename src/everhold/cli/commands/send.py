@@ -1,4 +1,4 @@
-"""`everhold send`: one message, one reply. Exits 0 once answered, 75 if it is kept and not yet answered."""
+"""`everhold send`: sends one message and prints the reply. Exits 0 if answered, 75 if stored and not answered yet."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ async def _send_message(args: argparse.Namespace, screen: CommandScreen, text: s
                 await _wait_for_reply(client, accepted["session"], answer)
             seconds = DRAIN_SECONDS
         except TimeoutError:
-            pass  # it is kept
+            pass  # the message is stored
     finally:
         await client.close(seconds=seconds)
     return _print_reply(screen, accepted, answer)
 
 
 async def _deliver_message(client: ReconnectingClient, given: dict[str, Any], *, seconds: float) -> dict[str, Any]:
-    """Until somebody has taken the message. Under its id it counts once, however often it is tried."""
+    """Send the message until a gateway has committed it. Because of its id it is accepted once."""
     try:
         async with asyncio.timeout(seconds):
             return await client.call(lambda calls: calls.send_message(given))
     except TimeoutError:
-        remedy = f"send it again with --id {given['id']}, then it counts once"
-        raise Transient("the gateway went away and nobody has confirmed the message", remedy=remedy) from None
+        remedy = f"send it again with --id {given['id']}, so that it is accepted once"
+        raise Transient("the gateway ended before it confirmed the message", remedy=remedy) from None
 
 
 async def _wait_for_reply(client: ReconnectingClient, session: str, answer: ReplyWait) -> None:
-    """Until the message is answered; a gateway that restarts meanwhile answers it after that."""
+    """Wait until the message is answered. A gateway that restarts answers it afterwards."""
     async with aclosing(client.follow_session(session, after=answer.seq)) as events:
         async for event in events:
             if "entry" in event and answer.observe_entry(event["entry"]):
@@ -70,20 +70,20 @@ def _print_reply(screen: CommandScreen, accepted: dict[str, Any], answer: ReplyW
                 "seq": answer.seq,
                 "outcome": answer.outcome or "waiting",
                 "reply": answer.reply_text if answer.outcome else None,
-                "notices": answer.told,
+                "notices": answer.notices,
             }
         )
     elif answer.outcome == "done" and answer.reply_text:
         screen.print_line(escape_control(answer.reply_text))
-        if answer.beside:
-            screen.print_note(escape_control(answer.beside))
+        if answer.reply_notice:
+            screen.print_note(escape_control(answer.reply_notice))
     if answer.outcome == "done":
         return errors.DONE
     if answer.outcome:
         if answer.said and not screen.json:
             screen.print_line(escape_control("\n".join(answer.said)))
-        if answer.told:  # the notice says what failed and what helps: saying it twice would only confuse
-            screen.print_failure("\n".join(answer.told), "")
+        if answer.notices:  # the notice says what failed and the remedy
+            screen.print_failure("\n".join(answer.notices), "")
         else:
             screen.print_failure(
                 f"the turn ended {answer.outcome}: {answer.reason}".rstrip(": "), "`/retry` tries again"
@@ -91,12 +91,12 @@ def _print_reply(screen: CommandScreen, accepted: dict[str, Any], answer: ReplyW
         return errors.WRONG
     if answer.released:
         screen.print_failure(
-            f"kept as entry {answer.seq} of session {accepted['session']}; the model cannot be reached right now",
-            "a running gateway answers it when the model is back; `everhold status` shows why",
+            f"stored as entry {answer.seq} of session {accepted['session']}; the model is not available now",
+            "a running gateway answers it when the model is available; `everhold status` shows why it is not",
         )
         return errors.AGAIN
     screen.print_failure(
-        f"kept as entry {answer.seq} of session {accepted['session']}, not answered yet",
-        "it will be, while a gateway runs: `everhold up`",
+        f"stored as entry {answer.seq} of session {accepted['session']}, not answered yet",
+        "a running gateway answers it: `everhold up`",
     )
     return errors.AGAIN

@@ -1,4 +1,4 @@
-"""`everhold service …`: the gateway as a service of the user's own. Leaves alone what somebody has changed."""
+"""`everhold service …`: runs the gateway as a user service. Does not change a unit file that was edited by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINGER_COMMAND: Final = ("loginctl", "enable-linger")
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     home = find_home(args)
-    if args.action is None:  # the bare word asks how it is, and has no flags
+    if args.action is None:  # `everhold service` means status, and has no options
         args.name = ""
     if args.action == "print":
         return _print_unit(args, screen, home)
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
             found = installation.select_service(manager, home, args.name)
             manager.stop(found.name)
             return _report_done(
-                screen, found, "stopped; it starts again at the next login, or by `everhold service start`"
+                screen, found, "stopped; it starts again at the next login, or with `everhold service start`"
             )
         case _:
             return asyncio.run(_print_status(args, screen, manager, home))
@@ -67,14 +67,16 @@ def _report_done(screen: CommandScreen, found: installation.InstalledService, wh
     return 0
 
 
-# -- putting it there, and taking it away ------------------------------------------------------------------------------
+# -- install and uninstall ---------------------------------------------------------------------------------------------
 
 
 async def install_service(args: argparse.Namespace, screen: CommandScreen, manager: ServiceBackend, home: Home) -> int:
     from everhold.app import load_home_settings
 
     manager.check_available()
-    settings = load_home_settings(home.create(), environ=os.environ)  # one that is refused would not start, either
+    settings = load_home_settings(
+        home.create(), environ=os.environ
+    )  # with an invalid configuration the service would not start
     found, kept = installation.install_service(manager, home, os.environ, name=args.name, force=args.force)
     manager.register(found.name)
     ran = manager.get_state(found.name).running
@@ -88,13 +90,14 @@ async def install_service(args: argparse.Namespace, screen: CommandScreen, manag
         return 0
     screen.print_line(f"{screen.paint('written', 'green')} {escape_control(str(found.path))}")
     if kept:
-        screen.print_line(f"  what was there is kept: {escape_control(kept)}")
+        screen.print_line(f"  the previous file is kept: {escape_control(kept)}")
     screen.print_line(
         f"  it starts {escape_control(found.description.program)} in {escape_control(str(home.path))} at every login"
     )
     for name in missing:
         screen.print_line(
-            f"  {screen.paint('!', 'yellow')} {escape_control(name)} is set in this shell only; a service does not see it"
+            f"  {screen.paint('!', 'yellow')} {escape_control(name)} is set only in this shell, "
+            "so the service does not have it"
         )
     if missing:
         screen.print_line(f"  → write it to {escape_control(str(home.env))}: {escape_control(missing[0])}=…")
@@ -115,7 +118,7 @@ def _format_home_flag(home: Home) -> str:
 
 
 def _find_shell_secrets(document: Mapping[str, Any], home: Home) -> Iterator[str]:
-    """Secrets that the configuration names and that only this shell knows."""
+    """Yield the secrets of the configuration that are set only in this shell."""
     from everhold.config.secrets import parse_env
     from everhold.infra.home import read_file
 
@@ -148,20 +151,20 @@ def _uninstall_service(args: argparse.Namespace, screen: CommandScreen, manager:
         screen.print_json({**installation.service_to_json(found), "kept": kept})
     else:
         screen.print_line(
-            f"{escape_control(found.name)} is stopped and gone; {escape_control(str(home.path))} stays as it is"
+            f"{escape_control(found.name)} is stopped and uninstalled; {escape_control(str(home.path))} is unchanged"
         )
         if kept:
-            screen.print_line(f"  its description is kept: {escape_control(kept)}")
+            screen.print_line(f"  its unit file is kept: {escape_control(kept)}")
     return 0
 
 
-# -- running -----------------------------------------------------------------------------------------------------------
+# -- start and status --------------------------------------------------------------------------------------------------
 
 
 async def start_service(
     screen: CommandScreen, manager: ServiceBackend, found: installation.InstalledService, home: Home, *, again: bool
 ) -> None:
-    """Start it, and wait until it is ready. Raises Refused, with what helps."""
+    """Start the service, and wait until it is ready. Raises Refused."""
     if not manager.get_state(found.name).running and found.starts_home(home):
         await _refuse_second_gateway(home)
     async with show_waiting(screen, f"starting {found.name}"):
@@ -220,7 +223,8 @@ async def _print_status(args: argparse.Namespace, screen: CommandScreen, manager
     screen.print_line(" · ".join(head))
     screen.print_line(f"  {escape_control(str(found.path))}")
     screen.print_line(
-        f"  home {escape_control(str(found.description.home or '?'))}, program {escape_control(found.description.program or '?')}"
+        f"  home {escape_control(str(found.description.home or '?'))}, "
+        f"program {escape_control(found.description.program or '?')}"
     )
     screen.print_line(
         f"  at login: {'starts' if state.enabled else 'does not start'}; the gateway {_format_answers(answers)}"
@@ -229,7 +233,7 @@ async def _print_status(args: argparse.Namespace, screen: CommandScreen, manager
         screen.print_line(f"  it ends when you log out → {' '.join(LINGER_COMMAND)}")
     if not state.running:
         if state.exit is not None and state.says:
-            screen.print_line(f"  it said: {format_one_line(state.says)}")
+            screen.print_line(f"  its last output: {format_one_line(state.says)}")
         screen.print_line(f"  → {_format_remedy(manager, found, state.exit)}")
     for level, text, remedy in complaints:
         screen.print_line(f"{screen.paint('!' if level == 'wrong' else '·', 'yellow')} {escape_control(text)}")
@@ -239,7 +243,7 @@ async def _print_status(args: argparse.Namespace, screen: CommandScreen, manager
 
 
 def _enable_linger(screen: CommandScreen) -> None:
-    """Not needed to run it now: what keeps it from lingering is said, and the rest goes on."""
+    """Let the service run after logout. A failure is only printed, because the service works without it."""
     try:
         done = run_program(*LINGER_COMMAND)
     except Refused as refused:
@@ -247,7 +251,8 @@ def _enable_linger(screen: CommandScreen) -> None:
         return
     if done.code:
         screen.print_note(
-            f"{' '.join(LINGER_COMMAND)}: {escape_control(' '.join(done.err.split()))}; ask whoever runs this machine"
+            f"{' '.join(LINGER_COMMAND)}: {escape_control(' '.join(done.err.split()))}; "
+            "ask the administrator of this machine"
         )
 
 
@@ -257,7 +262,7 @@ def _format_answers(answers: bool) -> str:
 
 def _format_remedy(manager: ServiceBackend, found: installation.InstalledService, ended: int | None) -> str:
     if ended == unit.EXIT_GIVEN_UP:
-        return "everhold doctor: starting it anew would not help"
+        return "everhold doctor, because a restart would not help"
     journal = f"; journalctl --user -u {found.name} -n 20" if manager.name == "systemd" else ""
     return f"everhold service start{journal}"
 
@@ -266,7 +271,7 @@ def _format_remedy(manager: ServiceBackend, found: installation.InstalledService
 
 
 def set_up_service(args: argparse.Namespace, screen: CommandScreen) -> int:
-    """Install it, start it, let it run while nobody is logged in."""
+    """Install the service, start it, and let it run after logout."""
     from everhold.cli.commands.setup import SetupPrompter
 
     home = find_home(args)
@@ -275,7 +280,7 @@ def set_up_service(args: argparse.Namespace, screen: CommandScreen) -> int:
     asking = None if args.no_input else SetupPrompter(screen, sys.stdin)
     if asking is not None:
         screen.print_note(
-            f"everhold will run in {escape_control(str(home.path))} from now on, started at every login by {manager.name}."
+            f"{manager.name} will run everhold in {escape_control(str(home.path))} now and at every login."
         )
         if not asking.confirm("Install and start it?"):
             raise Refused("nothing was changed", remedy="`everhold service print` shows what would be written")

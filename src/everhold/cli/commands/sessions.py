@@ -1,4 +1,4 @@
-"""`everhold sessions`: the log, and the exact context of any turn."""
+"""`everhold sessions`: lists and searches sessions, and shows their logs and contexts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def _list_sessions(calls: ApiClient, screen: CommandScreen, *, limit: int)
         screen.print_json(found)
         return
     if not found["sessions"]:
-        screen.print_note("There are no sessions yet. `everhold chat` begins one.")
+        screen.print_note("There are no sessions yet. `everhold chat` starts one.")
         return
     now = time.time()
     rows = [
@@ -63,7 +63,7 @@ async def _list_sessions(calls: ApiClient, screen: CommandScreen, *, limit: int)
 
 
 def _format_state(session: dict[str, Any]) -> str:
-    return f"{session['state']}, {session['pending']} unread" if session["pending"] else str(session["state"])
+    return f"{session['state']}, {session['pending']} pending" if session["pending"] else str(session["state"])
 
 
 async def _show_session(calls: ApiClient, screen: CommandScreen, args: argparse.Namespace) -> None:
@@ -80,7 +80,8 @@ async def _show_session(calls: ApiClient, screen: CommandScreen, args: argparse.
 def print_header(screen: CommandScreen, session: dict[str, Any]) -> None:
     title = f" · {format_one_line(session['title'])}" if session["title"] else ""
     screen.print_line(
-        f"{screen.paint(session['id'], 'bold')}{title} · {_format_state(session)} · {escape_control(session['address'])}"
+        f"{screen.paint(session['id'], 'bold')}{title} · {_format_state(session)} · "
+        f"{escape_control(session['address'])}"
     )
 
 
@@ -92,9 +93,9 @@ async def _show_context(calls: ApiClient, screen: CommandScreen, args: argparse.
     request = found["request"]
     match found["exact"]:
         case None:
-            verdict = "what the next turn would be shown"
+            verdict = "the context of the next turn"
         case True:
-            verdict = screen.paint("exactly what was sent: the digest recorded then agrees", "green")
+            verdict = screen.paint("exactly what was sent: the recorded digest matches", "green")
         case _:
             verdict = screen.paint(f"inexact: {found['reason']}", "yellow")
     screen.print_line(f"{screen.paint(found['session'], 'bold')} at {found['at']} · {verdict}")
@@ -124,11 +125,12 @@ async def _list_compressions(calls: ApiClient, screen: CommandScreen, id: str) -
         screen.print_note("Nothing has been compressed in this session.")
     for made in found["compressions"]:
         body = made["body"] or {}
-        state = f"undone by entry {made['undone_at']}" if made["undone_at"] else "in force or covered by a later one"
+        state = f"undone by entry {made['undone_at']}" if made["undone_at"] else "in use, or covered by a later one"
         tokens = f"{body.get('tokens_before', 0):,} → {body.get('tokens_after', 0):,} tokens"
         name = screen.paint(f"compression {made['op']}", "bold")
         screen.print_line(
-            f"{name} · all up to {body.get('covers', '?')} · {tokens} · {format_one_line(body.get('model', ''))} · {state}"
+            f"{name} · covers entries up to {body.get('covers', '?')} · {tokens} · "
+            f"{format_one_line(body.get('model', ''))} · {state}"
         )
         screen.print_line(escape_control(body.get("summary", "(erased)")))
         screen.print_line()
@@ -161,7 +163,7 @@ async def _search_sessions(calls: ApiClient, screen: CommandScreen, args: argpar
                 before = hit["session"]
             screen.print_line(entries.format_entry(screen, hit))
         if not found["hits"]:
-            screen.print_note(f"Nobody said {format_one_line(args.text)!r}.")
+            screen.print_note(f"No entry contains {format_one_line(args.text)!r}.")
         elif len(found["hits"]) == args.limit:
             screen.print_note(f"{format_count(args.limit, 'hit')} shown; --limit shows more.")
     return 0 if found["hits"] else 1

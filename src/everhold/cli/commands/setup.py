@@ -1,5 +1,6 @@
-"""`everhold setup model`: asks, tries it live, then writes config.yaml and `.env`. Shows no key, and writes nothing
-that did not answer.
+"""`everhold setup model`: asks for settings, tests the model, then writes config.yaml and `.env`.
+
+It never shows a key, and writes nothing if the test fails.
 """
 
 from __future__ import annotations
@@ -39,32 +40,32 @@ EXAMPLE_MODELS: Final = {"openai": "gpt-5-mini", "anthropic": "claude-sonnet-5"}
 PROVIDER_CHOICES: Final = (
     ("openai", "an OpenAI-compatible endpoint: OpenAI, OpenRouter, Ollama, vLLM, llama.cpp, …"),
     ("anthropic", "Anthropic's messages API"),
-    (OFFLINE_PROVIDER, "no model: everhold's own, which needs no network and is not clever"),
+    (OFFLINE_PROVIDER, "no language model: a small built-in program that needs no network"),
 )
 TRIAL_REQUEST: Final = ModelRequest(
     system="",
     messages=(ModelMessage(role="user", text="Reply with the single word: ready"),),
     params={"max_tokens": 1024},
 )
-"""Small, but with room to think for a model that has to."""
+"""A small request, but with enough tokens for a reasoning model."""
 TRIAL_SECONDS: Final = 90.0
 NO_SECRET: Final = SecretString("")
 
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """What somebody wants to talk to. Empty: not said yet."""
+    """The chosen model. Empty values are not chosen yet."""
 
     provider: str = ""
     url: str = ""
     name: str = ""
     variable: str = ""
     key: SecretString = NO_SECRET
-    """A new key, to be written to `.env`; empty if there is one already, or none is needed."""
+    """A new key for `.env`; empty if there is one already, or none is needed."""
     alias: str = ""
 
     def make_config_section(self) -> dict[str, Any]:
-        """Its entry in `models`."""
+        """Return its entry in `models`."""
         keys = {"provider": self.provider, "name": self.name, "base_url": self.url, "api_key_env": self.variable}
         return {key: value for key, value in keys.items() if value}
 
@@ -83,9 +84,9 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
 
         return setup_platform.run(args, screen)
     home = find_home(args).create()
-    settings = load_home_settings(home, environ=os.environ)  # a broken configuration is mended before it is changed
+    settings = load_home_settings(home, environ=os.environ)  # raises if it is invalid
     known = load_environment(home)
-    given = args.action == "model"  # the bare word has no flags
+    given = args.action == "model"  # `everhold setup` alone has no options
     wish = ModelChoice(
         provider=args.provider if given else "",
         url=args.url if given else "",
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
                 raise
             screen.print_failure(error.message, error.remedy)
             if not asking.confirm("Change something and try again?"):
-                raise Refused("nothing was written", remedy="--no-test writes it untried") from None
+                raise Refused("nothing was written", remedy="--no-test writes it without a test") from None
             asking.again = True
             continue
         return _write_settings(home, wish, screen, settings, told=told)
@@ -123,13 +124,13 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
 
 
 class SetupPrompter:
-    """Questions on standard error, answers from standard input; keys are typed unseen."""
+    """Asks on standard error and reads answers from standard input. Typed keys are not shown."""
 
     def __init__(self, screen: CommandScreen, source: TextIO) -> None:
         self.screen = screen
         self.source = source
         self.again = False
-        """Something did not work: what was said becomes a suggestion."""
+        """The test failed, so the earlier answers become defaults."""
 
     def ask_line(self, question: str, default: str = "") -> str:
         hint = f" [{escape_control(default)}]" if default else ""
@@ -179,7 +180,7 @@ def _make_unanswered_error() -> InvalidRequest:
 
 
 def _ask_missing(wish: ModelChoice, known: SecretEnvironment, before: Settings, asking: SetupPrompter) -> ModelChoice:
-    """Ask for what is not said yet; after a failure, for everything again."""
+    """Ask for the missing settings; after a failure, for all settings again."""
     again = asking.again
     if not wish.provider or again:
         wish = replace(wish, provider=asking.ask_choice("Which kind of model?", PROVIDER_CHOICES, wish.provider or "1"))
@@ -187,7 +188,7 @@ def _ask_missing(wish: ModelChoice, known: SecretEnvironment, before: Settings, 
         return ModelChoice(provider=OFFLINE_PROVIDER, alias=OFFLINE_PROVIDER)
     if not wish.url or again:
         usual = wish.url or PROVIDER_URLS.get(wish.provider, "")
-        wish = replace(wish, url=_parse_url(asking.ask_line("Where does it answer? Base URL", usual)))
+        wish = replace(wish, url=_parse_url(asking.ask_line("Base URL", usual)))
     if not wish.name or again:
         example = f", such as {EXAMPLE_MODELS[wish.provider]}" if wish.provider in EXAMPLE_MODELS else ""
         wish = replace(
@@ -204,14 +205,15 @@ def _ask_missing(wish: ModelChoice, known: SecretEnvironment, before: Settings, 
 
 
 def _complete_from_flags(wish: ModelChoice, known: SecretEnvironment, before: Settings) -> ModelChoice:
-    """Everything from flags. Raises Misuse that names the flag."""
+    """Take all settings from options. Raises InvalidRequest that names the missing option."""
     if not wish.provider:
-        raise InvalidRequest("which kind of model?", remedy="--provider openai, anthropic or offline")
+        raise InvalidRequest("the provider is missing", remedy="--provider openai, anthropic or offline")
     if wish.provider == OFFLINE_PROVIDER:
         return ModelChoice(provider=OFFLINE_PROVIDER, alias=OFFLINE_PROVIDER)
     if not wish.name:
         raise InvalidRequest(
-            "which model?", remedy=f"--name, for example --name {EXAMPLE_MODELS.get(wish.provider, 'NAME')}"
+            "the model's name is missing",
+            remedy=f"--name, for example --name {EXAMPLE_MODELS.get(wish.provider, 'NAME')}",
         )
     url = _parse_url(wish.url or PROVIDER_URLS.get(wish.provider, ""))
     variable = wish.variable or _choose_key_variable(wish.provider, url, before)
@@ -228,22 +230,22 @@ def _check_choice(wish: ModelChoice, known: SecretEnvironment) -> None:
         )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.alias) or wish.alias == OFFLINE_PROVIDER:
         raise InvalidRequest(
-            "this name cannot stand in `models`", remedy="letters, digits, - and _, for example --as big"
+            "this name is not valid in `models`", remedy="use letters, digits, - and _, for example --as big"
         )
     if wish.variable and not wish.key and known.get(wish.variable) is None:
         raise InvalidRequest(f"{wish.variable} is not set", remedy="--key-stdin reads the key from standard input")
 
 
 def _parse_url(text: str) -> str:
-    """An address as it can be written down. What else stands there may be a key pasted at the wrong question."""
+    """Return a normalised URL. The error does not repeat the text, because it may be a key pasted by mistake."""
     text = text.strip().rstrip("/")
     if "://" not in text and text:
         text = f"{'http' if _is_local(urlsplit(f'//{text}').hostname or '') else 'https'}://{text}"
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"\s", text):
-        raise InvalidRequest("the base URL is no http(s) address", remedy="for example --url https://api.openai.com/v1")
+        raise InvalidRequest("the base URL is not an http(s) URL", remedy="for example --url https://api.openai.com/v1")
     if parts.username or parts.password:
-        raise InvalidRequest("the base URL holds a password", remedy="leave it out; the key is asked for by itself")
+        raise InvalidRequest("the base URL contains a password", remedy="leave it out; the key is asked for separately")
     return text
 
 
@@ -255,7 +257,7 @@ def _is_local(host: str) -> bool:
 
 
 def guess_key_variable(provider: str, url: str) -> str:
-    """What the variable with the key for this endpoint is usually called."""
+    """Return the usual name of the variable with the key for this endpoint."""
     host = (urlsplit(url).hostname or "").lower()
     if provider == "anthropic" and host.endswith("anthropic.com"):
         return "ANTHROPIC_API_KEY"
@@ -265,10 +267,10 @@ def guess_key_variable(provider: str, url: str) -> str:
 
 
 def _choose_key_variable(provider: str, url: str, before: Settings) -> str:
-    """The variable for its key. Machines nearby all have the same usual one, but not the same key."""
+    """Return the variable for the key. Local machines share the usual name, so each gets its own."""
     usual, here = guess_key_variable(provider, url), urlsplit(url)
-    places = {urlsplit(model.base_url or "").netloc for model in before.models.values() if model.api_key_env == usual}
-    if not _is_local(here.hostname or "") or not places or here.netloc in places:
+    users = {urlsplit(model.base_url or "").netloc for model in before.models.values() if model.api_key_env == usual}
+    if not _is_local(here.hostname or "") or not users or here.netloc in users:
         return usual
     return f"LOCAL_{re.sub(r'[^A-Z0-9]+', '_', here.netloc.upper()).strip('_')}_API_KEY"
 
@@ -278,12 +280,12 @@ def load_environment(home: Home) -> SecretEnvironment:
     return SecretEnvironment(os.environ, lines)
 
 
-# -- trying ------------------------------------------------------------------------------------------------------------
+# -- testing -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ModelTrial:
-    """What came of one small question."""
+    """The result of the test request."""
 
     answer: ModelResponse
     seconds: float
@@ -291,7 +293,7 @@ class ModelTrial:
 
 
 async def _try_model(wish: ModelChoice, known: SecretEnvironment, screen: CommandScreen, home: Home) -> ModelTrial:
-    """One small question, streamed as every other will be. Raises what the model's adapter says is wrong."""
+    """Send one small request, streamed like all requests. Raises the adapter's error."""
     model = _build_model(wish, known, home)
     pieces: list[str] = []
     began = time.monotonic()
@@ -321,7 +323,7 @@ def _build_model(wish: ModelChoice, known: SecretEnvironment, home: Home) -> Mod
     key = wish.key or (known.get(wish.variable) if wish.variable else None)
     if key:
         given["api_key"] = key
-    log = open_log(clock=SystemClock(), stream=io.StringIO())  # what is wrong is raised, and said
+    log = open_log(clock=SystemClock(), stream=io.StringIO())  # errors are raised, so log lines are not needed
     context = PluginContext(agent="", instance=wish.alias, directory=home.path, log=log, clock=SystemClock())
     return factory(factory.Settings.model_validate(given), context)
 
@@ -354,12 +356,12 @@ def _write_settings(
     screen.print_line(f"written: {' and '.join(where)}")
     run_checkup(home, screen, *_list_config_keys(wish))
     _print_remarks(wish, settings, screen)
-    screen.print_line("next: everhold chat" + ("  (the gateway takes it from the next message on)" if running else ""))
+    screen.print_line("next: everhold chat" + ("  (the gateway uses it from the next message on)" if running else ""))
     return 0
 
 
 def _write_model(home: Home, wish: ModelChoice, before: Settings) -> None:
-    """The entry in `models`: one of the same kind keeps what else was written there, and its comments."""
+    """Write the entry in `models`. An entry of the same provider keeps its other keys and comments."""
     old = before.models.get(wish.alias)
     written = before.document.get("models", {})
     if old is None or old.provider != wish.provider or not isinstance(written.get(wish.alias), Mapping):
@@ -372,7 +374,7 @@ def _write_model(home: Home, wish: ModelChoice, before: Settings) -> None:
 
 
 def _list_config_keys(wish: ModelChoice) -> tuple[str, ...]:
-    """Where the configuration speaks of it."""
+    """Return the configuration keys that concern the model."""
     return (f"models.{wish.alias}", "defaults.model")
 
 
@@ -389,15 +391,17 @@ async def _is_gateway_running(home: Home) -> bool:
 
 
 def _print_remarks(wish: ModelChoice, settings: Settings, screen: CommandScreen) -> None:
-    """What somebody would wonder about later."""
+    """Print settings that override the new model or key."""
     others = [agent.name for agent in settings.agents.values() if agent.model != wish.alias]
     if others:
-        screen.print_line(f"  {', '.join(map(escape_control, others))}: another model is configured for it and stays")
+        screen.print_line(
+            f"  {', '.join(map(escape_control, others))}: configured with another model, which is not changed"
+        )
         screen.print_line(
             f"  → everhold config set agents.{escape_control(others[0])}.model {escape_control(wish.alias)}"
         )
     if wish.key and os.environ.get(wish.variable) not in (None, "", wish.key.reveal()):
-        screen.print_line(f"  {wish.variable} is set to something else in this environment, which wins over .env")
+        screen.print_line(f"  {wish.variable} has another value in this environment, which overrides .env")
         screen.print_line(f"  → unset {wish.variable}")
 
 

@@ -1,6 +1,6 @@
-"""`everhold setup memory NAME`: asks for what a provider needs, tries it, then writes config.yaml and `.env`.
+"""`everhold setup memory NAME`: asks for a provider's settings, tests it, then writes config.yaml and `.env`.
 
-It knows no provider: what to ask stands in the provider's own Settings, or the provider asks itself.
+It has no code for single providers: the questions come from the provider's Settings class, or from the provider.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SUFFIX: Final = "_env"
 
 
 class OptionalPrompter(SetupPrompter):
-    """Questions that may go unanswered."""
+    """Asks questions that may be left unanswered."""
 
     def ask_optional(self, question: str, default: str = "") -> str:
         hint = f" [{escape_control(default)}]" if default else " (Enter for none)"
@@ -49,21 +49,21 @@ class OptionalPrompter(SetupPrompter):
 
 @dataclass
 class MemoryDraft:
-    """An instance in the making."""
+    """The configuration of a memory, before it is written."""
 
     name: str
     provider: str
     section: dict[str, Any]
-    """As it is going to stand in `memories`, variables named."""
+    """Its section in `memories`, with the names of variables instead of secrets."""
     secrets: dict[str, SecretString] = field(default_factory=dict)
-    """Variable -> a new secret."""
+    """New secrets by variable."""
     display_name: str = ""
-    """What it says it is, once it was tried."""
+    """The provider's own name, known after the test."""
 
 
 @dataclass(frozen=True)
 class MemorySetup:
-    """Who asks, and what may be asked."""
+    """The objects that the steps of a setup share."""
 
     args: argparse.Namespace
     screen: CommandScreen
@@ -76,11 +76,11 @@ class MemorySetup:
 
         directory = self.home.path / "memories" / name
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        log = open_log(clock=SystemClock(), stream=io.StringIO())  # what is wrong is raised, and said
+        log = open_log(clock=SystemClock(), stream=io.StringIO())  # errors are raised, so log lines are not needed
         return PluginContext(agent="main", instance=name, directory=directory, log=log, clock=SystemClock())
 
     def reveal_secrets(self, draft: MemoryDraft, values: Mapping[str, Any]) -> dict[str, Any]:
-        """A section with its secrets in place, as the provider gets it."""
+        """Return a section with its secrets, as the provider receives it."""
         found: dict[str, Any] = {}
         for key, value in values.items():
             if isinstance(value, dict):
@@ -95,7 +95,7 @@ class MemorySetup:
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     home = find_home(args).create()
-    settings = load_home_settings(home, environ=os.environ)  # a broken configuration is mended before it is changed
+    settings = load_home_settings(home, environ=os.environ)  # raises if it is invalid
     setup = MemorySetup(args, screen, home, load_environment(home), OptionalPrompter(screen, sys.stdin))
     if args.agent and args.agent not in settings.agents:
         raise InvalidRequest(f"there is no agent {args.agent!r}", remedy="`everhold agents` lists them")
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
                 raise
             screen.print_failure(error.message, error.remedy)
             if not setup.prompter.confirm("Change something and try again?"):
-                raise Refused("nothing was written", remedy="--no-test writes it untried") from None
+                raise Refused("nothing was written", remedy="--no-test writes it without a test") from None
             setup.prompter.again = True
             continue
         return _write_settings(setup, settings, draft)
@@ -160,7 +160,7 @@ def _choose_provider(setup: MemorySetup, before: Mapping[str, Any]) -> str:
     if args.name in names:
         return str(args.name)
     if args.no_input:
-        raise InvalidRequest(f"what is {args.name!r}?", remedy=f"--provider {', '.join(names)}")
+        raise InvalidRequest(f"the provider of {args.name!r} is missing", remedy=f"--provider {', '.join(names)}")
     return setup.prompter.ask_choice("Which kind of memory?", tuple((name, "") for name in names), "1")
 
 
@@ -177,7 +177,7 @@ def _parse_pair(text: str) -> tuple[str, str]:
 
 
 def _list_asked_settings(model: type[BaseModel], draft: MemoryDraft) -> list[SetupQuestion]:
-    """Of a provider's own settings: what has no default, and what it marks as worth a question."""
+    """Return the questions for a provider's settings: those without a default, and those it marks as asked."""
     found = []
     for name, it in model.model_fields.items():
         extra = it.json_schema_extra if isinstance(it.json_schema_extra, dict) else {}
@@ -201,7 +201,7 @@ def _list_asked_settings(model: type[BaseModel], draft: MemoryDraft) -> list[Set
 def _ask_setting(
     setup: MemorySetup, draft: MemoryDraft, wanted: SetupQuestion, before: Mapping[str, Any], *, given: str | None
 ) -> None:
-    """Ask for one of the settings in its section, unless it is known."""
+    """Ask for one setting, unless it is known."""
     if wanted.secret:
         if variable := _ask_secret(
             setup, draft, wanted, str(before.get(f"{wanted.key}{SUFFIX}", "")) or wanted.variable
@@ -218,13 +218,14 @@ def _ask_setting(
 async def _run_provider_interview(
     setup: MemorySetup, draft: MemoryDraft, factory: SupportsSetup, settings: Any, given: dict[str, str]
 ) -> None:
-    """Let the provider ask for itself."""
+    """Ask the provider's own questions."""
     context = setup.make_context(draft.name)
     async with show_waiting(setup.screen, f"asking {draft.provider} what it needs"):
         questions = await factory.list_setup_questions(settings, context)
     keys = {it.key for it in questions}
     if stray := [key for key in given if key not in keys]:
-        raise InvalidRequest(f"nobody asks for {stray[0]!r}", remedy=f"it wants {', '.join(sorted(keys)) or 'nothing'}")
+        remedy = f"it has {', '.join(sorted(keys)) or 'no settings'}"
+        raise InvalidRequest(f"{draft.provider} has no setting {stray[0]!r}", remedy=remedy)
     answers: dict[str, str] = {}
     for wanted in questions:
         if any(answers.get(key, "") != value for key, value in wanted.when.items()):
@@ -256,7 +257,7 @@ def _ask_text(setup: MemorySetup, wanted: SetupQuestion, suggestion: str | None)
 
 
 def _ask_secret(setup: MemorySetup, draft: MemoryDraft, wanted: SetupQuestion, variable: str) -> str:
-    """The variable that holds a secret; nothing if there is none."""
+    """Ask for a secret and return its variable; "" if there is none."""
     if not is_env_name(variable):
         raise InvalidRequest(f"{wanted.key} cannot be kept in a variable called {variable[:40]!r}")
     kept = setup.environment.get(variable) is not None or variable in draft.secrets
@@ -270,11 +271,11 @@ def _ask_secret(setup: MemorySetup, draft: MemoryDraft, wanted: SetupQuestion, v
     if secret:
         draft.secrets[variable] = secret
     elif wanted.needed and not kept:
-        raise InvalidRequest(f"{wanted.key} is not given", remedy="--stdin reads it from standard input, a line each")
+        raise InvalidRequest(f"{wanted.key} is not given", remedy="--stdin reads it from standard input, one per line")
     return variable if secret or kept else ""
 
 
-# -- trying ------------------------------------------------------------------------------------------------------------
+# -- testing -----------------------------------------------------------------------------------------------------------
 
 
 def _validate_draft(setup: MemorySetup, draft: MemoryDraft, model: type[BaseModel], ours: set[str]) -> BaseModel:
@@ -282,14 +283,14 @@ def _validate_draft(setup: MemorySetup, draft: MemoryDraft, model: type[BaseMode
     for problem in find_plugin_problems("memories", model, values):
         raise InvalidRequest(f"{problem.key}: {problem.message}", remedy=problem.remedy)
     made = model.model_validate(values)
-    for key in draft.section:  # numbers are written as numbers
+    for key in draft.section:  # write numbers as numbers, not as text
         if isinstance(value := getattr(made, key, None), bool | int | float):
             draft.section[key] = value
     return made
 
 
 async def _try_provider(setup: MemorySetup, draft: MemoryDraft, factory: Any, settings: BaseModel) -> str:
-    """Ask it how it is. Raises what is wrong."""
+    """Test the provider and return its name. Raises its error."""
     context = setup.make_context(draft.name)
     try:
         async with show_waiting(setup.screen, f"asking {draft.name}"):
@@ -301,9 +302,7 @@ async def _try_provider(setup: MemorySetup, draft: MemoryDraft, factory: Any, se
                     if attached.has_capability(MemoryCapability.HEALTH):
                         health = await attached.health()
                         if not health.well:
-                            raise Refused(
-                                f"{draft.name} is not well: {health.text}", remedy="is this the right address?"
-                            )
+                            raise Refused(f"{draft.name} reports a problem: {health.text}", remedy="check its address")
                 finally:
                     await attached.close()
     except TimeoutError:
@@ -322,7 +321,7 @@ def _write_settings(setup: MemorySetup, before: Settings, draft: MemoryDraft) ->
     section |= draft.section
     path = f'memories."{draft.name}"' if "." in draft.name else f"memories.{draft.name}"
     if isinstance(before.document.get("memories", {}).get(draft.name), Mapping):
-        after = before  # what else stands there stays, with its comments
+        after = before  # other keys of the section stay, with their comments
         for key, value in section.items():
             after = _set_value(home, f"{path}.{key}", value)
     else:
@@ -343,23 +342,20 @@ def _write_settings(setup: MemorySetup, before: Settings, draft: MemoryDraft) ->
         return 0
     if draft.display_name:
         screen.print_line(
-            f"{screen.paint('ok', 'green')} · {escape_control(draft.name)} answers ({escape_control(draft.display_name)})"
+            f"{screen.paint('ok', 'green')} · {escape_control(draft.name)} answers "
+            f"({escape_control(draft.display_name)})"
         )
     where = [str(home.config), *(f"{variable} in {home.env}" for variable in draft.secrets)]
     screen.print_line(f"written: {' and '.join(where)}")
     run_checkup(home, screen, path)
-    screen.print_line(
-        f"remembers for: {', '.join(map(escape_control, whose)) or 'nobody yet; --agent NAME attaches it'}"
-    )
+    screen.print_line(f"attached to: {', '.join(map(escape_control, whose)) or 'no agent; --agent NAME attaches it'}")
     step = "everhold memory status" if running else "everhold up; then everhold memory status"
-    screen.print_line(
-        f"next: {step}; everhold memory backfill {escape_control(draft.name)} hands over what was said before"
-    )
+    screen.print_line(f"next: {step}; everhold memory backfill {escape_control(draft.name)} sends it the older history")
     return 0
 
 
 def _attach_to_agents(home: Home, settings: Settings, name: str, agent: str) -> Settings:
-    """Put it in the list of one agent, or of all that have none of their own."""
+    """Add it to the memories of one agent, or of all agents without their own list."""
     path: Sequence[str] = ("agents", agent) if agent else ("defaults",)
     at: Any = settings.document
     for part in path:

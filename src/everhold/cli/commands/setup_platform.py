@@ -1,6 +1,6 @@
-"""`everhold setup PLATFORM`: asks for what its adapter needs, connects once, then writes config.yaml and `.env`.
+"""`everhold setup PLATFORM`: asks for an adapter's settings, connects once, then writes config.yaml and `.env`.
 
-It knows no platform: what to ask stands in the adapter's own Settings, and whether it works the adapter finds out.
+It has no code for single platforms: the questions come from the adapter's Settings class, and the adapter tests them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from everhold.ports.platform import AccountIntroduction
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     platform: str = args.action
     home = find_home(args).create()
-    settings = load_home_settings(home, environ=os.environ)  # a broken configuration is mended before it is changed
+    settings = load_home_settings(home, environ=os.environ)  # raises if it is invalid
     factory = PLATFORM_PLUGINS.load(platform)
     wanted = _list_asked_settings(factory.Settings)
     account = args.account or settings.default_agent
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
                 raise
             screen.print_failure(error.message, error.remedy)
             if not asking.confirm("Change something and try again?"):
-                raise Refused("nothing was written", remedy="--no-test writes it untried") from None
+                raise Refused("nothing was written", remedy="--no-test writes it without a test") from None
             continue
         break
     written = _write_settings(home, settings, platform, account, values, agent=args.agent)
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
 
 
 def _list_asked_settings(model: type[BaseModel]) -> dict[str, str]:
-    """What has to be asked, with the question: every setting without a default, and what most people need."""
+    """Return the settings to ask for, with the questions: those without a default, and those marked as asked."""
     return {
         name: (field.description or name).rstrip(".")
         for name, field in model.model_fields.items()
@@ -105,14 +105,14 @@ def _ask_secret(
         secret = SecretString(sys.stdin.readline().strip())
         if not secret:
             raise InvalidRequest(
-                f"there is no {field} on standard input", remedy="one line each, in the order they are asked"
+                f"there is no {field} on standard input", remedy="one per line, in the order of the questions"
             )
         return secret
     if args.no_input:
         if not kept:
             raise InvalidRequest(f"{field} is not given", remedy="--stdin reads it from standard input")
         return SecretString("")
-    hint = "not shown; Enter keeps the one there is" if kept else "not shown"
+    hint = "not shown; Enter keeps the present one" if kept else "not shown"
     while True:
         secret = asking.ask_secret(f"{question} ({hint})")
         if secret or kept:
@@ -122,7 +122,7 @@ def _ask_secret(
 async def _introduce_account(
     platform: str, account: str, values: dict[str, Any], screen: CommandScreen, home: Home
 ) -> AccountIntroduction | None:
-    """Connect once, and hear who we are there. Raises what the adapter says is wrong."""
+    """Connect once and return the account's name. Raises the adapter's error."""
     settings = PLATFORM_PLUGINS.load(platform).Settings.model_validate(values)
     async with show_waiting(screen, f"asking {platform}"):
         return await introduce_account(platform, account, settings, directory=home.path)
@@ -142,7 +142,7 @@ def _write_settings(
     path = f"platforms.{platform}.{account}"
     if account not in before.platforms.get(platform, {}):
         return set_key(home, path, section, environ=os.environ, validate_plugin=build_plugin_check())
-    after = before  # what else stands there stays, with its comments
+    after = before  # other keys of the section stay, with their comments
     for key, value in section.items():
         after = set_key(home, f"{path}.{key}", value, environ=os.environ, validate_plugin=build_plugin_check())
     return after
@@ -165,16 +165,16 @@ def _print_result(
         screen.print_json(told)
         return 0
     if me is not None:
-        screen.print_line(f"{screen.paint('ok', 'green')} · {platform} knows it as {escape_control(me.name)}")
+        screen.print_line(f"{screen.paint('ok', 'green')} · connected to {platform} as {escape_control(me.name)}")
     where = [str(home.config), *(f"{variable} in {home.env}" for variable in variables)]
     screen.print_line(f"written: {' and '.join(where)}")
     run_checkup(home, screen, f"platforms.{platform}.{account}")
     access = settings.platforms[platform][account].access
     steps = [] if running else ["everhold up"]
-    hello = me.hello if me is not None and me.hello else "write to it"
+    hello = me.hello if me is not None and me.hello else "send it a message"
     steps.append(hello)
     if not access.direct and not settings.access.owners:
-        steps.append("everhold pairing approve CODE, with the code it tells you")
+        steps.append("everhold pairing approve CODE, with the code that it sends you")
     screen.print_line("next: " + "; then ".join(steps))
     return 0
 

@@ -1,4 +1,4 @@
-"""`everhold status`: health at a glance. Exits 1 if something is wrong, and says what helps."""
+"""`everhold status`: shows the state of the gateway, and problems with remedies. Exits 1 if there are any."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     if not args.watch:
         return asyncio.run(_print_once(args, screen))
     try:
-        while True:  # each look reaches for control anew, so that nobody is kept from the home between two of them
+        while True:  # connect each time, so that the home is not held in between
             if screen.out.isatty() and not screen.json:
                 screen.out.write("\x1b[H\x1b[2J")
             asyncio.run(_print_once(args, screen))
@@ -40,37 +40,39 @@ async def _print_once(args: argparse.Namespace, screen: CommandScreen) -> int:
 
 
 def list_problems(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """Everything that needs somebody, with what helps."""
+    """Return the problems that need attention, with remedies."""
     wrong: list[tuple[str, str]] = []
     if found["store"]:
-        wrong.append((f"store: {found['store']}", "free space, or look into `everhold logs`"))
+        wrong.append((f"store: {found['store']}", "free disk space, or see `everhold logs`"))
     for problem in found["refused"]:
         where = f"{problem['file']}:{problem['line']}" if problem["line"] else problem["file"]
         said = ": ".join(part for part in ("refused", where, problem["key"], problem["message"]) if part)
         wrong.append((said, problem["remedy"]))
-    for key in found.get("restart", ()):  # a gateway that was there before an upgrade does not say
-        wrong.append((f"{key} was changed, and is not in force", "restart everhold"))
+    for key in found.get("restart", ()):  # a gateway of an older version does not report it
+        wrong.append((f"the change of {key} has no effect yet", "restart everhold"))
     for problem in found["problems"]:
-        wrong.append((f"off: {problem['key'] or problem['disables']}: {problem['message']}", problem["remedy"]))
+        wrong.append((f"disabled: {problem['key'] or problem['disables']}: {problem['message']}", problem["remedy"]))
     if found["pending"] and not found["running"]:
         waiting = format_count(found["pending"], "message")
-        wrong.append((f"{waiting} without anybody to answer", "everhold up"))
+        wrong.append((f"{waiting} waiting, but no gateway is running", "everhold up"))
     for row in found["waiting"]:
         if row["error"]:
-            wrong.append((f"{row['consumer']}: {row['error']}", "it is tried again; `everhold logs` has the details"))
+            wrong.append(
+                (f"{row['consumer']}: {row['error']}", "everhold tries again; `everhold logs` has the details")
+            )
     for it in found["memories"]:
         if it["state"] == "failing" and f"memory:{it['memory']}" not in found["failing"]:
             what = it["says"] or it["error"] or "it does not answer"
-            wrong.append(
-                (f"memory {it['memory']} of {it['agent']}: {what}", "what is said is kept, and goes there later")
-            )
+            wrong.append((f"memory {it['memory']} of {it['agent']}: {what}", "everhold delivers its items later"))
         for hook, error in it["hooks"].items():
-            wrong.append((f"memory {it['memory']} of {it['agent']}: {hook}: {error}", "nothing is lost by it"))
+            wrong.append((f"memory {it['memory']} of {it['agent']}: {hook}: {error}", "no data is lost"))
     for loop in found["loops"]:
         where = f"{loop['platform']}:{loop['chat']} ({loop['agent']})"
-        wrong.append((f"agents answered each other too often in {where}", "a human's word there lets them go on"))
+        wrong.append(
+            (f"agents answered each other too often in {where}", "a message from a person there lets them continue")
+        )
     for halt in found["halted"]:
-        wrong.append((f"{halt['platform']}:{halt['chat']} was silenced by {halt['by']}", "say /wake there"))
+        wrong.append((f"{halt['platform']}:{halt['chat']} was halted by {halt['by']}", "send /wake there"))
     if found["dead_letters"]:
         wrong.append((format_count(found["dead_letters"], "dead letter"), "everhold dead-letters list"))
     return wrong
@@ -94,9 +96,8 @@ def _print_status(screen: CommandScreen, found: dict[str, Any], wrong: list[tupl
     screen.print_line(f"  failed    {format_count(found['dead_letters'], 'dead letter')}, {found['in_doubt']} in doubt")
     for account in found["accounts"]:
         state = "listening" if account["listening"] else account["trouble"] or "not listening"
-        screen.print_line(
-            f"  account   {format_one_line(account['platform'])}/{format_one_line(account['account'])} · {format_one_line(state)}"
-        )
+        name = f"{format_one_line(account['platform'])}/{format_one_line(account['account'])}"
+        screen.print_line(f"  account   {name} · {format_one_line(state)}")
     for agent in found["agents"]:
         name = paint(format_one_line(agent["name"]), "bold")
         screen.print_line(
@@ -105,7 +106,7 @@ def _print_status(screen: CommandScreen, found: dict[str, Any], wrong: list[tupl
     for person in found.get("people", ()):
         spent = person["spent"]
         used = f"{spent['tokens']:,} tokens, {spent['usd']:.2f} USD"
-        screen.print_line(f"  person    {format_one_line(person['name']) or 'somebody unknown'} · today {used}")
+        screen.print_line(f"  person    {format_one_line(person['name']) or 'unknown'} · today {used}")
     for made in found["compressions"]:
         how = (
             f"{format_count(made['messages'], 'message')}, {made['tokens_before']:,} → {made['tokens_after']:,} tokens"
@@ -117,11 +118,11 @@ def _print_status(screen: CommandScreen, found: dict[str, Any], wrong: list[tupl
         if remedy:
             screen.print_line(f"  → {format_one_line(remedy)}")
     if not wrong:
-        screen.print_line(f"{paint('✓', 'green')} nothing is wrong")
+        screen.print_line(f"{paint('✓', 'green')} no problems")
 
 
 def _format_spending(spent: dict[str, Any], budget: dict[str, Any]) -> str:
-    """What an agent has used today, and of how much."""
+    """Describe what an agent has used of its budget today."""
     tokens = f"{spent['tokens']:,}" + (f" of {budget['tokens']:,}" if budget["tokens"] is not None else "")
     usd = f"{spent['usd']:.2f}" + (f" of {budget['usd']:.2f}" if budget["usd"] is not None else "")
     bound = budget["tokens"] is not None or budget["usd"] is not None
@@ -129,19 +130,17 @@ def _format_spending(spent: dict[str, Any], budget: dict[str, Any]) -> str:
 
 
 def _format_memory(it: dict[str, Any]) -> str:
-    """One memory of one agent: how it is, how far behind, and what it said when it last failed."""
+    """Describe one memory of one agent: its state, backlog and last error."""
     now = time.time()
     parts = [f"{format_one_line(it['memory'])} of {format_one_line(it['agent'])}", it["state"]]
     if it["lag"]:
         parts.append(
-            f"{it['lag']} to hand over, oldest {format_duration(now - it['oldest'])}"
-            if it["oldest"]
-            else str(it["lag"])
+            f"backlog {it['lag']}, oldest {format_duration(now - it['oldest'])}" if it["oldest"] else str(it["lag"])
         )
     if it["stored"]:
-        parts.append(f"took something in {format_duration(now - it['stored'])} ago")
+        parts.append(f"last stored {format_duration(now - it['stored'])} ago")
     if it["state"] == "failing" and it["again"]:
-        parts.append(f"tried again in {format_duration(max(0.0, it['again'] - now))}")
+        parts.append(f"next attempt in {format_duration(max(0.0, it['again'] - now))}")
     if it["handed"] is not None:
         parts.append(f"{it['delivery']}: {describe_unacknowledged(it['handed'], it['seen'])}")
     elif it["says"]:
@@ -150,9 +149,10 @@ def _format_memory(it: dict[str, Any]) -> str:
 
 
 def _show_backlog(rows: list[dict[str, Any]]) -> str:
-    """In how many sessions each consumer has work, and how long the oldest has waited."""
+    """Describe in how many sessions each consumer has work, and how long the oldest has waited."""
     now = time.time()
     return ", ".join(
-        f"{format_one_line(row['consumer'])} {format_count(row['sessions'], 'session')}, oldest {format_duration(now - (row['since'] or now))}"
+        f"{format_one_line(row['consumer'])} {format_count(row['sessions'], 'session')}, "
+        f"oldest {format_duration(now - (row['since'] or now))}"
         for row in rows
     )

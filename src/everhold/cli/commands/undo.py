@@ -1,4 +1,4 @@
-"""`everhold undo` and `everhold stop`. Exits 1 if there was nothing to do."""
+"""`everhold undo` and `everhold stop`. They exit 1 if there was nothing to do."""
 
 from __future__ import annotations
 

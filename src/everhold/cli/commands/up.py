@@ -1,4 +1,4 @@
-"""`everhold up`: the gateway in the foreground, from taking the home to letting go of it."""
+"""`everhold up`: runs the gateway in the foreground."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from everhold.errors import EverholdError, InvalidRequest, Refused
 from everhold.telemetry.logs import adopt_stdlib, open_log
 
 CHECK_SECONDS: Final = 0.5
-"""How often the gateway asks whether its store can still keep its promise."""
+"""How often the gateway checks whether it has a fatal error."""
 COLLECT_AFTER_OBJECTS: Final = 10_000
-"""Objects made and not yet let go of before a look for cycles; a turn makes a few hundred."""
+"""The garbage collector's threshold for new objects; a turn makes a few hundred."""
 GRACE_SECONDS: Final = 2.0
-"""What is left for closing after the second signal."""
+"""The time for closing after the second signal."""
 CLOSE_SECONDS: Final = 15.0
-"""What closing may take after the turns have had their time."""
+"""The time for closing after the drain time of turns."""
 
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
@@ -36,12 +36,12 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
         with asyncio.Runner(loop_factory=choose_loop_factory()) as runner:
             return runner.run(_run_gateway(args, screen, notify))
     except EverholdError as error:
-        notify.send(STATUS=str(error))  # its last words, for whoever asks why it does not run
+        notify.send(STATUS=str(error))  # `systemctl status` shows why it ended
         raise
 
 
 def choose_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The faster loop where there is one; it does not run on Windows."""
+    """Return uvloop's factory if it is installed; it does not run on Windows."""
     try:
         import uvloop
     except ImportError:
@@ -89,7 +89,7 @@ async def _run_gateway(args: argparse.Namespace, screen: CommandScreen, notify: 
 
 
 def freeze_garbage_collector() -> None:
-    """What is there now stays for as long as the gateway does: the collector need not go through it again and again."""
+    """Exclude the present objects from garbage collection, because they live as long as the gateway."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER_OBJECTS, 10, 100)
@@ -98,12 +98,12 @@ def freeze_garbage_collector() -> None:
 async def _serve_http(app: GatewayApp, port: int | None) -> str:
     try:
         return await app.serve(port=port)
-    except InvalidRequest as error:  # the command was sound; it is the machine that has no room for it
+    except InvalidRequest as error:  # the arguments are valid, but the machine refuses the port
         raise Refused(error.message, remedy=error.remedy) from error
 
 
 async def _wait_for_end(app: GatewayApp, signals: _StopSignals) -> None:
-    """Until somebody wants it to end, or it must."""
+    """Wait for a signal or a fatal error."""
     while app.fatal_error is None and not signals.first.is_set():
         try:
             async with asyncio.timeout(CHECK_SECONDS):
@@ -113,10 +113,10 @@ async def _wait_for_end(app: GatewayApp, signals: _StopSignals) -> None:
 
 
 async def _stop_gateway(app: GatewayApp, signals: _StopSignals) -> None:
-    """Give what runs its time; a second signal takes it away. What is not finished resumes at the next start."""
+    """Wait for running work until the drain time or a second signal. Unfinished work resumes at the next start."""
     running = len(app.supervisor.tasks)
     if running:
-        app.log.info("gateway.stopping", running=running, seconds=DRAIN_SECONDS, remedy="once more stops at once")
+        app.log.info("gateway.stopping", running=running, seconds=DRAIN_SECONDS, remedy="a second signal stops at once")
     stopping = asyncio.ensure_future(app.stop())
     hurry = asyncio.ensure_future(signals.second.wait())
     await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
@@ -125,13 +125,13 @@ async def _stop_gateway(app: GatewayApp, signals: _StopSignals) -> None:
             task.cancel()
         await asyncio.wait({stopping}, timeout=GRACE_SECONDS)
         if not stopping.done():
-            os._exit(128 + signal.SIGTERM)  # something does not let itself be stopped; a crash is safe
+            os._exit(128 + signal.SIGTERM)  # something cannot be stopped; a crash is safe
     hurry.cancel()
     await stopping
 
 
 class _StopSignals:
-    """SIGTERM and SIGINT, counted."""
+    """Counts SIGTERM and SIGINT."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
