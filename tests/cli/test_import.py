@@ -36,9 +36,7 @@ def test_a_home_moves_in_and_goes_on(command_home: CommandHome, tmp_path: Path) 
     assert before > 0
 
 
-def test_imported_history_reaches_memories_only_by_backfill(
-    command_home: CommandHome, tmp_path: Path
-) -> None:
+def test_imported_history_reaches_memories_only_by_backfill(command_home: CommandHome, tmp_path: Path) -> None:
     """The service has the history already, so new items go to the same sessions there."""
     key = "hch-0123456789abcdef"
     with HonchoService(key=key).threaded() as honcho:

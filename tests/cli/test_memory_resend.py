@@ -50,9 +50,7 @@ def test_what_it_lost_it_is_told_again(command_home: CommandHome, diary: Path) -
     wait_until(lambda: account(command_home)["handed_over"] == 3)
     status = account(command_home)
     assert (status["delivery"], status["confirmed"], status["unknown"]) == ("unacknowledged", 0, 3)
-    assert (
-        "3 sent, 0 confirmed by reading back, 3 unknown" in command_home.run_in_process("memory", "status").out
-    )
+    assert "3 sent, 0 confirmed by reading back, 3 unknown" in command_home.run_in_process("memory", "status").out
     assert "unacknowledged: 3 sent" in command_home.run_in_process("status").out
     before = lines(diary)
     assert [text for _, text in before] == ["turn 0", "turn 1", "turn 2"]

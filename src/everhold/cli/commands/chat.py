@@ -67,9 +67,7 @@ def _run_conversation(background: BackgroundLoop, conversation: TerminalConversa
                     terminal.screen.print_line()
                     # without a committed message there is no session
                     name = conversation.describe_session() if conversation.session else ""
-                    terminal.print_remark(
-                        f"left {name}; it is stored" if name else "left"
-                    )
+                    terminal.print_remark(f"left {name}; it is stored" if name else "left")
                 return code
             except KeyboardInterrupt:
                 if not terminal.live:

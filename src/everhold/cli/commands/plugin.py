@@ -1,4 +1,4 @@
-"""`everhold plugin`: lists plug-ins, creates the package a a memory provider, and tests a provider."""
+"""`everhold plugin`: list the installed plug-ins, generate a new one, test a memory provider."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
             return asyncio.run(_test_plugin(args, screen))
 
 
-# -- list --------------------------------------------------------------------------------------------------------------
+# -- what is installed -------------------------------------------------------------------------------------------------
 
 
 def _list_plugins(screen: CommandScreen) -> int:
@@ -58,14 +58,14 @@ def _list_plugins(screen: CommandScreen) -> int:
     return 0
 
 
-# -- new ------------------------------------------------------------------------------------------------------
+# -- generate a new one ------------------------------------------------------------------------------------------------
 
 SKELETON_FILES: Final = {
     "memory": {
         "@package@/__init__.py": "provider.py",
         "@package@/py.typed": "",
-            remedy="use lower-case letters, digits and "pyproject.toml",
-        "tests/test_contract.py": and start with a letter",
+        "pyproject.toml": "pyproject.toml",
+        "tests/test_contract.py": "test_contract.py",
         "README.md": "README.md",
     },
     "platform": {
@@ -88,7 +88,7 @@ def _create_plugin(args: argparse.Namespace, screen: CommandScreen) -> int:
         )
     directory = Path(args.directory or f"everhold-{name}")
     if directory.exists() and any(directory.iterdir()):
-        raise InvalidRequest(f"{directory} is not empty", remedy="choose another directory with --in DIR")
+        raise InvalidRequest(f"{directory} is not empty", remedy="name another directory: --in DIR")
     module = name.replace("-", "_")
     words = {
         "@name@": name,
@@ -124,11 +124,11 @@ def _replace_words(text: str, words: Mapping[str, str]) -> str:
     return text
 
 
-# -- test --------------------------------------------------------------------------------------------------------------
+# -- a test ------------------------------------------------------------------------------------------------------------
 
 
 def _find_factory(name: str) -> tuple[PluginFactory[MemoryProvider], dict[str, Any]]:
-    """Return the factory of a name, and settings. `plug-in:text` sets the plug-in's main argument, if it has one."""
+    """The factory a name stands for. `plug-in:text` sets what the plug-in is about, if it is about something."""
     from everhold.infra.plugins import MEMORY_PLUGINS
 
     head, colon, rest = name.partition(":")
@@ -145,7 +145,7 @@ async def _test_plugin(args: argparse.Namespace, screen: CommandScreen) -> int:
     if unknown := [name for name in args.only if name not in CHECKS]:
         raise NotFound(f"there is no check {unknown[0]!r}", remedy=f"there is {', '.join(CHECKS)}")
     if ":" in args.name or ":" in args.harness:
-        sys.path.insert(0, os.getcwd())  # the provider's package may be in the current directory
+        sys.path.insert(0, os.getcwd())  # what is being written stands here
     factory, about = _find_factory(args.name)
     outcomes: list[CheckOutcome] = []
     async with _load_harness(args.harness) as harness:
@@ -177,7 +177,7 @@ def _print_outcome(screen: CommandScreen, outcome: CheckOutcome) -> None:
 
 
 def _parse_settings(given: list[str]) -> dict[str, Any]:
-    """Return the settings of `k=v` arguments, with the same types as in config.yaml; `k_env` names a variable."""
+    """`k=v` as config.yaml would have it; a secret is named by its variable."""
     from everhold.infra.secret import SecretString
 
     settings: dict[str, Any] = {}
@@ -216,7 +216,7 @@ def _make_provider_factory(
 
 
 async def _try_factory(factory: PluginFactory[MemoryProvider], settings: Any) -> None:
-    """Test the setup if the provider supports that, so that a basic problem is reported once and not by each check."""
+    """Whether it can be used at all, where it can be asked: that is said once, not by every check in its own words."""
     from everhold.ports.memory import SupportsSetup
     from everhold.testing.plugin_context import make_plugin_context
 
@@ -227,7 +227,7 @@ async def _try_factory(factory: PluginFactory[MemoryProvider], settings: Any) ->
 
 @contextlib.asynccontextmanager
 async def _load_harness(target: str) -> AsyncIterator[ServiceHarness | None]:
-    """Load the harness at `module:name`: an object, a callable that makes one, or an async context manager."""
+    """The harness at `module:name`: an object, something that makes one, or an async context that gives one."""
     if not target:
         yield None
         return
