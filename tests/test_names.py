@@ -153,7 +153,6 @@ ALLOWED_IDENTIFIERS = {
 
 ALLOWED_WORDS = {
     ("src/everhold/platforms/telegram/parsing.py", "voice"): "Telegram's name of a recording",
-    ("docs/how-to/send-files.md", "voice"): "a voice message is a recording",
     ("src/everhold/core/schedule.py", "fold"): "an attribute of datetime",
     ("src/everhold/models/offline.py", "mind"): "a phrase that people write: keep in mind",
     ("src/everhold/models/sentence_selection.py", "mind"): "a phrase that people write: changed my mind",
