@@ -88,7 +88,7 @@ def test_what_is_read_at_a_start_is_said_to_wait_for_one(command_home: CommandHo
     assert (
         command_home.run_in_process("config", "set", "http.port", "8900")
         .ok()
-        .out.endswith("in force after a restart of everhold\n")
+        .out.endswith("takes effect after a restart of everhold\n")
     )
     command_home.run_in_process("send", "hello").ok()
     done = command_home.run_in_process("status")

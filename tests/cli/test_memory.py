@@ -93,14 +93,14 @@ def test_a_running_gateway_does_the_same(command_home: CommandHome) -> None:
     command_home.run_in_process("audit").ok()
 
 
-def test_an_empty_list_of_people_is_explained(command_home: CommandHome, tmp_path: Path) -> None:
+def test_an_unknown_person_is_reported(command_home: CommandHome, tmp_path: Path) -> None:
     hold_conversation(command_home)
     assert command_home.run_in_process("memory", "forget", "").code != 0
     plan = command_home.run_in_process("memory", "forget", "stranger", "--json").ok().json
     assert plan["sessions"] == []
     assert plan["entries"] == 0
     told = command_home.run_in_process("memory", "forget", "stranger").ok()
-    assert "0 entries in all" in told.out
+    assert "0 entries in total" in told.out
     assert "Is the name right?" in told.err
     export = command_home.run_in_process("memory", "export", "stranger", "--to", str(tmp_path / "out"))
     assert export.code == 1
