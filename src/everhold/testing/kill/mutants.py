@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from everhold.engine.agent_runtime import AgentRuntime
-from everhold.ingress.accept import MessageAcceptor as AcceptMessage
+from everhold.ingress.accept import MessageAcceptor
 from everhold.ports.platform import AcceptMessage, AcceptResult, IncomingMessage, OutgoingMessage
 from everhold.ports.store import Step
 from everhold.ports.tool import ToolEffect
@@ -47,7 +47,7 @@ class ChangingKeysPlatform(KillPlatformAdapter):
         return await super().send(structs.replace(out, key=f"{out.key}@{now}"))
 
 
-class ForgettingAccept(AcceptMessage):
+class ForgettingAccept(MessageAcceptor):
     """Does not recognise duplicates."""
 
     async def __call__(self, incoming: IncomingMessage) -> AcceptResult:
