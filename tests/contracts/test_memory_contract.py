@@ -63,7 +63,7 @@ def test_without_a_harness_it_is_said_what_was_not_looked_at(tmp_path: Path) -> 
         lambda agent, where: BlindProvider(far, agent, where), tmp_path, only=["far-side-outage", "signature"]
     )
     assert [(it.state, it.reason) for it in found] == [
-        ("skipped", "needs a far side that can be broken: give a harness"),
+        ("skipped", "the check needs a service that can be broken: pass a harness"),
         ("skipped", "it declares none"),
     ]
 

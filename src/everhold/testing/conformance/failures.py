@@ -119,7 +119,7 @@ async def check_hanging(scenario: ProviderScenario) -> None:
             await asyncio.get_running_loop().create_future()
 
         gateway.faulty_provider.before_find = never
-        gateway.runtimes.settings |= {"recalls": ("it",), "recall_seconds": 0.2}
+        gateway.runtimes.settings |= {"recall_memories": ("it",), "recall_seconds": 0.2}
         tokens = [scenario.make_token() for _ in range(3)]
         before = gateway.clock.monotonic()
         for token in tokens:
