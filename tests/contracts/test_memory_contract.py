@@ -65,7 +65,7 @@ def test_without_a_harness_the_skipped_checks_are_reported(tmp_path: Path) -> No
         lambda agent, where: BlindProvider(service, agent, where), tmp_path, only=["far-side-outage", "signature"]
     )
     assert [(it.state, it.reason) for it in found] == [
-        ("skipped", "needs a far side that can be broken: give a harness"),
+        ("skipped", "the check needs a service that can be broken: pass a harness"),
         ("skipped", "it declares none"),
     ]
 
