@@ -98,7 +98,7 @@ def test_a_session_with_a_title_is_called_by_it(busy: CommandHome) -> None:
     chat.expect("— “Holiday plans” · session ")
     chat.expect("you> ")
     chat.type("\x04")
-    chat.expect("— left “Holiday plans”; it is kept")
+    chat.expect("— left “Holiday plans”; it is stored")
     assert chat.process.wait(timeout=15) == 0
 
 
@@ -108,7 +108,7 @@ def test_a_chat_without_a_message_names_no_session(busy: CommandHome) -> None:
     chat.type("\x04")
     chat.expect("— left\r\n")
     assert chat.process.wait(timeout=LIMIT_SECONDS) == 0
-    assert "it is kept" not in chat.seen
+    assert "it is stored" not in chat.seen
     assert busy.run_in_process("sessions", "show", "agent:main:terminal:dm:silent").code == 1
 
 
@@ -119,7 +119,7 @@ def test_a_reply_is_seen_growing_and_stands_there_once(busy: CommandHome) -> Non
     assert re.sub(r"\s+", " ", shown).count(" ".join(f"word{n}" for n in range(12))) == 1
     chat.expect("you> ")
     chat.type("\x04")
-    chat.expect("it is kept")
+    chat.expect("it is stored")
     assert chat.seen.count("word7") == 1
     assert "\x1b[1" not in chat.seen  # no colours: NO_COLOR is set
 

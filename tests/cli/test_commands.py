@@ -113,7 +113,7 @@ def test_a_message_larger_than_the_window_fails_and_the_next_one_is_answered(bus
     giant = busy.run("send", "-", "--session", "giant", input="word " * 600_000)
     assert giant.code == 1
     assert "the message does not fit the model" in giant.err
-    assert "/undo takes it out" in giant.err
+    assert "/undo removes it" in giant.err
     assert giant.out == "", "said once"
     assert "/retry` tries again" not in giant.err
     done = busy.run("send", "and now?", "--session", "giant").ok()

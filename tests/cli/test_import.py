@@ -142,14 +142,14 @@ def test_a_message_that_came_in_the_middle_stands_behind_the_results() -> None:
 
     log = [
         entry(1, "heard", None, text="one"),
-        entry(2, "began", 2, what="turn", takes=[1]),
+        entry(2, "began", 2, type="turn", takes=[1]),
         entry(3, "thought", 2, calls=[{"id": "c", "tool": "look"}]),
         entry(4, "heard", None, text="two"),
         entry(5, "returned", 2, call="c", text="seen"),
         entry(6, "took", 2, takes=[4]),
         entry(7, "thought", 2, text="done"),
         entry(8, "heard", None, text="three"),
-        entry(9, "began", 9, what="turn", takes=[8]),
+        entry(9, "began", 9, type="turn", takes=[8]),
         entry(10, "thought", 9, text="gone"),
         entry(11, "changed", None, change={"type": "operations_undone", "ops": [9]}),
     ]

@@ -58,7 +58,7 @@ def test_what_it_lost_it_is_told_again(command_home: CommandHome, diary: Path) -
 
     dry = command_home.run_in_process("memory", "resend", "diary", "--since", "1h", "--dry-run").ok()
     assert "3 exchanges and notes of 1 session" in dry.out
-    assert "may be there twice" in dry.out
+    assert "may be stored twice" in dry.out
     assert not diary.exists()
     done = command_home.run_in_process("memory", "resend", "diary", "--since", "1h", "--json").ok().json
     assert (done["items"], done["begun"]) == (3, True)

@@ -83,7 +83,7 @@ def test_a_good_one_is_told_from_a_bad_one_by_the_exit_code(here: Path, capsys: 
     assert (code, [it["state"] for it in found["checks"]]) == (1, ["passed", "failed"])
     assert "found never" in found["checks"][1]["reason"]
     assert main(["plugin", "test", "bad:Shelf", "--only", "basics"]) == 0
-    assert re.search(r"✓ basics +What is stored is found again", capsys.readouterr().out)
+    assert re.search(r"✓ basics +Stored items are found with their own text", capsys.readouterr().out)
 
 
 def test_a_third_party_plug_in_is_tested_by_its_path(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,27 +13,56 @@ from everhold.stores.sqlite import SqliteStore, migrate
 from tests.cli.command_home import CommandHome
 from tests.stores.home import fingerprint_files, run_coroutine
 
+NEXT_BUILD = """\
+from everhold.stores.sqlite import migrate
+shipped = migrate.list_migrations
+def list_migrations():
+    found = shipped()
+    return [*found, migrate.SchemaMigration(found[-1].number + 1, "moods", "create table moods(session text);")]
+migrate.list_migrations = list_migrations
+"""
+"""Makes a process behave like the next build, whose schema has one more table."""
 
-def older(path: Path) -> None:
-    """A store of the first development version."""
-    store = SqliteStore.open(path, chance=SystemRandomSource(), migrations=migrate.list_migrations()[:1])
-    run_coroutine(store.close())
+
+@pytest.fixture
+def next_build(command_home: CommandHome, tmp_path: Path) -> str:
+    """The PYTHONPATH of the next build, in a home whose store has this build's schema."""
+    run_coroutine(SqliteStore.open(command_home.path / "everhold.db", chance=SystemRandomSource()).close())
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(NEXT_BUILD)
+    return os.pathsep.join(map(str, (tmp_path / "site", command_home.plugin, Path(__file__).parents[2])))
 
 
-def test_an_upgrade_says_where_what_was_there_lies(command_home: CommandHome) -> None:
-    older(command_home.path / "everhold.db")
-    done = command_home.run("status")
+def test_an_upgrade_names_the_backup_of_the_older_store(command_home: CommandHome, next_build: str) -> None:
+    done = command_home.run("status", PYTHONPATH=next_build)
     (saved,) = (command_home.path / "backups").iterdir()
     assert str(saved) in done.err
-    assert apsw.Connection(str(saved), flags=apsw.SQLITE_OPEN_READONLY).pragma("user_version") == 1
-    assert str(saved) not in command_home.run("status").err, "once"
-    assert "hello" in command_home.run("send", "hello").ok().out
+    schema = migrate.list_migrations()[-1].number
+    assert apsw.Connection(str(saved), flags=apsw.SQLITE_OPEN_READONLY).pragma("user_version") == schema
+    assert str(saved) not in command_home.run("status", PYTHONPATH=next_build).err, "once"
+    assert "hello" in command_home.run("send", "hello", PYTHONPATH=next_build).ok().out
 
 
-def test_a_gateway_says_so_too(command_home: CommandHome) -> None:
-    older(command_home.path / "everhold.db")
-    gateway = command_home.start_gateway()
+def test_a_gateway_logs_the_upgrade(command_home: CommandHome, next_build: str) -> None:
+    gateway = command_home.start_gateway(PYTHONPATH=next_build)
     assert any("store.upgraded" in line and "before-" in line for line in gateway.log), gateway.log
+
+
+@pytest.mark.parametrize("command", [("status",), ("send", "hello"), ("up",)])
+def test_a_home_of_a_development_version_is_refused_and_stays_as_it_is(
+    command_home: CommandHome, command: tuple[str, ...]
+) -> None:
+    path = command_home.path / "everhold.db"
+    run_coroutine(SqliteStore.open(path, chance=SystemRandomSource()).close())
+    db = apsw.Connection(str(path))
+    db.pragma("application_id", migrate.DEVELOPMENT_APPLICATION)
+    db.close()
+    before = fingerprint_files(command_home.path)
+    done = command_home.run(*command)
+    assert done.code != 0
+    assert "this home was created by a development version and cannot be opened" in done.err
+    assert "--home" in done.err
+    assert fingerprint_files(command_home.path)["everhold.db"] == before["everhold.db"]
 
 
 FAILING = """\

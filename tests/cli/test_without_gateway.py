@@ -240,7 +240,7 @@ def test_a_home_that_others_can_write_to_is_refused(command_home: CommandHome) -
 BUG = """
 import everhold.cli.commands.completion as command, everhold.cli.main as main
 command.run = lambda args, screen: 1 / 0
-main.run(["completion", "bash"])
+main.run_command(["completion", "bash"])
 """
 
 
@@ -267,7 +267,7 @@ def test_sigterm_lets_a_running_turn_end(command_home: CommandHome, tmp_path: Pa
     asking = command_home.start_command("send", f"hold {late}", "--timeout", "300")
     wait_until(lambda: any("turn.started" in line for line in gateway.log))
     gateway.signal(signal.SIGTERM)
-    wait_until(lambda: any(" stopping" in line for line in gateway.log))
+    wait_until(lambda: any("gateway.stopping" in line for line in gateway.log))
     late.touch()
     assert gateway.wait_until_ended() == 0
     out, _ = asking.communicate(timeout=LIMIT_SECONDS)
@@ -279,7 +279,7 @@ def test_a_second_signal_stops_at_once_and_the_turn_resumes(command_home: Comman
     late = tmp_path / "late"
     assert command_home.run("send", f"hold {late}", "--timeout", "0.3").code == 75
     gateway.signal(signal.SIGINT)
-    wait_until(lambda: any(" stopping" in line for line in gateway.log))
+    wait_until(lambda: any("gateway.stopping" in line for line in gateway.log))
     gateway.signal(signal.SIGINT)
     assert gateway.wait_until_ended(timeout=DRAIN_SECONDS - 10) == 0
     assert not (command_home.path / "api.sock").exists()
