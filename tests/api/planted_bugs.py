@@ -66,9 +66,9 @@ def says_what_it_has_not_kept() -> None:
 
 
 BUGS: Final[dict[str, tuple[Callable[[], None], str, str]]] = {
-    "says kept before commit": (says_kept_first, "kept", "was told that it is kept"),
+    "says kept before commit": (says_kept_first, "kept", "was confirmed to its caller and is not in the log"),
     "forgets keys with a restart": (forgets_keys, "words", "times"),
-    "streams what is not committed": (says_what_it_has_not_kept, "", "the log says"),
+    "streams what is not committed": (says_what_it_has_not_kept, "", "the log has ["),
 }
 """How to plant each bug, when to kill so that it shows, and which check must find it."""
 

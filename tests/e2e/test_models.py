@@ -234,7 +234,7 @@ async def test_a_message_that_no_window_holds_fails_and_later_ones_are_answered(
     async with run_gateway(tmp_path, server) as t:
         session = (await t.send_message("word " * 20_000)).session
         await t.wait_until(lambda: _told(t, session))
-        assert "/undo takes it out" in (await t.read_bodies(session, Notified))[0].text
+        assert "/undo removes it" in (await t.read_bodies(session, Notified))[0].text
         for number in range(3):
             await t.send_message(f"short {number}")
             assert len(await t.wait_for_replies(session, number + 1)) == number + 1
@@ -639,8 +639,10 @@ async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Pat
         first = await t.send_message("hello")
         await t.wait_for_replies(first.session)
         # each of them left for where it belongs, or its absence below would prove nothing
-        assert server.requests[-1].headers["authorization"] == f"Bearer {canaries['MODEL_KEY']}"
-        assert canaries["HEADER"] in server.requests[-1].headers.values()
+        # the last request may be one of the MCP client, because it retries its connection to this server
+        to_model = [r for r in server.requests if r.path.endswith("/chat/completions")][-1]
+        assert to_model.headers["authorization"] == f"Bearer {canaries['MODEL_KEY']}"
+        assert canaries["HEADER"] in to_model.headers.values()
         assert any(canaries["TOOL_URL"] in r.headers.get("authorization", "") for r in server.requests)
         (returned,) = await t.read_bodies(first.session, Returned)
         assert returned.text.startswith("*** ["), "the tool was not run, or does not know its secret"

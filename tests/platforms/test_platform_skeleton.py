@@ -105,5 +105,5 @@ async def test_a_gateway_answers_through_the_generated_adapter(
 
 def test_an_unknown_kind_of_plug_in_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plugin", "new", "notebook", "x", "--in", str(tmp_path / "x")]) == 2
-    assert "there is memory, platform" in capsys.readouterr().err
+    assert "use one of: memory, platform" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
